@@ -1,0 +1,1 @@
+"""What every process needs and no domain should know."""

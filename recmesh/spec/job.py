@@ -1,0 +1,225 @@
+"""`TrainingJob`: what a user asks recmesh to train. docs/reference/job.md is generated from it."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from recmesh.spec.base import EntryPoint, Label, Name, PositiveInt, Share, Spec
+from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.quantity import CPU, Memory
+
+RoleName = Literal["ps", "worker", "data", "evaluator"]
+
+
+class Optimizer(Spec):
+    """How the parameter servers apply gradients."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adagrad"
+    lr: float = Field(default=0.05, gt=0)
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    eps: float = Field(default=1e-8, gt=0)
+    initial_accumulator: float = Field(default=0.1, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class LrPoint(Spec):
+    """The learning rate is multiplied by `factor` at `step`, linearly between points."""
+
+    step: int = Field(ge=0)
+    factor: float = Field(ge=0)
+
+
+class Model(Spec):
+    """What is trained: one of the zoo, or the user's own code."""
+
+    zoo: Literal["", "wide_deep", "xdeepfm", "dcn_v2", "deepfm", "torch_dcn_v2", "dlrm", "mmoe", "din"] = ""
+    entrypoint: EntryPoint | None = None
+    """The user's `main(job)`: `package.module:function`."""
+    code: str = ""
+    """Folder with the user's code; `recmesh submit` packs it, and replaces the path by `sha256:...`."""
+    image: str = ""
+    """Container image that holds the user's code (Kubernetes)."""
+    params: dict[str, Any] = {}
+    """Given to the model as they are: embedding_dim, hidden, cross_layers, ..."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.zoo) == bool(self.entrypoint):
+            raise ValueError("give either zoo or entrypoint")
+        if self.code and not self.entrypoint:
+            raise ValueError("code needs an entrypoint in it")
+        return self
+
+
+class Role(Spec):
+    """How many processes of a role, and how large."""
+
+    replicas: int | None = Field(default=None, ge=0)
+    """Pins the count; without it the brain decides between min and max."""
+    min: int = Field(default=1, ge=0)
+    max: int = Field(default=8, ge=0)
+    cpu: CPU | None = None
+    memory: Memory | None = None
+    gpu: float = Field(default=0, ge=0)
+    gpu_kind: str = ""
+    env: dict[str, str] = {}
+    pod_template: dict[str, Any] = {}
+    """Merged into the role's pods on Kubernetes."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        if self.replicas is not None and self.replicas > self.max:
+            raise ValueError(f"replicas {self.replicas} is above max {self.max}")
+        return self
+
+
+class Roles(Spec):
+    """The processes of a job."""
+
+    ps: Role = Role(min=1, max=8)
+    worker: Role = Role(min=1, max=8)
+    data: Role = Role(min=0, max=0)
+    evaluator: Role = Role(min=0, max=1, replicas=0)
+
+
+class EarlyStopping(Spec):
+    """Stop when the evaluation no longer improves; success at the next snapshot."""
+
+    metric: Literal["auc", "loss"] = "auc"
+    patience: PositiveInt = 3
+    min_delta: float = Field(default=0.0, ge=0)
+
+
+class NanPolicy(Spec):
+    """What a worker does with a batch whose loss or gradients are not finite."""
+
+    action: Literal["skip", "fail"] = "skip"
+    limit: int = Field(default=100, ge=0)
+    """Skipped batches after which the job fails."""
+
+
+class Training(Spec):
+    """Batches, epochs and optimizers."""
+
+    batch_size: PositiveInt = 4096
+    epochs: PositiveInt = 1
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    optimizer: Optimizer = Optimizer()
+    """For the dense part, and for tables that name none of their own."""
+    table_optimizers: dict[str, Optimizer] = {}
+    """By table; `*` stands for all others."""
+    lr_schedule: list[LrPoint] = []
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Global norm to which the gradients of a batch are clipped."""
+    early_stopping: EarlyStopping | None = None
+    nan: NanPolicy = NanPolicy()
+    shard_batches: PositiveInt = 64
+    """Batches in one lease."""
+    in_flight: int = Field(default=2, ge=1, le=16)
+    """Batches of one worker between pull and the last ack: its staleness bound."""
+    quarantine_limit: int = Field(default=10, ge=0)
+    """Batches that may be set aside because they kill workers; one more fails the job."""
+
+    @field_validator("lr_schedule")
+    @classmethod
+    def _ascending(cls, points: list[LrPoint]) -> list[LrPoint]:
+        if any(a.step >= b.step for a, b in zip(points, points[1:], strict=False)):
+            raise ValueError("steps must ascend")
+        return points
+
+
+class Evaluation(Spec):
+    """Rows to judge the model by."""
+
+    data: DatasetSpec | None = None
+    """None: the training data's source with `rows`."""
+    rows: tuple[float, float] | None = None
+    """With no `data`: this part of the training source, such as [0.8, 1.0]."""
+    every_s: float | None = Field(default=None, gt=0)
+    """Also while training, by the evaluator role."""
+    max_rows: PositiveInt = 1_000_000
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.data is None) == (self.rows is None):
+            raise ValueError("give either data or rows")
+        return self
+
+
+class CheckpointPolicy(Spec):
+    """When snapshots are cut, and how many are kept."""
+
+    every_s: float = Field(default=60, gt=0)
+    keep: PositiveInt = 3
+    """The newest committed ones; never fewer than one."""
+
+
+class InitFrom(Spec):
+    """Start from what another job learned."""
+
+    job: str = ""
+    snapshot: int = Field(default=0, ge=0)
+    """0: the newest committed."""
+    model: str = ""
+    """A registered model; its job's snapshot is used."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.job) == bool(self.model):
+            raise ValueError("give either job or model")
+        return self
+
+
+class Export(Spec):
+    """Where the trained model goes."""
+
+    model_name: Name | None = None
+    """None: the job's name. Registered with the gateway under this name."""
+    serve: bool = True
+    """Load the new version at once."""
+
+
+class TrainingJob(Spec):
+    """One job; the same shape in YAML, JSON, REST, events and, on Kubernetes, in `spec`."""
+
+    api_version: Literal["recmesh.dev/v1alpha1"] = "recmesh.dev/v1alpha1"
+    name: Name
+    owner: Label = "default"
+    labels: dict[Label, str] = {}
+    model: Model
+    data: DatasetSpec | None = None
+    """The dataset, inline."""
+    dataset: Name | None = None
+    """Or the name of a registered one (`recmesh dataset register`)."""
+    mode: Literal["batch"] = "batch"
+    roles: Roles = Roles()
+    training: Training = Training()
+    evaluation: Evaluation | None = None
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    init_from: InitFrom | None = None
+    export: Export | None = Export()
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    deadline: float | None = None
+    """Unix seconds by which the job should end."""
+    backoff_limit: int = Field(default=10, ge=0)
+    """Restarts of failed roles (all together) before the job fails."""
+    active_deadline_s: float | None = Field(default=None, gt=0)
+    ttl_after_end_s: float | None = Field(default=None, ge=0)
+    """After this time the job's record and checkpoints are deleted; the model stays."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.data is None) == (self.dataset is None):
+            raise ValueError("give either data or dataset")
+        if self.roles.ps.max < 1 or self.roles.ps.replicas == 0:
+            raise ValueError("roles.ps: a job needs at least one parameter server")
+        if self.roles.worker.max < 1:
+            raise ValueError("roles.worker: a job needs at least one worker")
+        if self.roles.data.max or self.roles.data.replicas:
+            raise ValueError("roles.data: data executors need a stream dataset; workers read files themselves")
+        if self.training.early_stopping and not (self.evaluation and self.evaluation.every_s):
+            raise ValueError("training.early_stopping needs evaluation.every_s")
+        return self

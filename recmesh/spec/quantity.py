@@ -1,0 +1,33 @@
+"""Resource quantities as Kubernetes writes them: cpu `500m` or `2`, memory `512Mi` or `2G`."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+_MEMORY = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)([A-Za-z]*)$")
+
+
+def cpu_cores(value: Any) -> Any:
+    """Cores as a float; ValueError says what is accepted."""
+    if not isinstance(value, str):
+        return value
+    match = _QUANTITY.match(value)
+    if match is None or match[2] not in ("", "m"):
+        raise ValueError(f"{value!r} is no amount of cpu; write cores (1.5) or millicores (500m)")
+    return float(match[1]) / (1000 if match[2] else 1)
+
+
+def memory_bytes(value: Any) -> Any:
+    """Bytes as an int; ValueError says what is accepted."""
+    if not isinstance(value, str):
+        return value
+    match = _QUANTITY.match(value)
+    if match is None or match[2] not in _MEMORY:
+        raise ValueError(f"{value!r} is no amount of memory; write bytes or a suffix such as Mi, Gi, M, G")
+    return int(float(match[1]) * _MEMORY[match[2]])
+
+
+CPU = Annotated[float, BeforeValidator(cpu_cores), Field(gt=0)]
+Memory = Annotated[int, BeforeValidator(memory_bytes), Field(gt=0)]

@@ -1,0 +1,1 @@
+"""Six applications. They share no imports: they meet on the wire only."""

@@ -1,0 +1,1 @@
+"""Pure rules of ckptcache: values in, values out."""

@@ -1,0 +1,1 @@
+"""Pure rules of gateway: values in, values out."""

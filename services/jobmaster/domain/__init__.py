@@ -1,0 +1,1 @@
+"""Pure rules of jobmaster: values in, values out."""
