@@ -131,7 +131,7 @@ class Step(Protocol):
     ) -> None:
         """Hands over the gradients of (sum of per-sample losses) / job.batch_size.
 
-        `row_grads` [unique ids, dim] by table; `dense_grads` by block, and for statistics their deltas; what is
+        `row_grads` [unique ids, dim] by table; `dense_grads` by block, for statistics their deltas; what is
         missing counts as zero. `loss` is the batch's mean per sample and `predictions` float32 [B] or
         [B, labels]; both are only reported. Returns before the servers have answered. Gradients that are not
         finite are dealt with by `training.nan`.
@@ -190,7 +190,7 @@ class ServableModel(Protocol):
 
 
 class BuildOnly(BaseException):
-    """Raised where steps would start, in processes that only need the model. No error: let it pass through."""
+    """Raised where steps would start, in processes that only need the model; let it pass through."""
 
 
 @dataclass
