@@ -193,6 +193,71 @@ class DeleteReply(google.protobuf.message.Message):
 Global___DeleteReply: typing_extensions.TypeAlias = DeleteReply
 
 @typing.final
+class LogsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
+    TAIL_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    role: builtins.str
+    index: builtins.int
+    tail: builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        role: builtins.str = ...,
+        index: builtins.int = ...,
+        tail: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["index", b"index", "job_id", b"job_id", "role", b"role", "tail", b"tail"]) -> None: ...
+
+Global___LogsRequest: typing_extensions.TypeAlias = LogsRequest
+
+@typing.final
+class LogsReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOGS_FIELD_NUMBER: builtins.int
+    @property
+    def logs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleLog]: ...
+    def __init__(
+        self,
+        *,
+        logs: collections.abc.Iterable[Global___RoleLog] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["logs", b"logs"]) -> None: ...
+
+Global___LogsReply: typing_extensions.TypeAlias = LogsReply
+
+@typing.final
+class RoleLog(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    LINES_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    index: builtins.int
+    incarnation: builtins.str
+    @property
+    def lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        index: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        lines: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "index", b"index", "lines", b"lines", "role", b"role"]) -> None: ...
+
+Global___RoleLog: typing_extensions.TypeAlias = RoleLog
+
+@typing.final
 class Job(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

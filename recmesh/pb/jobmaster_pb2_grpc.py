@@ -69,6 +69,11 @@ class JobsStub(object):
                 request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.JobRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.DeleteReply.FromString,
                 _registered_method=True)
+        self.Logs = channel.unary_unary(
+                '/recmesh.jobmaster.v1.Jobs/Logs',
+                request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.LogsRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.LogsReply.FromString,
+                _registered_method=True)
 
 
 class JobsServicer(object):
@@ -116,6 +121,13 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Logs(self, request, context):
+        """The last lines that a role's processes wrote.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -153,6 +165,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.JobRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.DeleteReply.SerializeToString,
+            ),
+            'Logs': grpc.unary_unary_rpc_method_handler(
+                    servicer.Logs,
+                    request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.LogsRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.LogsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -344,6 +361,33 @@ class Jobs(object):
             '/recmesh.jobmaster.v1.Jobs/Delete',
             recmesh_dot_pb_dot_jobmaster__pb2.JobRequest.SerializeToString,
             recmesh_dot_pb_dot_jobmaster__pb2.DeleteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Logs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.jobmaster.v1.Jobs/Logs',
+            recmesh_dot_pb_dot_jobmaster__pb2.LogsRequest.SerializeToString,
+            recmesh_dot_pb_dot_jobmaster__pb2.LogsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -137,7 +137,23 @@ _JobsDeleteType = typing_extensions.TypeVar(
     ],
 )
 
-class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _JobsStopType, _JobsScaleType, _JobsCheckpointType, _JobsDeleteType]):
+_JobsLogsType = typing_extensions.TypeVar(
+    '_JobsLogsType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.LogsRequest,
+        recmesh.pb.jobmaster_pb2.LogsReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.LogsRequest,
+        recmesh.pb.jobmaster_pb2.LogsReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.LogsRequest,
+        recmesh.pb.jobmaster_pb2.LogsReply,
+    ],
+)
+
+class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _JobsStopType, _JobsScaleType, _JobsCheckpointType, _JobsDeleteType, _JobsLogsType]):
     @typing.overload
     def __init__(self: JobsStub[
         grpc.UnaryUnaryMultiCallable[
@@ -167,6 +183,10 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.jobmaster_pb2.JobRequest,
             recmesh.pb.jobmaster_pb2.DeleteReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.LogsRequest,
+            recmesh.pb.jobmaster_pb2.LogsReply,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -200,6 +220,10 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
             recmesh.pb.jobmaster_pb2.JobRequest,
             recmesh.pb.jobmaster_pb2.DeleteReply,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.LogsRequest,
+            recmesh.pb.jobmaster_pb2.LogsReply,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Submit: _JobsSubmitType
@@ -215,6 +239,9 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
     Checkpoint: _JobsCheckpointType
 
     Delete: _JobsDeleteType
+
+    Logs: _JobsLogsType
+    """The last lines that a role's processes wrote."""
 
 JobsAsyncStub: typing_extensions.TypeAlias = JobsStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -244,6 +271,10 @@ JobsAsyncStub: typing_extensions.TypeAlias = JobsStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.jobmaster_pb2.JobRequest,
         recmesh.pb.jobmaster_pb2.DeleteReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.LogsRequest,
+        recmesh.pb.jobmaster_pb2.LogsReply,
     ],
 ]
 
@@ -296,6 +327,14 @@ class JobsServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.jobmaster_pb2.JobRequest,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.jobmaster_pb2.DeleteReply, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.DeleteReply]]: ...
+
+    @abc.abstractmethod
+    def Logs(
+        self,
+        request: recmesh.pb.jobmaster_pb2.LogsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.jobmaster_pb2.LogsReply, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.LogsReply]]:
+        """The last lines that a role's processes wrote."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 
