@@ -23,6 +23,8 @@ class Source(Spec):
     """csv and tsv without a header: the columns' names."""
     delimiter: str = Field(default="", max_length=1)
     """csv and tsv: empty means comma or tab."""
+    types: dict[str, Literal["int", "float", "string"]] = {}
+    """csv and tsv: types of columns; others are inferred from the start of each file, which must all agree."""
     rows: tuple[float, float] | None = None
     """Only this part of the rows, as fractions of the whole in file order: [0, 0.8] is the first 80 %."""
 

@@ -15,11 +15,12 @@ class Optimizer(Spec):
     """How the parameter servers apply gradients."""
 
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adagrad"
-    lr: float = Field(default=0.05, gt=0)
+    lr: float = Field(default=0.02, gt=0)
     beta1: Share = 0.9
     beta2: Share = 0.999
     eps: float = Field(default=1e-8, gt=0)
-    initial_accumulator: float = Field(default=0.1, ge=0)
+    initial_accumulator: float = Field(default=0.0, ge=0)
+    """adagrad: 0 as in torch; TensorFlow starts at 0.1, which holds rare rows back."""
     weight_decay: float = Field(default=0.0, ge=0)
 
 

@@ -1,0 +1,1 @@
+"""Jobs and scripts to start from."""

@@ -1,0 +1,1 @@
+"""Late flights: a small real data set, and the job that the demo trains."""
