@@ -1,0 +1,127 @@
+"""Rows of positions: the only way from task records to batches."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recmesh.data import parquet, text
+from recmesh.data.cache import ByteCache
+from recmesh.data.columns import batch_of
+from recmesh.data.faults import wrong
+from recmesh.data.index import index_dataset
+from recmesh.data.records import Batch, FileSlice, TaskRecord, concat
+from recmesh.data.schema import check_columns, kind_of, needed_columns
+from recmesh.formats import permutation
+from recmesh.spec.dataset import DatasetSpec
+
+
+class TaskReader:
+    """Batches of a dataset by position. Safe to share between threads; one decodes at a time.
+
+    Decoded tasks and row groups are kept within `cache_bytes`, so consecutive batches of a task are views.
+    """
+
+    def __init__(self, spec: DatasetSpec, *, cache_bytes: int = 256 << 20) -> None:
+        self._spec = spec
+        self._columns = needed_columns(spec)
+        self._tasks: ByteCache[tuple[FileSlice, int], Batch] = ByteCache(cache_bytes // 2)
+        self._groups: ByteCache[tuple[str, str, int], Any] = ByteCache(cache_bytes - cache_bytes // 2)
+        self._layout = lru_cache(maxsize=64)(lambda file: text.layout_of(file, spec))
+        self._lock = threading.Lock()
+
+    def batch(self, tasks: Sequence[TaskRecord], lo: int, hi: int) -> Batch:
+        """The rows at positions [lo, hi), in order of position; the tasks must cover them.
+
+        DataLoss: a file changed since it was indexed. InvalidArgument: its content is not as specified.
+        """
+        parts: list[Batch] = []
+        at = lo
+        for task in sorted(tasks, key=lambda task: task.base):
+            first, last = max(at, task.base), min(hi, task.base + task.rows)
+            if task.close or first >= last or first > at:
+                continue
+            parts.append(self.task(task).rows(first - task.base, last - task.base))
+            at = last
+        if at < hi or not parts:
+            raise wrong("tasks", f"no task record covers position {at} of [{lo}, {hi})")
+        return concat(parts)
+
+    def task(self, task: TaskRecord) -> Batch:
+        """All rows of a task, in order of position."""
+        if task.file is None:
+            raise wrong("tasks", f"the task record at {task.base} names no file")
+        file = task.file
+        seed = task.order_seed
+        with self._lock:
+            return self._tasks.get((file, seed), lambda: self._decode(file, seed), size_of=_size_bytes)
+
+    def _decode(self, piece: FileSlice, order_seed: int) -> Batch:
+        where = f"{piece.uri} rows {piece.first_row} to {piece.first_row + piece.rows}"
+        read = self._rows_of_groups if self._spec.source.format == "parquet" else self._rows_of_text
+        batch = batch_of(read(piece), self._spec, where=where)
+        if not order_seed:
+            return batch
+        return batch.take(np.asarray(permutation(order_seed, batch.size), np.int64))
+
+    def _rows_of_text(self, piece: FileSlice) -> Any:
+        layout = self._layout(FileSlice(piece.uri, piece.size_bytes, piece.etag, 0, 0))
+        check_columns(self._spec, layout.kinds, where=piece.uri)
+        return text.read_rows(piece, self._spec, layout)
+
+    def _rows_of_groups(self, piece: FileSlice) -> Any:
+        parts = [
+            self._groups.get(
+                (piece.uri, piece.etag, group),
+                lambda group=group: self._read_group(piece, group),  # type: ignore[misc]  # a bound default
+                size_of=lambda table: int(table.nbytes),
+            ).slice(lo, hi - lo)
+            for group, lo, hi in parquet.groups_of(piece)
+        ]
+        return pa.concat_tables(parts)
+
+    def _read_group(self, piece: FileSlice, group: int) -> Any:
+        table = parquet.read_group(piece, group, self._columns)
+        kinds = {field.name: kind_of(field.type) for field in table.schema}
+        check_columns(self._spec, kinds, where=piece.uri)
+        return table
+
+
+def _size_bytes(batch: Batch) -> int:
+    return batch.size_bytes
+
+
+def whole_dataset(
+    spec: DatasetSpec,
+    *,
+    batch_size: int = 8192,
+    rows: tuple[float, float] | None = None,
+    max_rows: int | None = None,
+    cache_bytes: int = 256 << 20,
+) -> Iterator[Batch]:
+    """All rows in file order, for evaluation and for training without a mesh.
+
+    `rows` takes the place of the source's own share. The last batch of a file's slice is carried over, so
+    that all batches but the last have `batch_size` rows.
+    """
+    if rows is not None:
+        spec = spec.model_copy(update={"source": spec.source.model_copy(update={"rows": rows})})
+    tasks: list[TaskRecord] = []
+    base = 0
+    for piece in index_dataset(spec).slices:
+        tasks.append(TaskRecord(0, 0, base, piece.rows, 0, 0, piece))
+        base += piece.rows
+    total = base if max_rows is None else min(base, max_rows)
+    reader = TaskReader(spec, cache_bytes=cache_bytes)
+    first = 0
+    for lo in range(0, total, batch_size):
+        hi = min(total, lo + batch_size)
+        while tasks[first].base + tasks[first].rows <= lo:
+            first += 1
+        last = first
+        while last < len(tasks) and tasks[last].base < hi:
+            last += 1
+        yield reader.batch(tasks[first:last], lo, hi)
