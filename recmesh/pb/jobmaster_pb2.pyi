@@ -233,6 +233,64 @@ class LogsReply(google.protobuf.message.Message):
 Global___LogsReply: typing_extensions.TypeAlias = LogsReply
 
 @typing.final
+class EventsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    limit: builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "limit", b"limit"]) -> None: ...
+
+Global___EventsRequest: typing_extensions.TypeAlias = EventsRequest
+
+@typing.final
+class EventsReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___JobEvent]: ...
+    def __init__(
+        self,
+        *,
+        events: collections.abc.Iterable[Global___JobEvent] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+
+Global___EventsReply: typing_extensions.TypeAlias = EventsReply
+
+@typing.final
+class JobEvent(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    DATA_JSON_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    type: builtins.str
+    at: builtins.float
+    data_json: builtins.str
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        type: builtins.str = ...,
+        at: builtins.float = ...,
+        data_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "data_json", b"data_json", "id", b"id", "type", b"type"]) -> None: ...
+
+Global___JobEvent: typing_extensions.TypeAlias = JobEvent
+
+@typing.final
 class RoleLog(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -74,6 +74,11 @@ class JobsStub(object):
                 request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.LogsRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.LogsReply.FromString,
                 _registered_method=True)
+        self.Events = channel.unary_unary(
+                '/recmesh.jobmaster.v1.Jobs/Events',
+                request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.EventsRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.EventsReply.FromString,
+                _registered_method=True)
 
 
 class JobsServicer(object):
@@ -128,6 +133,13 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Events(self, request, context):
+        """What happened to a job, oldest first: the newest that are kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -170,6 +182,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Logs,
                     request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.LogsRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.LogsReply.SerializeToString,
+            ),
+            'Events': grpc.unary_unary_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.EventsRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.EventsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -388,6 +405,33 @@ class Jobs(object):
             '/recmesh.jobmaster.v1.Jobs/Logs',
             recmesh_dot_pb_dot_jobmaster__pb2.LogsRequest.SerializeToString,
             recmesh_dot_pb_dot_jobmaster__pb2.LogsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.jobmaster.v1.Jobs/Events',
+            recmesh_dot_pb_dot_jobmaster__pb2.EventsRequest.SerializeToString,
+            recmesh_dot_pb_dot_jobmaster__pb2.EventsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,7 +153,23 @@ _JobsLogsType = typing_extensions.TypeVar(
     ],
 )
 
-class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _JobsStopType, _JobsScaleType, _JobsCheckpointType, _JobsDeleteType, _JobsLogsType]):
+_JobsEventsType = typing_extensions.TypeVar(
+    '_JobsEventsType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.EventsRequest,
+        recmesh.pb.jobmaster_pb2.EventsReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.EventsRequest,
+        recmesh.pb.jobmaster_pb2.EventsReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.EventsRequest,
+        recmesh.pb.jobmaster_pb2.EventsReply,
+    ],
+)
+
+class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _JobsStopType, _JobsScaleType, _JobsCheckpointType, _JobsDeleteType, _JobsLogsType, _JobsEventsType]):
     @typing.overload
     def __init__(self: JobsStub[
         grpc.UnaryUnaryMultiCallable[
@@ -187,6 +203,10 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.jobmaster_pb2.LogsRequest,
             recmesh.pb.jobmaster_pb2.LogsReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.EventsRequest,
+            recmesh.pb.jobmaster_pb2.EventsReply,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -224,6 +244,10 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
             recmesh.pb.jobmaster_pb2.LogsRequest,
             recmesh.pb.jobmaster_pb2.LogsReply,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.EventsRequest,
+            recmesh.pb.jobmaster_pb2.EventsReply,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Submit: _JobsSubmitType
@@ -242,6 +266,9 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
 
     Logs: _JobsLogsType
     """The last lines that a role's processes wrote."""
+
+    Events: _JobsEventsType
+    """What happened to a job, oldest first: the newest that are kept."""
 
 JobsAsyncStub: typing_extensions.TypeAlias = JobsStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -275,6 +302,10 @@ JobsAsyncStub: typing_extensions.TypeAlias = JobsStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.jobmaster_pb2.LogsRequest,
         recmesh.pb.jobmaster_pb2.LogsReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.EventsRequest,
+        recmesh.pb.jobmaster_pb2.EventsReply,
     ],
 ]
 
@@ -335,6 +366,14 @@ class JobsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.jobmaster_pb2.LogsReply, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.LogsReply]]:
         """The last lines that a role's processes wrote."""
+
+    @abc.abstractmethod
+    def Events(
+        self,
+        request: recmesh.pb.jobmaster_pb2.EventsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.jobmaster_pb2.EventsReply, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.EventsReply]]:
+        """What happened to a job, oldest first: the newest that are kept."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

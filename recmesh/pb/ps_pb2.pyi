@@ -198,6 +198,7 @@ class RestoreRequest(google.protobuf.message.Message):
     PARTS_FIELD_NUMBER: builtins.int
     VOIDS_FIELD_NUMBER: builtins.int
     CKPTCACHE_FIELD_NUMBER: builtins.int
+    FRESH_LEDGER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     gen: builtins.int
     term: builtins.int
@@ -208,6 +209,10 @@ class RestoreRequest(google.protobuf.message.Message):
     """0: start empty"""
     ckptcache: builtins.str
     """address that serves the parts"""
+    fresh_ledger: builtins.bool
+    """The parts are another job's (init_from): rows, optimizer state and dense blocks are taken; ledgers, voids
+    and group steps are not. Every group starts with an empty ledger and step 0; `snapshot` is the source's.
+    """
     @property
     def map(self) -> recmesh.pb.common_pb2.SlotMap: ...
     @property
@@ -229,9 +234,10 @@ class RestoreRequest(google.protobuf.message.Message):
         parts: collections.abc.Iterable[builtins.str] | None = ...,
         voids: collections.abc.Iterable[recmesh.pb.common_pb2.Piece] | None = ...,
         ckptcache: builtins.str = ...,
+        fresh_ledger: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["map", b"map"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ckptcache", b"ckptcache", "gen", b"gen", "incarnation", b"incarnation", "job_id", b"job_id", "map", b"map", "parts", b"parts", "ps", b"ps", "snapshot", b"snapshot", "term", b"term", "voids", b"voids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ckptcache", b"ckptcache", "fresh_ledger", b"fresh_ledger", "gen", b"gen", "incarnation", b"incarnation", "job_id", b"job_id", "map", b"map", "parts", b"parts", "ps", b"ps", "snapshot", b"snapshot", "term", b"term", "voids", b"voids"]) -> None: ...
 
 Global___RestoreRequest: typing_extensions.TypeAlias = RestoreRequest
 

@@ -1,0 +1,200 @@
+"""What jobmaster remembers of a job: the accepted job, what users ask of it, and its status."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from services.jobmaster.domain.phase import ENDED, Phase
+
+RoleName = Literal["ps", "worker", "evaluator", "finisher"]
+RoleStage = Literal["starting", "running", "draining", "exited"]
+RoleKey = tuple[str, int]
+"""(role, index)"""
+
+MAX_TRANSITIONS = 200
+MAX_NOTES = 50
+
+
+class Stored(BaseModel):
+    """Base of everything that lies in the KV as JSON. Unknown fields of a newer version are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Intent(Stored):
+    """What users have asked for, durable before they are answered. The newest wish wins."""
+
+    stop: bool = False
+    finish: bool = False
+    delete: bool = False
+    reason: str = ""
+    replicas: dict[str, int] = {}
+    """Pins by role; what `recmesh scale` set."""
+    cleared: tuple[str, ...] = ()
+    """Roles whose pin in the spec was lifted."""
+    checkpoint: int = 0
+    """Counts requests for a snapshot."""
+
+
+class AcceptedJob(Stored):
+    """A job as it was submitted; only `intent` changes afterwards."""
+
+    job_id: str
+    spec_json: str
+    """With its dataset resolved, so that a later change of the registered one changes nothing here."""
+    request_id: str = ""
+    submitter: str = ""
+    created: float
+    data_rows: int = 0
+    data_bytes: int = 0
+    intent: Intent = Intent()
+    revision: int = 0
+    """Of the KV key as last read."""
+
+
+class RolePlan(Stored):
+    """How many processes of a role, and how large; 0 means no limit."""
+
+    replicas: int
+    cpu: float = 0.0
+    memory_bytes: int = 0
+    gpu: float = 0.0
+    gpu_kind: str = ""
+
+
+class RoleState(Stored):
+    """One process of a role: the current attempt, or the last one."""
+
+    role: str
+    index: int
+    attempt: int = 1
+    """Processes started for this place so far; part of the process's name."""
+    stage: RoleStage = "starting"
+    incarnation: str = ""
+    address: str = ""
+    handle: str = ""
+    since: float = 0.0
+    exit_reason: str = ""
+    done: bool = False
+    """It ended by itself with nothing left to do."""
+    streak: int = 0
+    """Uncommanded ends in a row; the next start waits longer."""
+    retry_at: float = 0.0
+    samples: int = 0
+    """Of attempts that ended."""
+
+    @property
+    def key(self) -> RoleKey:
+        """Which place of the job it fills."""
+        return self.role, self.index
+
+    @property
+    def name(self) -> str:
+        """The process's name: unique in the job's life."""
+        return f"{self.role}-{self.index}-{self.attempt}"
+
+    @property
+    def is_live(self) -> bool:
+        """Not known to have ended."""
+        return self.stage != "exited"
+
+
+class Transition(Stored):
+    """A change of phase."""
+
+    source: str
+    target: str
+    reason: str
+    at: float
+
+
+class Ending(Stored):
+    """How the job will end, once its processes are gone."""
+
+    phase: Phase
+    reason: str
+    message: str = ""
+
+
+class Closing(Stored):
+    """The way from the closing snapshot to success."""
+
+    snapshot: int
+    samples: int
+    early: bool = False
+    model_name: str = ""
+    version: str = ""
+    export_uri: str = ""
+    reported: bool = False
+    registered: bool = False
+
+
+class JobStatus(Stored):
+    """What happened so far. Written by the job's runner alone."""
+
+    job_id: str
+    phase: Phase = Phase.PENDING
+    reason: str = "Accepted"
+    message: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    plan: dict[str, RolePlan] = {}
+    plan_source: str = ""
+    roles: tuple[RoleState, ...] = ()
+    failures: int = 0
+    """Uncommanded ends of roles that count against `backoff_limit`."""
+    mistakes: int = 0
+    """Processes that ended with the exit code of a user's mistake."""
+    mistake: str = ""
+    quarantined: int = 0
+    rollbacks: int = 0
+    skipped_nan: int = 0
+    """By processes that ended."""
+    total: int = 0
+    samples: int = 0
+    samples_per_s: float = 0.0
+    """Mean over the time in which samples were trained."""
+    requeues: int = 0
+    log_last_sequence: int = 0
+    snapshot_at: float = 0.0
+    checkpoint_served: int = 0
+    """The last request for a snapshot that was answered."""
+    stop_snapshot_tried: bool = False
+    settled_workers: int = 0
+    """The number of workers that the phase Running stands for."""
+    ending: Ending | None = None
+    closing: Closing | None = None
+    metrics: dict[str, float] = {}
+    best_metric: float | None = None
+    stale_evaluations: int = 0
+    model_version: str = ""
+    model_uri: str = ""
+    transitions: tuple[Transition, ...] = ()
+    notes: tuple[str, ...] = ()
+    revision: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing of it runs any more."""
+        return self.phase in ENDED
+
+    def role(self, key: RoleKey) -> RoleState | None:
+        """The place's state; None when nothing was ever started there."""
+        return next((role for role in self.roles if role.key == key), None)
+
+    def live(self, role: str) -> tuple[RoleState, ...]:
+        """Processes of a role that are not known to have ended."""
+        return tuple(state for state in self.roles if state.role == role and state.is_live)
+
+    def with_role(self, state: RoleState) -> "JobStatus":
+        """The status with this place's state, in order of role and index."""
+        others = [role for role in self.roles if role.key != state.key]
+        order = {"ps": 0, "worker": 1, "evaluator": 2, "finisher": 3}
+        roles = sorted([*others, state], key=lambda role: (order.get(role.role, 9), role.index))
+        return self.model_copy(update={"roles": tuple(roles)})
+
+    def with_note(self, note: str) -> "JobStatus":
+        """The status with a line for the user, once."""
+        if note in self.notes:
+            return self
+        return self.model_copy(update={"notes": (*self.notes, note)[-MAX_NOTES:]})

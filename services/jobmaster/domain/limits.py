@@ -1,0 +1,26 @@
+"""Times that the rules use, in one place, each with its reason."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Limits(BaseModel):
+    """Set by the environment through config; tests set their own."""
+
+    model_config = ConfigDict(frozen=True)
+    heartbeat_s: float = 1.0
+    silence_s: float = 20.0
+    """A process that says nothing for so long is killed and replaced. A heartbeat thread may be held up by
+    the framework's compilation on a busy machine, for seconds."""
+    start_grace_s: float = 180.0
+    """Until a process has registered: importing a framework takes 10 s on an idle machine."""
+    drain_s: float = 30.0
+    """A draining worker finishes its batches in flight; then it gets SIGTERM and SIGKILL."""
+    terminate_grace_s: float = 5.0
+    retry_base_s: float = 1.0
+    retry_ceiling_s: float = 60.0
+    retry_reset_s: float = 120.0
+    """A process that lived so long begins again with no failures in a row."""
+    snapshot_timeout_s: float = 900.0
+    final_retry_s: float = 0.5
+    """Between a closing snapshot that was not full and the next one."""
+    deaths_to_quarantine: int = 3

@@ -1,0 +1,61 @@
+"""How many processes of each role are wanted: the plan, bounded by the spec, pinned by users."""
+
+from collections.abc import Mapping
+
+from recmesh.spec.job import Role, TrainingJob
+from services.jobmaster.domain.job import Intent, RolePlan
+
+DEFAULT_REPLICAS: Mapping[str, int] = {"ps": 1, "worker": 1}
+"""The documented small default, when brain cannot be asked."""
+
+
+def pin(spec: TrainingJob, intent: Intent, role: str) -> int | None:
+    """The count to which a user has fixed a role; None when brain decides."""
+    if role in intent.replicas:
+        return intent.replicas[role]
+    if role in intent.cleared:
+        return None
+    declared: Role = getattr(spec.roles, role)
+    return declared.replicas
+
+
+def wanted(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role: str) -> int:
+    """How many processes of a role should be there now."""
+    declared: Role = getattr(spec.roles, role)
+    if role == "evaluator":
+        evaluates = spec.evaluation is not None and spec.evaluation.every_s is not None
+        return 1 if evaluates and declared.max > 0 and intent.replicas.get(role, 1) > 0 else 0
+    fixed = pin(spec, intent, role)
+    if fixed is not None:
+        return fixed
+    planned = plan[role].replicas if role in plan else DEFAULT_REPLICAS.get(role, 0)
+    return min(max(planned, declared.min, 1), declared.max)
+
+
+def size(spec: TrainingJob, plan: Mapping[str, RolePlan], role: str) -> RolePlan:
+    """How large one process of a role is: what the user says, else what the plan says."""
+    planned = plan.get(role, RolePlan(replicas=0))
+    if role == "finisher":
+        declared = spec.roles.worker
+        planned = RolePlan(replicas=1)
+    else:
+        declared = getattr(spec.roles, role)
+    return RolePlan(
+        replicas=planned.replicas,
+        cpu=declared.cpu or planned.cpu,
+        memory_bytes=declared.memory or planned.memory_bytes,
+        gpu=declared.gpu or planned.gpu,
+        gpu_kind=declared.gpu_kind or planned.gpu_kind,
+    )
+
+
+def default_plan(spec: TrainingJob) -> dict[str, RolePlan]:
+    """One PS and one worker (within the spec's bounds), sizes as the user says."""
+    return {
+        role: RolePlan(
+            replicas=min(max(count, getattr(spec.roles, role).min), getattr(spec.roles, role).max),
+            cpu=getattr(spec.roles, role).cpu or 0.0,
+            memory_bytes=getattr(spec.roles, role).memory or 0,
+        )
+        for role, count in DEFAULT_REPLICAS.items()
+    }
