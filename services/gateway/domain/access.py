@@ -1,0 +1,22 @@
+"""Who may call."""
+
+import hmac
+
+from recmesh.runtime.errors import Unauthenticated
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def authorize(header: str, api_key: str) -> None:
+    """Unauthenticated unless the header is `Bearer <api key>`; the time taken tells nothing of the key."""
+    scheme, _, credential = header.partition(" ")
+    if not header:
+        raise Unauthenticated("an API key is needed: Authorization: Bearer <key>", reason="NO_CREDENTIAL")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(credential.strip().encode(), api_key.encode()):
+        raise Unauthenticated("the API key is wrong", reason="WRONG_CREDENTIAL")
+
+
+def is_loopback(address: str) -> bool:
+    """True when `host:port` can be reached from this machine only."""
+    host = address.rpartition(":")[0].strip("[]")
+    return host in LOOPBACK_HOSTS or host.startswith("127.")

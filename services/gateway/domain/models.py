@@ -1,0 +1,163 @@
+"""The rules of the model registry: versions that only grow, and the states of a version."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Violation
+from services.gateway.domain.card import FRAMEWORKS
+
+
+class State(StrEnum):
+    """Where a model version is in its life."""
+
+    REGISTERED = "registered"
+    """Known; never asked to serve."""
+    LOADING = "loading"
+    """Being read, checked and warmed up; also after a restart."""
+    READY = "ready"
+    """Serves."""
+    FAILED = "failed"
+    """Could not be loaded; the reason says why. Loading may be asked for again."""
+    UNLOADED = "unloaded"
+    """Served once, or was asked not to."""
+
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.REGISTERED: frozenset({State.LOADING, State.UNLOADED}),
+    State.LOADING: frozenset({State.LOADING, State.READY, State.FAILED, State.UNLOADED}),
+    State.READY: frozenset({State.LOADING, State.READY, State.FAILED, State.UNLOADED}),
+    State.FAILED: frozenset({State.LOADING, State.FAILED, State.UNLOADED}),
+    State.UNLOADED: frozenset({State.LOADING, State.UNLOADED}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """One registered version of a model."""
+
+    name: str
+    version: str
+    uri: str
+    framework: str
+    job_id: str = ""
+    snapshot: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    created: float = 0.0
+    state: State = State.REGISTERED
+    reason: str = ""
+    request_id: str = ""
+
+    @property
+    def number(self) -> int:
+        """The version as a number."""
+        return int(self.version)
+
+    @property
+    def key(self) -> str:
+        """`name/version`"""
+        return f"{self.name}/{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a caller wants registered; an empty version means the next number."""
+
+    name: str
+    version: str
+    uri: str
+    framework: str
+    job_id: str = ""
+    snapshot: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    request_id: str = ""
+    load: bool = False
+
+
+def register(existing: Sequence[ModelVersion], wanted: Registration, *, now: float) -> tuple[ModelVersion, bool]:
+    """The record for a registration, and whether it is new.
+
+    Asking twice is asking once: by request id, or by an equal version, the record that is there is answered.
+    """
+    check(wanted)
+    for record in existing:
+        if wanted.request_id and record.request_id == wanted.request_id:
+            return record, False
+        if record.version == wanted.version:
+            if (record.uri, record.framework, record.job_id) == (wanted.uri, wanted.framework, wanted.job_id):
+                return record, False
+            raise AlreadyExists(
+                f"model {wanted.name!r} version {wanted.version} is registered with other content ({record.uri})",
+                reason="VERSION_TAKEN",
+            )
+    newest = max((record.number for record in existing), default=0)
+    if wanted.version and int(wanted.version) <= newest:
+        raise FailedPrecondition(
+            f"model {wanted.name!r} has version {newest} already; version {wanted.version} is not above it",
+            reason="VERSION_NOT_INCREASING",
+        )
+    return (
+        ModelVersion(
+            wanted.name, wanted.version or str(newest + 1), wanted.uri, wanted.framework, wanted.job_id,
+            wanted.snapshot, dict(wanted.metrics), now,
+            State.LOADING if wanted.load else State.REGISTERED, "", wanted.request_id,
+        ),
+        True,
+    )  # fmt: skip
+
+
+def check(wanted: Registration) -> None:
+    """InvalidArgument with one violation for each wrong field."""
+    wrong: list[Violation] = []
+    if not is_name(wanted.name):
+        wrong.append(Violation("name", "is not a lower-case DNS label (a-z, 0-9, -; at most 63)"))
+    if wanted.version and not is_version(wanted.version):
+        wrong.append(Violation("version", f"{wanted.version!r} is not a positive whole number"))
+    if not wanted.uri:
+        wrong.append(Violation("uri", "is missing"))
+    if wanted.framework not in FRAMEWORKS:
+        wrong.append(Violation("framework", f"{wanted.framework!r} is none of {', '.join(FRAMEWORKS)}"))
+    if wrong:
+        raise InvalidArgument("the model cannot be registered", reason="BAD_REGISTRATION", violations=wrong)
+
+
+def is_name(text: str) -> bool:
+    """True for a lower-case DNS label, which is also a file name and a subject token."""
+    alphabet = set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    return 0 < len(text) <= 63 and set(text) <= alphabet and not text.startswith("-") and not text.endswith("-")
+
+
+def is_version(text: str) -> bool:
+    """True for a positive whole number in its shortest form."""
+    return text.isascii() and text.isdigit() and not text.startswith("0") and len(text) <= 18
+
+
+def moved(record: ModelVersion, state: State, *, reason: str = "") -> ModelVersion:
+    """The record in its next state; FailedPrecondition when there is no such transition."""
+    if state not in TRANSITIONS[record.state]:
+        raise FailedPrecondition(
+            f"model {record.key} is {record.state} and cannot become {state}", reason="BAD_TRANSITION"
+        )
+    return replace(record, state=state, reason=reason)
+
+
+def to_load_at_start(records: Sequence[ModelVersion]) -> list[ModelVersion]:
+    """Per name the version that served, and one newer that was on its way; older first.
+
+    The one that served is loaded first, so that a newer one that turns out broken leaves it in place.
+    """
+    chosen: dict[str, list[ModelVersion]] = {}
+    for record in sorted(records, key=lambda item: (item.name, item.number)):
+        if record.state in (State.READY, State.LOADING):
+            chosen.setdefault(record.name, []).append(record)
+    result: list[ModelVersion] = []
+    for group in chosen.values():
+        ready = [record for record in group if record.state is State.READY][-1:]
+        loading = [record for record in group if record.state is State.LOADING][-1:]
+        result.extend(ready + loading)
+    return result
+
+
+def newest(records: Sequence[ModelVersion]) -> ModelVersion | None:
+    """The one with the highest version."""
+    return max(records, key=lambda item: item.number, default=None)

@@ -1,0 +1,160 @@
+"""One run of a model server's process, from its start to its end: calls are sent, answers are matched to them."""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from recmesh.runtime.errors import BY_GRPC_CODE, DeadlineExceeded, Internal, MeshError, Unavailable, Violation
+from services.gateway.domain.tensors import Tensor
+from services.gateway.runtimes import frames
+
+ROOT = Path(__file__).resolve().parents[3]
+STOP_S = 5.0
+HELLO = 0
+ERRORS: Mapping[str, type[MeshError]] = {kind.__name__: kind for kind in BY_GRPC_CODE.values()}
+
+Reply = tuple[frames.Header, list[Tensor]]
+
+
+class Link:
+    """A started process and its socket."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._calls = itertools.count(HELLO + 1)
+        self._pending: dict[int, tuple[asyncio.Future[Reply], float]] = {}
+        self.ended = asyncio.Event()
+        self.exit = ""
+        loop = asyncio.get_running_loop()
+        self._hello: asyncio.Future[Reply] = loop.create_future()
+        self._pending[HELLO] = (self._hello, loop.time())
+        self._reading = asyncio.create_task(self._read(), name="model-server-read")
+
+    @classmethod
+    async def start(cls, framework: str, *, environment: Mapping[str, str]) -> "Link":
+        """Start the process; it is of use when `hello` has answered."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "services.gateway.runtimes.server",
+                "--framework", framework, "--fd", str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
+                env={**environment, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 22)
+        return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
+    def oldest_call_s(self) -> float:
+        """Since when the longest running call has been waiting for its answer."""
+        now = asyncio.get_running_loop().time()
+        return max((now - since for _, since in self._pending.values()), default=0.0)
+
+    async def hello(self, timeout_s: float) -> str:
+        """The framework's version, once it is imported."""
+        async with asyncio.timeout(timeout_s):
+            header, _ = await asyncio.shield(self._hello)
+        return str(header["framework_version"])
+
+    async def call(
+        self,
+        header: frames.Header,
+        tensors: Sequence[Tensor] = (),
+        *,
+        timeout_s: float,
+        answered: Callable[[], None] | None = None,
+    ) -> Reply:
+        """Ask and wait. `answered` is called when the process is done with it, even after the caller gave up."""
+        if self.ended.is_set():
+            if answered:
+                answered()
+            raise self._gone()
+        loop = asyncio.get_running_loop()
+        call = next(self._calls)
+        future: asyncio.Future[Reply] = loop.create_future()
+        future.add_done_callback(_observe)
+        if answered:
+            future.add_done_callback(lambda _future: answered())
+        self._pending[call] = (future, loop.time())
+        self._writer.writelines(frames.encode({**header, "call": call}, tensors))
+        try:
+            async with asyncio.timeout(timeout_s):
+                with contextlib.suppress(ConnectionError):      # the reader sees the end, and fails the future
+                    await self._writer.drain()
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the model server did not answer within {timeout_s:.3g} s", reason="MODEL_TOO_SLOW"
+            ) from None
+
+    async def stop(self) -> None:
+        """Close the socket, which ends the process; kill it when it lingers."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await self._reading
+
+    def kill(self) -> None:
+        """End the process at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _read(self) -> None:
+        broken = ""
+        try:
+            while True:
+                header_bytes, body_bytes = frames.sizes(await self._reader.readexactly(frames.PREFIX.size))
+                head = await self._reader.readexactly(header_bytes)
+                body = await self._reader.readexactly(body_bytes)
+                self._settle(*frames.decode(head, body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except (frames.FrameError, MeshError, KeyError, TypeError, ValueError) as error:
+            broken = f"spoke nonsense: {error}"
+            self.kill()
+        self._writer.close()
+        code = await self._process.wait()
+        self.exit = broken or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        self.ended.set()
+        for future, _ in list(self._pending.values()):
+            if not future.done():
+                future.set_exception(self._gone())
+        self._pending.clear()
+
+    def _settle(self, header: frames.Header, tensors: list[Tensor]) -> None:
+        future, _ = self._pending.pop(int(header["call"]), (None, 0.0))
+        if future is None or future.done():
+            return
+        if "error" not in header:
+            future.set_result((header, tensors))
+            return
+        kind = ERRORS.get(str(header.get("kind")), Internal)
+        violations = [Violation(str(path), str(reason)) for path, reason in header.get("violations", ())]
+        future.set_exception(kind(str(header["error"]), reason=str(header["reason"]), violations=violations))
+
+    def _gone(self) -> Unavailable:
+        return Unavailable(f"the model server ended ({self.exit}); it is started again", reason="RUNTIME_CRASHED")
+
+
+def _observe(future: "asyncio.Future[Reply]") -> None:
+    """An answer that nobody waits for any more is no error worth a warning."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,84 @@
+"""TensorFlow SavedModels."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from recmesh.runtime.errors import InvalidArgument
+from services.gateway.domain.card import ModelCard
+from services.gateway.runtimes.programs import Arrays
+
+FOLDER = "saved_model"
+SIGNATURE = "serving_default"
+
+
+class TensorFlowFramework:
+    """TensorFlow, with one thread: models are scaled by processes."""
+
+    def prepare(self) -> str:
+        """Limit TensorFlow to one thread; its version."""
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        return str(tf.__version__)
+
+    def load(self, folder: Path, card: ModelCard) -> "TensorFlowProgram":
+        """The signature `serving_default` of the SavedModel in `saved_model/`."""
+        path = folder / FOLDER
+        if not (path / "saved_model.pb").is_file():
+            raise InvalidArgument(f"the model folder has no {FOLDER}/saved_model.pb", reason="BAD_MODEL_FOLDER")
+        model = tf.saved_model.load(str(path))
+        if SIGNATURE not in model.signatures:
+            raise InvalidArgument(f"the SavedModel has no signature {SIGNATURE!r}", reason="BAD_MODEL_FOLDER")
+        return TensorFlowProgram(model, card)
+
+
+class TensorFlowProgram:
+    """A signature, called with keywords."""
+
+    def __init__(self, model: Any, card: ModelCard) -> None:
+        self._model = model                      # its variables live as long as it does
+        self._signature = model.signatures[SIGNATURE]
+        specs = self._signature.structured_input_signature[1]
+        self._keyword = _keywords(list(specs), [spec.name for spec in card.inputs])
+        self._dtypes = {name: specs[keyword].dtype for name, keyword in self._keyword.items()}
+        self._outputs = _output_keys(list(self._signature.structured_outputs), [spec.name for spec in card.outputs])
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Outputs by name."""
+        arguments = {
+            self._keyword[name]: tf.constant(array, dtype=self._dtypes[name]) for name, array in inputs.items()
+        }
+        result = self._signature(**arguments)
+        return {name: np.asarray(result[key].numpy()) for name, key in self._outputs.items()}
+
+
+def _keywords(taken: list[str], listed: list[str]) -> dict[str, str]:
+    """The signature's keyword for each listed input: its name, or its name as an identifier."""
+    found = {name: next((key for key in (name, _identifier(name)) if key in taken), "") for name in listed}
+    if "" in found.values() or len(set(found.values())) != len(taken):
+        raise InvalidArgument(
+            f"the signature takes {', '.join(sorted(taken))}, but model.json lists {', '.join(sorted(listed))}",
+            reason="BAD_MODEL_FOLDER",
+        )
+    return found
+
+
+def _output_keys(given: list[str], listed: list[str]) -> dict[str, str]:
+    if len(given) == len(listed) == 1:
+        return {listed[0]: given[0]}
+    missing = sorted(set(listed) - set(given))
+    if missing:
+        raise InvalidArgument(
+            f"the signature gives {', '.join(sorted(given))}, but model.json lists {', '.join(missing)} too",
+            reason="BAD_MODEL_FOLDER",
+        )
+    return {name: name for name in listed}
+
+
+def _identifier(name: str) -> str:
+    return "".join(char if char.isalnum() or char == "_" else "_" for char in name)
+
+
+FRAMEWORK = TensorFlowFramework()
