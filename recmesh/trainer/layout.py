@@ -1,0 +1,223 @@
+"""Where a model's parameters lie: numbers of tables and blocks, dense chunks, owners of a batch's parts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recmesh.formats import CHUNK, chunk_count, slots_of
+from recmesh.spec.job import TrainingJob
+from recmesh.store import dedup
+from recmesh.trainer.ports import (
+    Chunk,
+    Counts,
+    Declared,
+    DenseDeclaration,
+    Owners,
+    RunRecord,
+    TableDeclaration,
+    TableGrads,
+)
+from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Ints
+
+if TYPE_CHECKING:
+    from recmesh.data import Batch
+
+
+def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequence[DenseBlock]) -> Declared:
+    """What the parameter servers are told, with the job's optimizers, schedule and seed filled in."""
+    training = spec.training
+    schedule = tuple(training.lr_schedule)
+    others = training.table_optimizers.get("*", training.optimizer)
+    return Declared(
+        tables=tuple(
+            TableDeclaration(
+                name=table.name,
+                dim=table.dim,
+                optimizer=training.table_optimizers.get(table.name) or table.optimizer or others,
+                init=table.init,
+                seed=training.seed,
+                schedule=schedule,
+            )
+            for table in tables
+        ),
+        dense=tuple(
+            DenseDeclaration(
+                name=block.name,
+                shape=block.value.shape,
+                optimizer=None if block.kind == "statistic" else block.optimizer or training.optimizer,
+                schedule=() if block.kind == "statistic" else schedule,
+            )
+            for block in dense
+        ),
+        initial={block.name: np.ascontiguousarray(block.value, np.float32) for block in dense},
+        features={table.name: tuple(table.features) for table in tables},
+    )
+
+
+class DenseLayout:
+    """All dense blocks end to end in one flat float32 array, cut into chunks that have slots."""
+
+    def __init__(self, blocks: Sequence[DenseDeclaration]) -> None:
+        self.blocks = tuple(blocks)
+        self._offset: dict[str, int] = {}
+        keys: list[tuple[int, int, int, int]] = []
+        slots: list[NDArray[np.uint16]] = []
+        total = 0
+        for number, block in enumerate(blocks):
+            size = int(np.prod(block.shape, dtype=np.int64))
+            count = chunk_count(size)
+            self._offset[block.name] = total
+            keys += [
+                (number, k, total + k * CHUNK, total + min(size, (k + 1) * CHUNK)) for k in range(count)
+            ]
+            slots.append(slots_of(np.arange(count), block.name))
+            total += size
+        self.size = total
+        self._keys = keys
+        self._slots = np.concatenate(slots) if slots else np.empty(0, np.uint16)
+
+    def chunks(self, flat: Floats, owners: Owners, ps: int) -> list[Chunk]:
+        """The chunks that `ps` owns; views of `flat`."""
+        mine = np.flatnonzero(owners[self._slots] == ps)
+        keys = [self._keys[k] for k in mine]
+        return [Chunk(block, chunk, flat[lo:hi]) for block, chunk, lo, hi in keys]
+
+    def put(self, flat: Floats, chunks: Sequence[Chunk]) -> int:
+        """Writes pulled chunks to their place; returns how many float32."""
+        written = 0
+        for block, chunk, values in chunks:
+            lo = self._offset[self.blocks[block].name] + chunk * CHUNK
+            flat[lo:lo + values.size] = values
+            written += values.size
+        return written
+
+    def flatten(self, values: Mapping[str, Floats]) -> Floats:
+        """One flat array; what is missing is zero."""
+        flat = np.zeros(self.size, np.float32)
+        for block in self.blocks:
+            if block.name in values:
+                size = int(np.prod(block.shape, dtype=np.int64))
+                lo = self._offset[block.name]
+                flat[lo:lo + size] = np.asarray(values[block.name], np.float32).ravel()
+        return flat
+
+    def views(self, flat: Floats) -> dict[str, Floats]:
+        """By block name, in shape."""
+        views = {}
+        for block in self.blocks:
+            lo = self._offset[block.name]
+            views[block.name] = flat[lo:lo + int(np.prod(block.shape, dtype=np.int64))].reshape(block.shape)
+        return views
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Rows of all tables of one dimension, end to end, so that one gather serves them together."""
+
+    values: Floats
+    offset: Mapping[str, int]
+    """By table: its first row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One version of the slot map with the servers it names."""
+
+    gen: int
+    version: int
+    owners: Owners
+    servers: tuple[int, ...]
+
+    @staticmethod
+    def of(record: RunRecord) -> "Placement":
+        """As the run record has it."""
+        servers = tuple(sorted(member.ps for member in record.members))
+        return Placement(record.gen, record.map_version, record.owners, servers)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A batch with its distinct ids per table, grouped by owner under one placement."""
+
+    batch: "Batch"
+    unique: list[Ints]
+    counts: list[Counts]
+    index: dict[str, Ints]
+    placement: Placement
+    bounds: list[NDArray[np.int64]]
+    """By table [servers + 1]: where each server's ids begin."""
+
+
+def prepare(batch: "Batch", declared: Declared, placement: Placement) -> Prepared:
+    """Deduplicates ids per table over its features, and orders them by owner."""
+    index: dict[str, Ints] = {}
+    unique: list[Ints] = []
+    counts: list[Counts] = []
+    bounds: list[NDArray[np.int64]] = []
+    for table in declared.tables:
+        features = declared.features[table.name]
+        columns = [batch.ids[name].values for name in features]
+        ids, inverse, count = dedup(columns[0] if len(columns) == 1 else np.concatenate(columns))
+        order, bound = by_owner(ids, table.name, placement)
+        if order is not None:
+            rank = np.empty_like(order)
+            rank[order] = np.arange(order.size)
+            ids, count, inverse = ids[order], count[order], rank[inverse]
+        start = 0
+        for name, column in zip(features, columns, strict=True):
+            index[name] = inverse[start:start + column.size]
+            start += column.size
+        unique.append(ids)
+        counts.append(count)
+        bounds.append(bound)
+    return Prepared(batch, unique, counts, index, placement, bounds)
+
+
+def by_owner(
+    ids: Ints, table: str, placement: Placement
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+    """A stable order that groups ids by server (None: any order does), and each server's range in it."""
+    if len(placement.servers) == 1:
+        return None, np.array([0, ids.size])
+    owner = placement.owners[slots_of(ids, table)]
+    order = np.argsort(owner, kind="stable")
+    ends = np.searchsorted(owner[order], np.array(placement.servers), side="right")
+    return order, np.concatenate(([0], ends))
+
+
+def arenas(declared: Declared, prepared: Prepared) -> tuple[dict[int, Arena], dict[str, Floats]]:
+    """Empty arrays for the batch's rows: by dimension, and by table as views of them."""
+    sizes: dict[int, int] = {}
+    offset: dict[int, dict[str, int]] = {}
+    for table, ids in zip(declared.tables, prepared.unique, strict=True):
+        offset.setdefault(table.dim, {})[table.name] = sizes.get(table.dim, 0)
+        sizes[table.dim] = sizes.get(table.dim, 0) + ids.size
+    made = {dim: Arena(np.empty((size, dim), np.float32), offset[dim]) for dim, size in sizes.items()}
+    rows = {
+        table.name: made[table.dim].values[made[table.dim].offset[table.name]:][: ids.size]
+        for table, ids in zip(declared.tables, prepared.unique, strict=True)
+    }
+    return made, rows
+
+
+def split(
+    prepared: Prepared, grads: Sequence[Floats], tables: Sequence[TableDeclaration], placement: Placement
+) -> dict[int, list[TableGrads]]:
+    """Each server's gradients; views where the placement is still the one that ordered the ids."""
+    parts: dict[int, list[TableGrads]] = {ps: [] for ps in placement.servers}
+    for number, table in enumerate(tables):
+        ids, count, grad, bound = (
+            prepared.unique[number], prepared.counts[number], grads[number], prepared.bounds[number]
+        )
+        if placement.version != prepared.placement.version:
+            order, bound = by_owner(ids, table.name, placement)
+            if order is not None:
+                ids, count, grad = ids[order], count[order], grad[order]
+        for k, ps in enumerate(placement.servers):
+            lo, hi = int(bound[k]), int(bound[k + 1])
+            if hi > lo:
+                parts[ps].append(TableGrads(number, ids[lo:hi], grad[lo:hi], count[lo:hi]))
+    return parts

@@ -1,0 +1,307 @@
+"""What a trainer's role needs of others, in its own words: arrays and dataclasses, no protobuf.
+
+`recmesh.trainer.wire` speaks them over gRPC; local mode and tests give the same in-process.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recmesh.spec.job import LrPoint, Optimizer
+from recmesh.trainer.session import Floats, Init, Ints
+
+if TYPE_CHECKING:
+    from recmesh.data import TaskRecord
+
+Owners = NDArray[np.uint16]
+Counts = NDArray[np.uint32]
+
+
+class Piece(NamedTuple):
+    """Positions [lo, hi) on one line."""
+
+    line: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A parameter server as the run record names it."""
+
+    ps: int
+    address: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The job's point of agreement, as last read."""
+
+    gen: int
+    phase: str
+    """restoring | open | finishing | closed"""
+    map_version: int
+    owners: Owners
+    """[4096]: the ps index that owns each slot."""
+    members: tuple[Member, ...]
+    last_committed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a role is told when it registers."""
+
+    spec_json: str
+    record: RunRecord
+    heartbeat_s: float
+    shardsvc: str
+    ckptcache: str
+    storage_uri: str
+    task: str = ""
+    snapshot: int = 0
+    parts: tuple[str, ...] = ()
+    export_uri: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A shard that is this worker's for a while."""
+
+    epoch: int
+    piece: Piece
+    tasks: tuple["TaskRecord", ...]
+
+
+LeaseState = Literal["granted", "wait", "drained", "stale_gen"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReply:
+    """Shards, or why there are none now."""
+
+    state: LeaseState
+    leases: tuple[Lease, ...] = ()
+    retry_after_s: float = 0.5
+    ttl_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseProgress:
+    """Everything before `done_to` is applied everywhere."""
+
+    epoch: int
+    done_to: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RenewReply:
+    """Which leases are no longer ours."""
+
+    lost: frozenset[int] = frozenset()
+    stale_gen: bool = False
+
+
+class Shards(Protocol):
+    """shardsvc, for one job and one worker."""
+
+    def lease(self, gen: int, *, shards: int, request_id: str) -> LeaseReply:
+        """Asks for shards; the same request id gets the same answer."""
+
+    def renew(self, gen: int, leases: Sequence[LeaseProgress]) -> RenewReply:
+        """Extends leases and reports progress."""
+
+    def release(self, gen: int) -> None:
+        """Returns all that this worker holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Means per step over a window, in seconds."""
+
+    data_s: float = 0.0
+    pull_s: float = 0.0
+    compute_s: float = 0.0
+    push_s: float = 0.0
+    total_s: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a heartbeat carries."""
+
+    gen: int
+    samples: int = 0
+    step: StepTimes = StepTimes()
+    loss: float = 0.0
+    auc: float = 0.0
+    window_samples: int = 0
+    memory_bytes: int = 0
+    cpu_s: float = 0.0
+    busy_s: float = 0.0
+    skipped_nan: int = 0
+    note: str = ""
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BeatReply:
+    """What jobmaster wants."""
+
+    directive: Literal["continue", "drain", "exit"]
+    gen: int
+    map_version: int
+    phase: str
+
+
+class Runs(Protocol):
+    """jobmaster, for one role's process."""
+
+    def register(self, *, address: str = "") -> Assignment:
+        """Says who this process is."""
+
+    def heartbeat(self, beat: Beat) -> BeatReply:
+        """Progress up, directive down."""
+
+    def record(self, *, newer_than_gen: int = 0, wait_s: float = 0.0) -> RunRecord:
+        """The record now, or when its generation is newer, at most after `wait_s`."""
+
+    def report(
+        self,
+        metrics: Mapping[str, float],
+        *,
+        snapshot: int = 0,
+        samples: int = 0,
+        model_uri: str = "",
+        framework: str = "",
+        error: str = "",
+        final: bool = False,
+    ) -> None:
+        """What an evaluator or finisher found; or the mistake that ended a role."""
+
+
+@dataclass(frozen=True)
+class TableDeclaration:
+    """A table as the parameter servers know it."""
+
+    name: str
+    dim: int
+    optimizer: Optimizer
+    init: Init
+    seed: int
+    schedule: tuple[LrPoint, ...] = ()
+
+
+@dataclass(frozen=True)
+class DenseDeclaration:
+    """A dense block as the parameter servers know it; no optimizer: deltas are added."""
+
+    name: str
+    shape: tuple[int, ...]
+    optimizer: Optimizer | None
+    schedule: tuple[LrPoint, ...] = ()
+
+
+class Chunk(NamedTuple):
+    """At most 16,384 float32 of a dense block."""
+
+    block: int
+    chunk: int
+    values: Floats
+
+
+class TableGrads(NamedTuple):
+    """Gradients of distinct ids of one table, and how often each id occurred."""
+
+    table: int
+    ids: Ints
+    grads: Floats
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Rows in the order of the request's entries, flat or [ids, dim]; and dense chunks."""
+
+    rows: Sequence[Floats]
+    dense: Sequence[Chunk]
+    step: int = 0
+
+
+PushStatus = Literal["applied", "wrong_map", "overlap", "stale_gen", "old_lease"]
+
+
+@dataclass(frozen=True, slots=True)
+class PushAck:
+    """What became of a part."""
+
+    status: PushStatus
+    since: int = 0
+    cuts: tuple[Piece, ...] = ()
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedSets:
+    """Positions that every group of a server has applied, and that any has."""
+
+    by_all: tuple[Piece, ...] = ()
+    by_any: tuple[Piece, ...] = ()
+
+
+class ParameterServer(Protocol):
+    """One server of the job. Stale generations and maps raise errors with `reason` STALE_GEN, WRONG_MAP."""
+
+    def declare(
+        self,
+        gen: int,
+        *,
+        tables: Sequence[TableDeclaration],
+        dense: Sequence[DenseDeclaration],
+        values: Sequence[Chunk],
+    ) -> None:
+        """The first declaration of a job wins; `values` are the chunks that this server owns."""
+
+    def pull(
+        self,
+        gen: int,
+        *,
+        map_version: int,
+        tables: Sequence[tuple[int, Ints]],
+        dense: bool,
+        dense_since: int = 0,
+        absent_as_zero: bool = False,
+    ) -> Pulled:
+        """Rows of distinct ids by table number; changes nothing."""
+
+    def push(
+        self,
+        gen: int,
+        *,
+        map_version: int,
+        batch: Sequence[Piece],
+        epoch: int,
+        tables: Sequence[TableGrads],
+        dense: Sequence[Chunk],
+        worker: str,
+    ) -> PushAck:
+        """This server's part of one batch, whole; an ack means applied."""
+
+    def ledgers(self, gen: int, within: Sequence[Piece]) -> AppliedSets:
+        """What is applied of these positions."""
+
+
+@dataclass
+class Declared:
+    """A model's tables and blocks, numbered."""
+
+    tables: tuple[TableDeclaration, ...] = ()
+    dense: tuple[DenseDeclaration, ...] = ()
+    initial: Mapping[str, Floats] = field(default_factory=dict)
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By table: the features that look up there."""

@@ -1,0 +1,172 @@
+"""One step, shared by worker and local mode: rows in, gradients out, checked and clipped."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument
+from recmesh.spec.job import NanPolicy
+from recmesh.trainer.layout import Arena, DenseLayout, Prepared
+from recmesh.trainer.ports import Declared
+from recmesh.trainer.session import Floats, Ints
+
+if TYPE_CHECKING:
+    from recmesh.data import Batch
+
+
+class StepMistake(InvalidArgument):
+    """The model's code used a step wrongly, or its numbers went bad for too long."""
+
+
+@dataclass(slots=True)
+class Gradients:
+    """What one batch pushes: by table number [unique ids, dim], and all dense blocks flat."""
+
+    rows: list[Floats]
+    dense: Floats
+    zero: bool = False
+    """Skipped for numbers that are not finite."""
+
+
+class StepListener(Protocol):
+    """Who hears what a step brought, for progress and metrics."""
+
+    def trained(self, *, samples: int, loss: float, labels: Floats, predictions: Floats | None) -> None:
+        """A batch was computed."""
+
+    def skipped(self, samples: int) -> None:
+        """A batch's numbers were not finite."""
+
+
+@dataclass
+class NanGuard:
+    """Counts skipped batches and enforces `training.nan`."""
+
+    policy: NanPolicy
+    skipped: int = 0
+
+    def skip(self) -> None:
+        """StepMistake when the policy allows no (more) skipping."""
+        self.skipped += 1
+        if self.policy.action == "fail":
+            message = "the loss or its gradients are not finite (training.nan.action is fail)"
+            raise StepMistake(message, reason="NAN")
+        if self.skipped > self.policy.limit:
+            raise StepMistake(
+                f"the loss or its gradients were not finite in {self.skipped} batches "
+                f"(training.nan.limit is {self.policy.limit})",
+                reason="NAN",
+            )
+
+
+@dataclass
+class LiveStep:
+    """A Step whose push hands the checked gradients to `finish`."""
+
+    prepared: Prepared
+    declared: Declared
+    layout: DenseLayout
+    arenas: dict[int, Arena]
+    """By dimension: the rows of all its tables end to end; `rows` are views of them."""
+    rows: dict[str, Floats]
+    dense: dict[str, Floats]
+    finish: Callable[[Gradients], None]
+    listener: StepListener
+    nan: NanGuard
+    clip_norm: float | None
+    done: bool = False
+    begun: float = field(default_factory=perf_counter)
+    compute_s: float = 0.0
+
+    @property
+    def batch(self) -> "Batch":
+        """The samples."""
+        return self.prepared.batch
+
+    @property
+    def index(self) -> Mapping[str, Ints]:
+        """By feature: each value's row in its table's `rows`."""
+        return self.prepared.index
+
+    def push(
+        self,
+        row_grads: Mapping[str, Floats],
+        dense_grads: Mapping[str, Floats],
+        *,
+        loss: float,
+        predictions: Floats | None = None,
+    ) -> None:
+        """See Step.push; StepMistake names a gradient of the wrong name or shape."""
+        grads = Gradients(self._row_grads(row_grads), self._dense_grads(dense_grads))
+        if not np.isfinite(loss) or not self._clip(grads):
+            self.skip_nan()
+            return
+        self._end(grads)
+        self.listener.trained(
+            samples=self.batch.size, loss=float(loss), labels=self.batch.labels, predictions=predictions
+        )
+
+    def skip_nan(self) -> None:
+        """See Step.skip_nan."""
+        self.nan.skip()
+        zeros = [np.zeros((ids.size, table.dim), np.float32) for ids, table in self._unique()]
+        self._end(Gradients(zeros, np.zeros(self.layout.size, np.float32), zero=True))
+        self.listener.skipped(self.batch.size)
+
+    def _end(self, grads: Gradients) -> None:
+        if self.done:
+            raise FailedPrecondition("this step was pushed before; a batch counts once")
+        self.done = True
+        self.compute_s = perf_counter() - self.begun
+        self.finish(grads)
+
+    def _unique(self):  # type: ignore[no-untyped-def]  # pairs (ids, table); zip's type says it better
+        return zip(self.prepared.unique, self.declared.tables, strict=True)
+
+    def _row_grads(self, row_grads: Mapping[str, Floats]) -> list[Floats]:
+        unknown = set(row_grads) - set(self.rows)
+        if unknown:
+            raise StepMistake(f"gradients for tables that were never declared: {', '.join(sorted(unknown))}")
+        grads = []
+        for ids, table in self._unique():
+            grad = row_grads.get(table.name)
+            if grad is None:
+                grad = np.zeros((ids.size, table.dim), np.float32)
+            grad = np.ascontiguousarray(grad, np.float32)
+            if grad.shape != (ids.size, table.dim):
+                raise StepMistake(f"table {table.name}: gradient {grad.shape}, not {(ids.size, table.dim)}")
+            grads.append(grad)
+        return grads
+
+    def _dense_grads(self, dense_grads: Mapping[str, Floats]) -> Floats:
+        unknown = set(dense_grads) - set(self.dense)
+        if unknown:
+            raise StepMistake(f"gradients for blocks that were never declared: {', '.join(sorted(unknown))}")
+        for name, grad in dense_grads.items():
+            if np.shape(grad) != self.dense[name].shape:
+                raise StepMistake(f"block {name}: gradient {np.shape(grad)}, not {self.dense[name].shape}")
+        return self.layout.flatten(dense_grads)
+
+    def _clip(self, grads: Gradients) -> bool:
+        """Scales to `clip_norm` in place; False when a number is not finite. Statistics are never scaled."""
+        parameters = [
+            view for block, view in zip(
+                self.declared.dense, self.layout.views(grads.dense).values(), strict=True
+            ) if block.optimizer is not None
+        ]
+        total = sum(float(np.vdot(part, part)) for part in [*grads.rows, *parameters])
+        if not np.isfinite(total) or len(parameters) < len(self.declared.dense):
+            if not all(bool(np.isfinite(part).all()) for part in [*grads.rows, grads.dense]):
+                return False
+        if self.clip_norm is None:
+            return True
+        norm = float(np.sqrt(total))
+        if norm > self.clip_norm:
+            for k, part in enumerate(grads.rows):
+                grads.rows[k] = part * np.float32(self.clip_norm / norm)
+            for part in parameters:
+                part *= np.float32(self.clip_norm / norm)
+        return True

@@ -1,0 +1,195 @@
+"""One parameter server over gRPC: arrays as raw little-endian bytes, large pushes in chunks of one logical part."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from recmesh.pb import ps_pb2 as pb
+from recmesh.pb.ps_pb2_grpc import ParameterServerStub
+from recmesh.spec.job import LrPoint, Optimizer
+from recmesh.trainer.ports import (
+    AppliedSets,
+    Chunk,
+    DenseDeclaration,
+    Piece,
+    Pulled,
+    PushAck,
+    PushStatus,
+    TableDeclaration,
+    TableGrads,
+)
+from recmesh.trainer.session import Ints
+from recmesh.trainer.wire.common import piece_to, pieces_from
+
+_DEADLINE_S = 30.0
+MESSAGE_BYTES = 64 << 20
+"""A part above this goes as several messages; the server applies it once all have come."""
+
+_STATUSES: Mapping[int, PushStatus] = {
+    pb.PushReply.APPLIED: "applied",
+    pb.PushReply.WRONG_MAP: "wrong_map",
+    pb.PushReply.OVERLAP: "overlap",
+    pb.PushReply.STALE_GEN: "stale_gen",
+    pb.PushReply.OLD_LEASE: "old_lease",
+}
+
+
+class RemoteServer:
+    """See ports.ParameterServer."""
+
+    def __init__(self, channel: Any, *, job_id: str) -> None:
+        self._stub = ParameterServerStub(channel)
+        self._job_id = job_id
+
+    def declare(
+        self,
+        gen: int,
+        *,
+        tables: Sequence[TableDeclaration],
+        dense: Sequence[DenseDeclaration],
+        values: Sequence[Chunk],
+    ) -> None:
+        """See ParameterServer.declare."""
+        request = pb.DeclareRequest(
+            job_id=self._job_id,
+            gen=gen,
+            tables=[_table(table) for table in tables],
+            dense=[
+                pb.DenseSpec(name=d.name, shape=d.shape, optimizer=optimizer_to(d.optimizer, d.schedule)) for d in dense
+            ],
+            values=[_chunk(chunk) for chunk in values],
+        )
+        self._stub.Declare(request, timeout=_DEADLINE_S)
+
+    def pull(
+        self,
+        gen: int,
+        *,
+        map_version: int,
+        tables: Sequence[tuple[int, Ints]],
+        dense: bool,
+        dense_since: int = 0,
+        absent_as_zero: bool = False,
+    ) -> Pulled:
+        """See ParameterServer.pull."""
+        request = pb.PullRequest(
+            job_id=self._job_id,
+            gen=gen,
+            map_version=map_version,
+            tables=[pb.TableIds(table=number, ids=ids.tobytes()) for number, ids in tables],
+            dense=dense,
+            dense_since=dense_since,
+            absent_as_zero=absent_as_zero,
+        )
+        reply = self._stub.Pull(request, timeout=_DEADLINE_S)
+        return Pulled(
+            rows=[np.frombuffer(rows, "<f4") for rows in reply.rows],
+            dense=[Chunk(chunk.block, chunk.chunk, np.frombuffer(chunk.values, "<f4")) for chunk in reply.dense],
+            step=reply.step,
+        )
+
+    def push(
+        self,
+        gen: int,
+        *,
+        map_version: int,
+        batch: Sequence[Piece],
+        epoch: int,
+        tables: Sequence[TableGrads],
+        dense: Sequence[Chunk],
+        worker: str,
+    ) -> PushAck:
+        """See ParameterServer.push."""
+        portions = _portions(tables, dense)
+        for number, (some_tables, some_dense) in enumerate(portions):
+            request = pb.PushRequest(
+                job_id=self._job_id,
+                gen=gen,
+                map_version=map_version,
+                batch=[piece_to(piece) for piece in batch],
+                epoch=epoch,
+                tables=[
+                    pb.TableGrads(
+                        table=part.table,
+                        ids=part.ids.tobytes(),
+                        grads=part.grads.tobytes(),
+                        counts=np.ascontiguousarray(part.counts, np.uint32).tobytes(),
+                    )
+                    for part in some_tables
+                ],
+                dense=[_chunk(chunk) for chunk in some_dense],
+                worker=worker,
+                chunk=number,
+                chunks=len(portions),
+            )
+            reply = self._stub.Push(request, timeout=_DEADLINE_S)
+            if reply.status != pb.PushReply.CHUNK_KEPT:
+                break
+        return PushAck(_STATUSES[reply.status], reply.since, pieces_from(reply.cuts), reply.duplicate)
+
+    def ledgers(self, gen: int, within: Sequence[Piece]) -> AppliedSets:
+        """See ParameterServer.ledgers."""
+        request = pb.LedgersRequest(job_id=self._job_id, gen=gen, within=[piece_to(piece) for piece in within])
+        reply = self._stub.Ledgers(request, timeout=_DEADLINE_S)
+        return AppliedSets(
+            pieces_from(reply.applied_by_all.intervals), pieces_from(reply.applied_by_any.intervals)
+        )
+
+
+def optimizer_to(optimizer: Optimizer | None, schedule: Sequence[LrPoint]) -> pb.OptimizerSpec:
+    """None: pushes are deltas."""
+    if optimizer is None:
+        return pb.OptimizerSpec(kind="accumulate", lr=1.0)
+    used = {
+        "sgd": ("weight_decay",),
+        "adagrad": ("eps", "initial_accumulator", "weight_decay"),
+        "rowwise_adagrad": ("eps", "initial_accumulator", "weight_decay"),
+        "adam": ("beta1", "beta2", "eps", "weight_decay"),
+    }[optimizer.kind]
+    return pb.OptimizerSpec(
+        kind=optimizer.kind,
+        lr=optimizer.lr,
+        params={name: float(getattr(optimizer, name)) for name in used},
+        schedule=[pb.LrPoint(step=point.step, factor=point.factor) for point in schedule],
+    )
+
+
+def _table(table: TableDeclaration) -> pb.TableSpec:
+    return pb.TableSpec(
+        name=table.name,
+        dim=table.dim,
+        optimizer=optimizer_to(table.optimizer, table.schedule),
+        init=pb.InitSpec(kind=table.init.kind, scale=table.init.scale, seed=table.seed),
+    )
+
+
+def _chunk(chunk: Chunk) -> pb.DenseChunk:
+    return pb.DenseChunk(block=chunk.block, chunk=chunk.chunk, values=chunk.values.tobytes())
+
+
+def _portions(
+    tables: Sequence[TableGrads], dense: Sequence[Chunk]
+) -> list[tuple[list[TableGrads], list[Chunk]]]:
+    """A part as messages of at most about MESSAGE_BYTES; at least one, though it be empty."""
+    portions: list[tuple[list[TableGrads], list[Chunk]]] = [([], [])]
+    room = MESSAGE_BYTES
+    for whole in tables:
+        row_bytes = 12 + 4 * whole.grads.shape[1]
+        lo = 0
+        while lo < whole.ids.size:
+            rows = min(whole.ids.size - lo, max(room // row_bytes, 0))
+            if rows == 0:
+                portions.append(([], []))
+                room = MESSAGE_BYTES
+                continue
+            part = slice(lo, lo + rows)
+            portions[-1][0].append(TableGrads(whole.table, whole.ids[part], whole.grads[part], whole.counts[part]))
+            lo, room = lo + rows, room - rows * row_bytes
+    for chunk in dense:
+        if chunk.values.nbytes > room:
+            portions.append(([], []))
+            room = MESSAGE_BYTES
+        portions[-1][1].append(chunk)
+        room -= chunk.values.nbytes
+    return portions

@@ -1,0 +1,62 @@
+"""How far each of this worker's leases is trained. Pure; the caller holds the lock."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from recmesh.trainer.ports import Lease, LeaseProgress, Piece
+
+
+@dataclass
+class _Held:
+    lease: Lease
+    open: dict[int, Piece] = field(default_factory=dict)
+    """By its first position: each batch that is not applied everywhere."""
+
+    def progress(self) -> LeaseProgress:
+        done_to = min(self.open, default=self.lease.piece.hi)
+        return LeaseProgress(self.lease.epoch, done_to, not self.open)
+
+
+class LeaseBook:
+    """Leases with their open batches."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Held] = {}
+
+    def take(self, lease: Lease, batches: Sequence[Piece]) -> None:
+        """A new lease, of which `batches` are to be trained."""
+        self._held[lease.epoch] = _Held(lease, {piece.lo: piece for piece in batches})
+
+    def applied(self, epoch: int, piece: Piece) -> bool:
+        """A batch is everywhere; True when it was the lease's last."""
+        held = self._held.get(epoch)
+        if held is None or held.open.pop(piece.lo, None) is None:
+            return False
+        return not held.open
+
+    def recut(self, epoch: int, piece: Piece, parts: Sequence[Piece]) -> bool:
+        """A batch is to be trained as `parts` instead; False when the lease is gone."""
+        held = self._held.get(epoch)
+        if held is None:
+            return False
+        held.open.pop(piece.lo, None)
+        held.open.update({part.lo: part for part in parts})
+        return True
+
+    def holds(self, epoch: int) -> bool:
+        """False from when the lease was lost or completed."""
+        return epoch in self._held
+
+    def progress(self) -> list[LeaseProgress]:
+        """Of every lease held."""
+        return [held.progress() for held in self._held.values()]
+
+    def forget(self, epochs: Collection[int]) -> None:
+        """Leases that were lost, or whose completion was acknowledged."""
+        for epoch in epochs:
+            self._held.pop(epoch, None)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is held."""
+        return not self._held

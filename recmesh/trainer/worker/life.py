@@ -1,0 +1,430 @@
+"""One generation of a worker: the threads and state that a rollback throws away as a whole.
+
+    leaser ──batches──► reader ──read──► puller ──ready──► the model's loop ──► pushers ──► all servers
+       ▲                  ▲ re-cut batches, first                                  │
+       └── renewer: progress of leases ◄──────────────── applied ──────────────────┘
+
+Every queue is bounded. At most `in_flight` batches are between the start of their pull and their last ack.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from recmesh.runtime.errors import MeshError
+from recmesh.trainer.layout import Arena, DenseLayout, Placement, Prepared, arenas, prepare
+from recmesh.trainer.patience import NoLongerWanted, patiently
+from recmesh.trainer.ports import (
+    AppliedSets,
+    Declared,
+    Lease,
+    LeaseProgress,
+    ParameterServer,
+    Piece,
+    Pulled,
+    RenewReply,
+    RunRecord,
+    Runs,
+    Shards,
+)
+from recmesh.trainer.session import Floats
+from recmesh.trainer.stepping import Gradients
+from recmesh.trainer.worker.cutting import cut_at, missing_batches
+from recmesh.trainer.worker.fleet import Connect, Fleet, StaleGeneration, WrongMap
+from recmesh.trainer.worker.leases import LeaseBook
+from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.push import Applied, NotOurs, Overlap, push_everywhere
+
+if TYPE_CHECKING:
+    from recmesh.data import Batch, TaskRecord
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """`recmesh.data.TaskReader`, or what stands for it."""
+
+    def batch(self, tasks: "tuple[TaskRecord, ...]", lo: int, hi: int) -> "Batch":
+        """The rows at positions [lo, hi)."""
+
+
+class Declaration:
+    """The model's tables and blocks, once they are known; threads that need them wait."""
+
+    def __init__(self) -> None:
+        self._known = threading.Event()
+        self._declared = Declared()
+        self.layout = DenseLayout(())
+
+    def set(self, declared: Declared) -> None:
+        """The model is built."""
+        self._declared, self.layout = declared, DenseLayout(declared.dense)
+        self._known.set()
+
+    def get(self, gone: threading.Event) -> Declared:
+        """Waits; NoLongerWanted once `gone` is set."""
+        while not self._known.wait(_POLL_S):
+            if gone.is_set():
+                raise NoLongerWanted("declaration")
+        return self._declared
+
+
+@dataclass(slots=True)
+class Read:
+    """A batch of a lease with its rows of data."""
+
+    lease: Lease
+    piece: Piece
+    batch: "Batch"
+    data_s: float
+
+
+@dataclass(slots=True)
+class Ready:
+    """A batch with its embeddings and dense values, in flight."""
+
+    read: Read
+    prepared: Prepared
+    arenas: dict[int, Arena]
+    rows: dict[str, Floats]
+    dense: Floats
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What never changes over a worker's life."""
+
+    worker: str
+    batch_size: int
+    in_flight: int
+    read_ahead: int = 2
+
+
+class Life:
+    """Threads of one generation. `gone` ends them; `failure` says why, when it was not asked for."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        terms: Terms,
+        connect: Connect,
+        shards: Shards,
+        runs: Runs,
+        reader: Reader,
+        declaration: Declaration,
+        meter: Meter,
+    ) -> None:
+        self.gen = record.gen
+        self.gone = threading.Event()
+        self.stale = False
+        self.failure: BaseException | None = None
+        self.drained = threading.Event()
+        """shardsvc has nothing left for anyone."""
+        self._terms, self._shards, self._runs, self._reader = terms, shards, runs, reader
+        self._declaration, self._meter = declaration, meter
+        self._fleet = Fleet(connect, record)
+        self._closing = threading.Event()
+        self._map_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._book = LeaseBook()
+        self._ttl_s = 60.0
+        self._progressed = threading.Event()
+        self._again: deque[tuple[Lease, Piece]] = deque()
+        self._batches: queue.Queue[tuple[Lease, Piece]] = queue.Queue(maxsize=64)
+        self._read: queue.Queue[Read] = queue.Queue(maxsize=terms.read_ahead)
+        self._ready: queue.Queue[Ready] = queue.Queue(maxsize=terms.in_flight)
+        self._places = threading.Semaphore(terms.in_flight)
+        self._pushers = ThreadPoolExecutor(terms.in_flight, thread_name_prefix="push")
+        self._flying = 0
+        self._landed = threading.Condition(self._lock)
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(body,), name=body.__name__.strip("_"), daemon=True)
+            for body in (self._lease, self._reading, self._pulling, self._renewing)
+        ]
+
+    def start(self) -> None:
+        """Leasing and reading begin at once; pulling when the model is declared."""
+        for thread in self._threads:
+            thread.start()
+
+    # ---- what the session calls
+
+    def next_ready(self, timeout_s: float) -> Ready | None:
+        """The next batch for the model, or None when there is none in this time."""
+        with contextlib.suppress(queue.Empty):
+            return self._ready.get(timeout=timeout_s)
+        return None
+
+    def push(self, ready: Ready, grads: Gradients) -> None:
+        """Sends a batch's gradients in the background."""
+        with self._lock:
+            self._flying += 1
+        self._pushers.submit(self._guarded, lambda: self._push(ready, grads))
+
+    def abandon(self) -> None:
+        """A rollback happened: everything here is void."""
+        self.stale = True
+        self._closing.set()
+        self.gone.set()
+        self._progressed.set()
+
+    def finish(self, timeout_s: float) -> bool:
+        """Waits for pushes in flight, returns leases, ends threads; False when pushes were left behind."""
+        self._closing.set()
+        with self._landed:
+            landed = self._landed.wait_for(lambda: self._flying == 0 or self.gone.is_set(), timeout_s)
+        self._threads[0].join(timeout=2.0)   # the leaser: what it still gets is returned below
+        if not self.stale and self.failure is None:
+            # shardsvc may be away: then the leases expire by themselves
+            with contextlib.suppress(MeshError, StaleGeneration):
+                self._settle(self._shards.renew(self.gen, progress := self._progress()), progress)
+                self._shards.release(self.gen)
+        self.close()
+        return landed
+
+    def close(self) -> None:
+        """Ends the threads without waiting for anyone."""
+        self._closing.set()
+        self.gone.set()
+        self._progressed.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=5.0)
+        self._pushers.shutdown(wait=False, cancel_futures=True)
+        self._fleet.close()
+
+    # ---- threads
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except NoLongerWanted:
+            pass
+        except StaleGeneration:
+            _log.info("generation %d is over", self.gen)
+            self.abandon()
+        except BaseException as error:  # whatever it was, the main thread must hear of it
+            if not self.gone.is_set():
+                self.failure = error
+                self._closing.set()
+                self.gone.set()
+        finally:
+            if self.gone.is_set():
+                self._progressed.set()
+                with self._landed:
+                    self._landed.notify_all()
+
+    def _lease(self) -> None:
+        """Leases one shard ahead of the reader, and asks every server once what of it is applied."""
+        while not self.gone.is_set() and not self._closing.is_set():
+            request_id = uuid.uuid4().hex
+            reply = patiently(
+                lambda: self._shards.lease(self.gen, shards=1, request_id=request_id),  # noqa: B023  # at once
+                what="lease",
+                gone=self.gone,
+            )
+            if reply.state == "stale_gen":
+                raise StaleGeneration
+            self.drained.set() if reply.state == "drained" else self.drained.clear()
+            self._ttl_s = reply.ttl_s
+            for lease in reply.leases:
+                applied = self._applied(lease.piece)
+                batches = missing_batches(lease.piece, applied, self._terms.batch_size)
+                with self._lock:
+                    self._book.take(lease, batches)
+                for piece in batches:
+                    self._offer(self._batches, (lease, piece))
+                if not batches:
+                    self._progressed.set()
+            if not reply.leases:
+                self._closing.wait(max(0.02, reply.retry_after_s))
+
+    def _applied(self, piece: Piece) -> list[AppliedSets]:
+        placement = self._fleet.placement
+        answers = self._fleet.each(
+            lambda _, server: server.ledgers(self.gen, [piece]),
+            placement=placement,
+            what="ledgers",
+            gone=self.gone,
+        )
+        return list(answers.values())
+
+    def _reading(self) -> None:
+        while not self.gone.is_set():
+            try:
+                lease, piece = self._again.popleft() if self._again else self._batches.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            with self._lock:
+                if not self._book.holds(lease.epoch):
+                    continue
+            start = perf_counter()
+            batch = self._reader.batch(lease.tasks, piece.lo, piece.hi)
+            self._offer(self._read, Read(lease, piece, batch, perf_counter() - start))
+
+    def _pulling(self) -> None:
+        declared = self._declaration.get(self.gone)
+        self._declare(declared)
+        while not self.gone.is_set():
+            try:
+                read = self._read.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            while not self._places.acquire(timeout=_POLL_S):
+                if self.gone.is_set():
+                    return
+            self._offer(self._ready, self._pull(read, declared))
+
+    def _pull(self, read: Read, declared: Declared) -> Ready:
+        start = perf_counter()
+        placement = self._fleet.placement
+        while True:
+            prepared = prepare(read.batch, declared, placement)
+            prepared_s = perf_counter() - start
+            made, rows = arenas(declared, prepared)
+            dense = np.empty(self._declaration.layout.size, np.float32)
+            under = placement
+            try:
+                pulled = self._fleet.each(
+                    lambda ps, server: self._pull_from(ps, server, prepared, declared, under),  # noqa: B023
+                    placement=placement,
+                    what="pull",
+                    gone=self.gone,
+                )
+            except WrongMap as refusal:
+                placement = self._newer_map(refusal.since)
+                continue
+            for k, ps in enumerate(placement.servers):
+                self._fill(k, pulled[ps], prepared, declared, rows)
+                self._declaration.layout.put(dense, pulled[ps].dense)
+            self._meter.times(data_s=read.data_s + prepared_s, pull_s=perf_counter() - start - prepared_s)
+            return Ready(read, prepared, made, rows, dense)
+
+    def _pull_from(
+        self, ps: int, server: ParameterServer, prepared: Prepared, declared: Declared, placement: Placement
+    ) -> Pulled:
+        k = placement.servers.index(ps)
+        wanted = []
+        for number in range(len(declared.tables)):
+            bound = prepared.bounds[number]
+            if bound[k + 1] > bound[k]:
+                wanted.append((number, prepared.unique[number][bound[k]:bound[k + 1]]))
+        return server.pull(placement.gen, map_version=placement.version, tables=wanted, dense=True)
+
+    def _fill(
+        self, k: int, pulled: Pulled, prepared: Prepared, declared: Declared, rows: dict[str, Floats]
+    ) -> None:
+        answers = iter(pulled.rows)
+        for number, table in enumerate(declared.tables):
+            lo, hi = prepared.bounds[number][k], prepared.bounds[number][k + 1]
+            if hi > lo:
+                rows[table.name][lo:hi] = next(answers).reshape(hi - lo, table.dim)
+
+    def _declare(self, declared: Declared) -> None:
+        layout = self._declaration.layout
+        flat = layout.flatten(declared.initial)
+        placement = self._fleet.placement
+        self._fleet.each(
+            lambda ps, server: server.declare(
+                self.gen,
+                tables=declared.tables,
+                dense=declared.dense,
+                values=layout.chunks(flat, placement.owners, ps),
+            ),
+            placement=placement,
+            what="declare",
+            gone=self.gone,
+        )
+
+    def _push(self, ready: Ready, grads: Gradients) -> None:
+        start = perf_counter()
+        lease, piece = ready.read.lease, ready.read.piece
+        declared = self._declaration.get(self.gone)
+        try:
+            outcome = push_everywhere(
+                piece,
+                lease.epoch,
+                ready.prepared,
+                grads,
+                fleet=self._fleet,
+                tables=declared.tables,
+                layout=self._declaration.layout,
+                worker=self._terms.worker,
+                newer_map=self._newer_map,
+                gone=self.gone,
+            )
+            with self._lock:
+                match outcome:
+                    case Applied():
+                        if self._book.applied(lease.epoch, piece):
+                            self._progressed.set()
+                    case Overlap(cuts):
+                        parts = cut_at(piece, cuts)
+                        if self._book.recut(lease.epoch, piece, parts):
+                            self._again.extend((lease, part) for part in parts)
+                    case NotOurs():
+                        self._book.forget([lease.epoch])
+            self._meter.times(push_s=perf_counter() - start)
+        finally:
+            self._places.release()
+            with self._landed:
+                self._flying -= 1
+                self._landed.notify_all()
+
+    def _newer_map(self, since: int) -> Placement:
+        """The record's map, once it is at least `since`. One thread asks; the others find the answer."""
+        with self._map_lock:
+            while self._fleet.placement.version < since:
+                record = patiently(self._runs.record, what="run record", gone=self.gone)
+                if record.gen != self.gen:
+                    raise StaleGeneration
+                if record.map_version >= since:
+                    return self._fleet.use(record)
+                self.gone.wait(0.002)  # a handoff takes milliseconds
+                if self.gone.is_set():
+                    raise NoLongerWanted("slot map")
+            return self._fleet.placement
+
+    def _renewing(self) -> None:
+        while not self.gone.is_set():
+            self._progressed.wait(timeout=min(self._ttl_s / 3, 5.0))
+            self._progressed.clear()
+            if not self.gone.is_set():
+                self._report()
+
+    def _report(self) -> None:
+        if progress := self._progress():
+            call = patiently(lambda: self._shards.renew(self.gen, progress), what="renew", gone=self.gone)
+            self._settle(call, progress)
+
+    def _progress(self) -> list[LeaseProgress]:
+        with self._lock:
+            return self._book.progress()
+
+    def _settle(self, reply: RenewReply, progress: list[LeaseProgress]) -> None:
+        if reply.stale_gen:
+            raise StaleGeneration
+        with self._lock:
+            self._book.forget([item.epoch for item in progress if item.complete])
+            self._book.forget(reply.lost)
+
+    def _offer(self, target: queue.Queue[T], item: T) -> None:
+        while True:
+            try:
+                return target.put(item, timeout=_POLL_S)
+            except queue.Full:
+                if self.gone.is_set():
+                    raise NoLongerWanted("queue") from None

@@ -1,0 +1,97 @@
+"""What a worker's heartbeats say about its work: times per stage, loss and AUC over the last window."""
+
+import threading
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import psutil
+
+from recmesh.trainer.metrics import StreamingAuc
+from recmesh.trainer.ports import Beat, StepTimes
+from recmesh.trainer.session import Floats
+
+
+@dataclass
+class _Window:
+    since: float
+    data_s: float = 0.0
+    pull_s: float = 0.0
+    compute_s: float = 0.0
+    push_s: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+
+
+class Meter:
+    """Thread-safe sums; `beat` closes a window."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = psutil.Process()
+        self._window = _Window(perf_counter())
+        self._auc = StreamingAuc()
+        self._samples = 0
+        self._skipped = 0
+        self._busy_s = 0.0
+
+    def trained(self, *, samples: int, loss: float, labels: Floats, predictions: Floats | None) -> None:
+        """A batch was computed; predictions are probabilities of its labels (the first is measured)."""
+        with self._lock:
+            self._samples += samples
+            self._window.samples += samples
+            self._window.loss_sum += loss * samples
+            if predictions is not None and predictions.size >= samples:
+                first = predictions.reshape(samples, -1)[:, 0]
+                if labels.size and ((first >= 0) & (first <= 1)).all():
+                    self._auc.add(labels.reshape(samples, -1)[:, 0], first)
+
+    def skipped(self, samples: int) -> None:
+        """A batch's numbers were not finite."""
+        with self._lock:
+            self._skipped += 1
+            self._samples += samples
+
+    def times(
+        self, *, data_s: float = 0.0, pull_s: float = 0.0, compute_s: float = 0.0, push_s: float = 0.0
+    ) -> None:
+        """Stages of one batch, whichever are known now; compute ends a step."""
+        with self._lock:
+            window = self._window
+            window.data_s += data_s
+            window.pull_s += pull_s
+            window.compute_s += compute_s
+            window.push_s += push_s
+            window.steps += compute_s > 0.0
+            self._busy_s += compute_s
+
+    def beat(self, gen: int, *, note: str = "", draining: bool = False) -> Beat:
+        """The window since the last beat, and totals since the process start."""
+        cpu = self._process.cpu_times()
+        with self._lock:
+            window, self._window = self._window, _Window(perf_counter())
+            auc = self._auc.value()
+            self._auc.clear()
+            n = max(window.steps, 1)
+            return Beat(
+                gen=gen,
+                samples=self._samples,
+                step=StepTimes(
+                    data_s=window.data_s / n,
+                    pull_s=window.pull_s / n,
+                    compute_s=window.compute_s / n,
+                    push_s=window.push_s / n,
+                    total_s=(perf_counter() - window.since) / n if window.steps else 0.0,
+                    steps=window.steps,
+                ),
+                loss=window.loss_sum / max(window.samples, 1),
+                auc=0.0 if np.isnan(auc) else auc,
+                window_samples=window.samples,
+                memory_bytes=self._process.memory_info().rss,
+                cpu_s=cpu.user + cpu.system,
+                busy_s=self._busy_s,
+                skipped_nan=self._skipped,
+                note=note,
+                draining=draining,
+            )
