@@ -1,0 +1,57 @@
+"""Spans and latencies of HTTP requests, for any ASGI application."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from time import perf_counter
+from typing import Any
+
+from opentelemetry.trace import SpanKind
+
+from recmesh.runtime.telemetry.metrics import Metrics
+from recmesh.runtime.telemetry.traces import extract, span
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_seconds = Metrics("").histogram(
+    "http_server_seconds", "Time to answer HTTP requests", labels=("service", "method", "route", "status")
+)
+
+
+class TraceMiddleware:
+    """Continues the caller's trace, names the span by route, and measures.
+
+    The label is the route's template, never the path: paths hold ids, and ids would be endless labels.
+    """
+
+    def __init__(self, app: App, *, service: str) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        status = 500
+        started = perf_counter()
+
+        async def observe(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        method = str(scope["method"])
+        with span(f"{method} (no route)", kind=SpanKind.SERVER, parent=extract(headers)) as current:
+            try:
+                await self._app(scope, receive, observe)
+            finally:
+                route = getattr(scope.get("route"), "path", "(no route)")
+                current.update_name(f"{method} {route}")
+                current.set_attribute("http.request.method", method)
+                current.set_attribute("http.route", route)
+                current.set_attribute("http.response.status_code", status)
+                _seconds.labels(self._service, method, route, str(status)).observe(perf_counter() - started)
