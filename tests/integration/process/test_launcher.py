@@ -51,9 +51,9 @@ def test_a_signal_is_recorded_by_name(run_dir: Path) -> None:
 def test_terminate_asks_before_it_kills(run_dir: Path) -> None:
     polite = python(
         run_dir,
-        "import os, signal; signal.signal(15, lambda *_: os._exit(3)); print('ready', flush=True); signal.pause()",
+        "import os, signal; signal.signal(15, lambda *_: os._exit(3)); print(1, flush=True); signal.pause()",
     )
-    until(lambda: "ready" in (run_dir.parent / "log").read_text())
+    until(lambda: "1" in (run_dir.parent / "log").read_text())
     record = polite.terminate(30)
     assert record and record.exit_code == 3
 

@@ -1,0 +1,32 @@
+"""round.json: what the last `recmesh up` asked for; a supervisor goes on from it (owner only: secrets)."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from recmesh.cli.mesh.home import Home, write_private
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Settings in force."""
+
+    id: str
+    """New with every change of settings and every start of a supervisor."""
+    config: dict[str, Any]
+    """As in config.toml, with what the command line and the environment said over it."""
+    ports: dict[str, int]
+    told: dict[str, str]
+    """The part that came from the command line or the environment; kept until `down`."""
+
+    def save(self, home: Home) -> None:
+        """Durable before the supervisor hears of it."""
+        write_private(home.run / "round.json", json.dumps(asdict(self)))
+
+
+def load(home: Home) -> Round | None:
+    """The last round; None when there was none."""
+    try:
+        return Round(**json.loads((home.run / "round.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,197 @@
+"""`recmesh up`: prepare, hand over to the supervisor, wait until all is ready, or leave nothing behind."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from recmesh.cli.mesh import config as configuration
+from recmesh.cli.mesh import ports, rounds, state, stop
+from recmesh.cli.mesh.config import MeshConfig
+from recmesh.cli.mesh.home import Home
+from recmesh.cli.mesh.rounds import Round
+from recmesh.cli.mesh.supervisor import load_table
+from recmesh.cli.mesh.table import Table, address_names
+from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
+from recmesh.runtime.process import ProcessHandle, launch
+
+_POLL_S = 0.05
+DEFAULT_TABLE = "recmesh.cli.mesh.table:components"
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What the caller of `up` says beyond the configuration file."""
+
+    listen: str = ""
+    timeout_s: float = 180.0
+    table: str = DEFAULT_TABLE
+    """Tests bring smaller meshes."""
+    address_names: Callable[[MeshConfig], list[str]] = field(default=address_names, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpResult:
+    """The mesh as it is when `up` returns."""
+
+    mesh: state.MeshState
+    ran_already: bool
+    seconds: float
+
+
+def up(
+    home: Home,
+    env: Mapping[str, str],
+    options: UpOptions,
+    *,
+    on_progress: Callable[[state.MeshState], None] = lambda _: None,
+) -> UpResult:
+    """Returns when all is ready. Any failure is one MeshError, after which nothing new is left running."""
+    began = time.monotonic()
+    file_values = configuration.read(home.config_file)
+    home.make()
+    with home.lock("up", "another `recmesh up` is at work"):
+        keeper = stop.supervisor(home)
+        before = stop.living(home)
+        previous = rounds.load(home)
+        told = dict(previous.told) if previous and (keeper or before) else {}
+        told |= {"listen": options.listen} if options.listen else {}
+        told |= {"api_key": env["RECMESH_API_KEY"]} if env.get("RECMESH_API_KEY") else {}
+        values = file_values | told
+        config = configuration.check(values, home.config_file)
+        _check_external(config)
+        chosen = _ports(home, config, options, {handle.name for handle in before})
+        wanted = Round(secrets.token_hex(8), values, chosen, told)
+        unchanged = previous is not None and wanted == replace(previous, id=wanted.id)
+        if keeper is not None and unchanged and previous is not None:
+            wanted = previous
+        else:
+            _check_table(home, config, chosen, options)
+            wanted.save(home)
+        if keeper is None:
+            keeper = _launch_supervisor(home, env, options)
+        elif wanted is not previous:
+            keeper.id.send(signal.SIGHUP)
+        try:
+            mesh = _wait(home, keeper, wanted, began + options.timeout_s, on_progress)
+        except BaseException:
+            if not before:  # a mesh that lived before stays in the supervisor's hands
+                stop.down(home)
+            raise
+        return UpResult(mesh, bool(before) and unchanged, time.monotonic() - began)
+
+
+def _check_external(config: MeshConfig) -> None:
+    """Servers that the mesh does not start itself must answer before anything is started."""
+    urls = {"NATS": config.nats.url.split(",")[0], "Valkey": config.valkey.url}
+    urls["PostgreSQL"] = config.database.url.get_secret_value() if config.database.url else ""
+    default_ports = {"NATS": 4222, "Valkey": 6379, "PostgreSQL": 5432}
+    for what, url in urls.items():
+        if not url:
+            continue
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        try:
+            address = (parts.hostname or "", parts.port or default_ports[what])
+            socket.create_connection(address, 5.0).close()
+        except (OSError, ValueError) as error:
+            shown = f"{parts.hostname}:{parts.netloc.rpartition(':')[2]}"
+            raise Unavailable(f"{what} at {shown} cannot be reached: {error}", reason="EXTERNAL") from error
+
+
+def _ports(home: Home, config: MeshConfig, options: UpOptions, living: set[str]) -> dict[str, int]:
+    """Ports for all addresses; those of processes that are not alive must be free."""
+    names = options.address_names(config)
+    fixed = config.ports.fixed()
+    if unknown := sorted(set(fixed) - set(names)):
+        raise InvalidArgument(f"[ports] names what is not started here: {', '.join(unknown)}")
+    kept = {name: port for name, port in state.load(home.mesh_file).ports.items() if name in names}
+    for name in names:
+        port = fixed.get(name, kept.get(name))
+        host = config.listen if name.startswith("gateway.") else "127.0.0.1"
+        if port is None or name.partition(".")[0] in living or ports.is_free(host, port):
+            continue
+        if name in fixed:
+            raise ports.taken(name, port, home.config_file)
+        del kept[name]  # somebody took it meanwhile, and nothing of ours lives there: choose another
+    return ports.choose(names, fixed=fixed, kept=kept, seed=str(home.root))
+
+
+def _check_table(home: Home, config: MeshConfig, chosen: Mapping[str, int], options: UpOptions) -> None:
+    """Missing binaries or services are told before anything starts."""
+    table: Table = load_table(options.table)
+    table(home, config, chosen, home.secrets())
+
+
+def _launch_supervisor(home: Home, env: Mapping[str, str], options: UpOptions) -> ProcessHandle:
+    mesh = state.load(home.mesh_file)
+    mesh.round = ""  # what a dead supervisor wrote is not to be believed
+    mesh.save(home.mesh_file)
+    module = "recmesh.cli.mesh.supervisor"
+    command = [sys.executable, "-m", module, "--home", str(home.root), "--table", options.table]
+    return launch(
+        stop.SUPERVISOR, command, run_dir=home.run, log_path=home.log(stop.SUPERVISOR),
+        env={key: value for key, value in env.items() if not key.startswith("RECMESH_")},
+    )  # fmt: skip
+
+
+def _wait(
+    home: Home,
+    keeper: ProcessHandle,
+    wanted: Round,
+    deadline: float,
+    on_progress: Callable[[state.MeshState], None],
+) -> state.MeshState:
+    while True:
+        mesh = state.load(home.mesh_file)
+        if mesh.round == wanted.id:
+            on_progress(mesh)
+            if mesh.error:
+                raise FailedPrecondition(mesh.error)
+            if mesh.ready:
+                return mesh
+            for name, item in mesh.components.items():
+                if item.hopeless:
+                    raise Unavailable(
+                        f"{name} does not start: {item.last_exit}{_last_words(home.log(name))}",
+                        reason="NOT_STARTING",
+                    )
+        ended = keeper.exit()
+        if ended is not None:
+            raise Unavailable(
+                f"the supervisor ended: {ended.reason}{_last_words(home.log(stop.SUPERVISOR))}",
+                reason="NOT_STARTING",
+            )
+        if time.monotonic() >= deadline:
+            late = [f"{name} ({c.state})" for name, c in mesh.components.items() if c.state != "ready"]
+            who = ", ".join(late) or "the supervisor"
+            raise DeadlineExceeded(f"not ready in time: {who}; see {home.logs}")
+        time.sleep(_POLL_S)
+
+
+def _last_words(path: Path) -> str:
+    """The last line that a process logged, and where to read more."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    last = _message(lines[-1]) if lines else ""
+    return f": {last[:500]}\n  (log: {path})" if last else f"\n  (log: {path})"
+
+
+def _message(line: str) -> str:
+    """What a log line says, whether it is JSON or text."""
+    try:
+        value: Any = json.loads(line)
+    except ValueError:
+        return line
+    return str(value.get("message") or value.get("error") or line) if isinstance(value, dict) else line
