@@ -1,0 +1,1 @@
+"""Use cases of ckptcache: collect, store, commit, restore, forget."""

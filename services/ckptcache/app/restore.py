@@ -1,0 +1,141 @@
+"""Handing stored parts out: where one is nearest, or its bytes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Violation
+from services.ckptcache.app.checkpoints import Checkpoints
+from services.ckptcache.app.entry import Entries
+from services.ckptcache.app.flush import Flusher
+from services.ckptcache.domain.parts import (
+    Part,
+    PartFile,
+    packed,
+    parse_part_path,
+    part_folder,
+    snapshot_folder,
+)
+from services.ckptcache.domain.snapshot import State
+from services.ckptcache.store.files import SnapshotFiles, verified
+from services.ckptcache.store.memory import MemoryTier, read_range
+from services.ckptcache.store.storage import path_of
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The nearest copy of a part.
+
+    tier "memory": `path` is one file that holds all, each at its offset. tier "storage": `path` is a
+    folder with a file for each, at offset 0; empty when it is not on this machine (use FetchPart).
+    """
+
+    tier: str
+    path: str
+    part: Part
+
+
+class Restore:
+    """Reads; it changes nothing but what it finds damaged."""
+
+    def __init__(
+        self,
+        *,
+        files: SnapshotFiles,
+        memory: MemoryTier,
+        flusher: Flusher,
+        entries: Entries,
+        checkpoints: Checkpoints,
+        clock: Clock,
+    ) -> None:
+        self._files, self._memory, self._flusher, self._entries = files, memory, flusher, entries
+        self._checkpoints, self._clock = checkpoints, clock
+
+    async def locate(self, part_uri: str) -> Located:
+        """Memory first, then storage."""
+        job_id, number, ps = self._parsed(part_uri)
+        self._check_usable(job_id, number)
+        layout = self._flusher.layout(job_id, number, ps)
+        path = self._memory.path(job_id, number, ps)
+        if layout is not None and path.exists():
+            document = layout.document or await asyncio.to_thread(
+                self._files.part_document, job_id, number, ps
+            )
+            return Located("memory", str(path), replace(layout, document=document))
+        part = await self._stored(job_id, number, ps)
+        folder = self._files.storage.local_path(f"{snapshot_folder(job_id, number)}/{part_folder(ps)}")
+        flat = replace(part, files=tuple(replace(file, offset=0) for file in part.files))
+        return Located("storage", str(folder or ""), flat)
+
+    async def fetch(self, part_uri: str, file_name: str = "") -> tuple[Part, AsyncIterator[bytes]]:
+        """A part's layout as it is sent, and its bytes: of one file, or of all, one behind the other."""
+        job_id, number, ps = self._parsed(part_uri)
+        self._check_usable(job_id, number)
+        part = await self._stored(job_id, number, ps)
+        chosen = part.files
+        if file_name:
+            file = part.file(file_name)
+            if file is None:
+                raise NotFound(f"{part_uri} has no file {file_name!r}")
+            chosen = (file,)
+        return packed(replace(part, files=chosen)), self._bytes(job_id, number, ps, chosen)
+
+    async def _bytes(
+        self, job_id: str, number: int, ps: int, files: tuple[PartFile, ...]
+    ) -> AsyncIterator[bytes]:
+        for file in files:
+            chunks = await asyncio.to_thread(self._source, job_id, number, ps, file)
+            try:
+                while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                    for start in range(0, len(chunk), MESSAGE_BYTES):
+                        yield chunk[start : start + MESSAGE_BYTES]
+            except DataLoss as error:
+                entry = self._entries.get(job_id, number)
+                if entry is not None:
+                    await self._checkpoints.mark_damaged(entry.snapshot, str(error))
+                raise
+
+    def _source(self, job_id: str, number: int, ps: int, file: PartFile) -> Iterator[bytes]:
+        """Memory if its bytes are still what was handed over, else storage, hashed on the way."""
+        layout = self._flusher.layout(job_id, number, ps)
+        held = layout.file(file.name) if layout is not None else None
+        if held is not None:
+            path = self._memory.path(job_id, number, ps)
+            try:
+                for _ in verified(held, read_range(path, held.offset, held.size_bytes)):
+                    pass
+                return read_range(path, held.offset, held.size_bytes)
+            except (DataLoss, NotFound) as error:
+                log.warning("the copy of %s in memory is not used: %s", file.name, error)
+        return self._files.read_file(job_id, number, ps, file)
+
+    async def _stored(self, job_id: str, number: int, ps: int) -> Part:
+        part = await asyncio.to_thread(self._files.receipt, job_id, number, ps)
+        if part is None:
+            raise NotFound(f"snapshot {number} of job {job_id} has no complete part of ps {ps}")
+        document = await asyncio.to_thread(self._files.part_document, job_id, number, ps)
+        return replace(part, document=document)
+
+    def _check_usable(self, job_id: str, number: int) -> None:
+        entry = self._entries.get(job_id, number)
+        if entry is None:
+            return  # another replica's; its receipts speak for it
+        if entry.snapshot.state is State.DAMAGED:
+            raise DataLoss(f"{entry.snapshot.name} is damaged: {entry.snapshot.reason}")
+        if not entry.snapshot.usable:
+            raise FailedPrecondition(f"{entry.snapshot.name} is {entry.snapshot.state}", reason="WRONG_STATE")
+        entry.last_read = self._clock.now()
+
+    def _parsed(self, part_uri: str) -> tuple[str, int, int]:
+        path = path_of(self._files.storage, part_uri)
+        found = parse_part_path(path) if path else None
+        if found is None:
+            reason = f"{part_uri!r} is not a part below {self._files.storage.uri}/checkpoints"
+            raise InvalidArgument("cannot find the part", violations=[Violation("part_uri", reason)])
+        return found

@@ -1,0 +1,79 @@
+"""Which snapshots may go."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from services.ckptcache.domain.snapshot import Snapshot, State
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """`keep` newest committed snapshots stay, and all younger than `max_age_s` if that is set.
+
+    The newest committed one always stays: it is what the job's record restores from. Damaged ones
+    do not count.
+    """
+
+    keep: int = 3
+    max_age_s: float | None = None
+
+    def expired(
+        self, snapshots: Sequence[Snapshot], *, now: float, in_use: Collection[int] = ()
+    ) -> list[int]:
+        """Numbers of one job's snapshots that may be deleted, oldest first; `in_use` are being restored."""
+        good = sorted((s for s in snapshots if s.state is State.COMMITTED), key=lambda s: s.number)
+        if not good:
+            return []
+        newest = good[-1]
+        kept = {snapshot.number for snapshot in good[-max(1, self.keep) :]}
+        if self.max_age_s is not None:
+            kept = {s.number for s in good if s.number in kept and now - s.committed <= self.max_age_s}
+        kept.add(newest.number)
+        # Whatever is older than the newest committed one and not committed will never be named by the record.
+        return sorted(
+            snapshot.number
+            for snapshot in snapshots
+            if snapshot.number < newest.number
+            and snapshot.number not in kept
+            and snapshot.number not in in_use
+            and snapshot.state is not State.COLLECTING
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A part's copy in memory."""
+
+    job_id: str
+    number: int
+    ps: int
+    size_bytes: int
+    flushed: bool
+    """On storage too; a copy that is not must not be dropped."""
+
+
+def to_evict(copies: Sequence[Copy], *, budget_bytes: int, newest: int) -> list[Copy]:
+    """Copies to drop so that each job has its `newest` snapshots at most, and all fit the budget.
+
+    Oldest snapshot numbers of a job go first; between jobs, the one that holds most.
+    """
+    evicted: list[Copy] = []
+    kept = list(copies)
+    numbers: dict[str, list[int]] = {}
+    for job_id in {copy.job_id for copy in kept}:
+        numbers[job_id] = sorted({copy.number for copy in kept if copy.job_id == job_id}, reverse=True)
+    for copy in list(kept):
+        if copy.flushed and copy.number in numbers[copy.job_id][newest:]:
+            kept.remove(copy)
+            evicted.append(copy)
+    while sum(copy.size_bytes for copy in kept) > budget_bytes:
+        droppable = [copy for copy in kept if copy.flushed]
+        if not droppable:
+            break
+        held: dict[str, int] = {}
+        for copy in kept:
+            held[copy.job_id] = held.get(copy.job_id, 0) + copy.size_bytes
+        worst = min(droppable, key=lambda copy: (-held[copy.job_id], copy.job_id, copy.number, copy.ps))
+        kept.remove(worst)
+        evicted.append(worst)
+    return evicted

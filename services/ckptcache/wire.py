@@ -1,0 +1,66 @@
+"""Protobuf in, domain out, and back."""
+
+from collections.abc import Iterable
+
+from recmesh.pb import ckptcache_pb2 as pb
+from services.ckptcache.domain.parts import Part, PartFile, part_folder
+from services.ckptcache.domain.snapshot import Snapshot, State
+
+
+def part_of(request: pb.StorePartRequest) -> Part:
+    """What a parameter server hands over."""
+    files = tuple(PartFile(f.name, f.offset, f.size_bytes, f.sha256) for f in request.files)
+    return Part(request.ps, files, request.part_json)
+
+
+def part_files(part: Part) -> list[pb.PartFile]:
+    """A part's files."""
+    return [
+        pb.PartFile(name=f.name, offset=f.offset, size_bytes=f.size_bytes, sha256=f.sha256)
+        for f in part.files
+    ]
+
+
+def header(part: Part) -> pb.StorePartRequest:
+    """First message of a part that is sent out."""
+    return pb.StorePartRequest(
+        ps=part.ps, size_bytes=part.size_bytes, files=part_files(part), part_json=part.document
+    )
+
+
+def snapshot(value: Snapshot, *, uri: str, in_memory: bool, manifest_json: str = "") -> pb.Snapshot:
+    """A snapshot as callers see it."""
+    tiers = (["memory"] if in_memory else []) + (["storage"] if value.usable else [])
+    return pb.Snapshot(
+        job_id=value.job_id,
+        snapshot=value.number,
+        gen=value.gen,
+        state=str(value.state),
+        created=value.created,
+        committed=value.committed,
+        rows=value.rows,
+        size_bytes=value.size_bytes,
+        samples=value.samples,
+        uri=uri,
+        tiers=tiers,
+        manifest_json=manifest_json,
+        parts=[f"{uri}/{part_folder(ps)}" for ps in value.expected],
+        label=value.label,
+    )
+
+
+_AWAIT = {
+    State.COLLECTING: pb.AwaitReply.COLLECTING,
+    State.STORED: pb.AwaitReply.STORED,
+    State.COMMITTED: pb.AwaitReply.STORED,
+    State.DAMAGED: pb.AwaitReply.FAILED,
+    State.FAILED: pb.AwaitReply.FAILED,
+}
+
+
+def await_reply(value: Snapshot | None) -> pb.AwaitReply:
+    """How far a snapshot is."""
+    if value is None:
+        return pb.AwaitReply(state=pb.AwaitReply.UNKNOWN, reason="no such snapshot was begun here")
+    gone: Iterable[int] = value.missing if value.state is State.COLLECTING else ()
+    return pb.AwaitReply(state=_AWAIT[value.state], reason=value.reason, missing=gone)
