@@ -1,0 +1,285 @@
+"""Every event of the mesh, and what it carries. docs/asyncapi.yaml is generated from here."""
+
+from typing import Any
+
+from pydantic import Field
+
+from recmesh.runtime.events.types import EVENTS, EventType, Payload
+
+# --- jobs ------------------------------------------------------------------------------------------
+
+
+class JobSubmit(Payload):
+    """Please run this job. Anybody may say so; jobmaster does it, or reports why not."""
+
+    spec: dict[str, Any]
+    """A TrainingJob, as in `recmesh submit`."""
+    request_id: str = ""
+    """The same id never makes two jobs; empty: the event's id."""
+    submitter: str = ""
+
+
+class JobSubmitted(Payload):
+    """A job was accepted."""
+
+    name: str
+    owner: str = ""
+    submitter: str = ""
+
+
+class JobTransitioned(Payload):
+    """A job went from one phase to another."""
+
+    from_phase: str
+    to_phase: str
+    reason: str = ""
+    message: str = ""
+
+
+class JobProgressed(Payload):
+    """How far a job is; told now and then, not for every batch."""
+
+    samples: int
+    total: int = 0
+    """0: unknown."""
+    samples_per_s: float = 0.0
+    loss: float | None = None
+    auc: float | None = None
+
+
+class JobScaled(Payload):
+    """The wanted number of a role's replicas changed."""
+
+    role: str
+    from_replicas: int
+    to_replicas: int
+    reason: str = ""
+
+
+class JobRoleStarted(Payload):
+    """A role's process or pod was started."""
+
+    role: str
+    index: int
+    incarnation: str = ""
+    handle: str = ""
+    """Process id or pod name."""
+    restarts: int = 0
+
+
+class JobRoleExited(Payload):
+    """A role's process or pod ended."""
+
+    role: str
+    index: int
+    incarnation: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    expected: bool = False
+    """True when it was asked to, or its work was done."""
+
+
+class JobBatchQuarantined(Payload):
+    """A batch killed its worker too often and is left out."""
+
+    line: int
+    lo: int
+    hi: int
+    attempts: int
+    reason: str = ""
+
+
+class JobSnapshotCommitted(Payload):
+    """A snapshot became the one that a rollback would return to."""
+
+    snapshot: int
+    samples: int
+    gen: int
+    size_bytes: int = 0
+
+
+class JobEvaluated(Payload):
+    """A model was measured on the evaluation data."""
+
+    samples: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    snapshot: int = 0
+
+
+class JobRolledBack(Payload):
+    """Training went back to a snapshot; what came after it is trained again."""
+
+    snapshot: int
+    gen: int
+    reason: str
+    lost_samples: int = 0
+
+
+JOB_SUBMIT = EVENTS.add(EventType("job.submit", "jobmaster", JobSubmit, "Command: run a training job."))
+JOB_SUBMITTED = EVENTS.add(EventType("job.submitted", "jobmaster", JobSubmitted, "A job was accepted."))
+JOB_TRANSITIONED = EVENTS.add(
+    EventType("job.transitioned", "jobmaster", JobTransitioned, "A job changed its phase.")
+)
+JOB_PROGRESSED = EVENTS.add(EventType("job.progressed", "jobmaster", JobProgressed, "How far a job is."))
+JOB_SCALED = EVENTS.add(EventType("job.scaled", "jobmaster", JobScaled, "A role's replicas changed."))
+JOB_ROLE_STARTED = EVENTS.add(EventType("job.role_started", "jobmaster", JobRoleStarted, "A role started."))
+JOB_ROLE_EXITED = EVENTS.add(EventType("job.role_exited", "jobmaster", JobRoleExited, "A role ended."))
+JOB_BATCH_QUARANTINED = EVENTS.add(
+    EventType("job.batch_quarantined", "jobmaster", JobBatchQuarantined, "A batch is left out.")
+)
+JOB_SNAPSHOT_COMMITTED = EVENTS.add(
+    EventType("job.snapshot_committed", "jobmaster", JobSnapshotCommitted, "A snapshot was committed.")
+)
+JOB_EVALUATED = EVENTS.add(EventType("job.evaluated", "jobmaster", JobEvaluated, "A model was measured."))
+JOB_ROLLED_BACK = EVENTS.add(
+    EventType("job.rolled_back", "jobmaster", JobRolledBack, "Training returned to a snapshot.")
+)
+
+# --- data ------------------------------------------------------------------------------------------
+
+
+class LeaseRequeued(Payload):
+    """Work that a worker held went back to the queue."""
+
+    job_id: str
+    worker: str
+    positions: int
+    reason: str
+
+
+class DatasetRegistered(Payload):
+    """A dataset was indexed."""
+
+    name: str
+    rows: int
+    files: int
+    tasks: int = 0
+
+
+class RunOpened(Payload):
+    """A run's queue was opened for a generation."""
+
+    gen: int
+    total: int
+    tasks: int
+
+
+LEASE_REQUEUED = EVENTS.add(
+    EventType("lease.requeued", "shardsvc", LeaseRequeued, "Leased work went back to the queue.")
+)
+DATASET_REGISTERED = EVENTS.add(
+    EventType("dataset.registered", "shardsvc", DatasetRegistered, "A dataset was indexed.")
+)
+RUN_OPENED = EVENTS.add(EventType("run.opened", "shardsvc", RunOpened, "A run's queue was opened."))
+
+# --- checkpoints -----------------------------------------------------------------------------------
+
+
+class SnapshotStored(Payload):
+    """All parts of a snapshot are verified on storage."""
+
+    snapshot: int
+    parts: int
+    size_bytes: int
+    duration_s: float = 0.0
+
+
+class SnapshotDamaged(Payload):
+    """A part does not have the bytes it had; the snapshot is not used."""
+
+    snapshot: int
+    part: str
+    reason: str
+
+
+SNAPSHOT_STORED = EVENTS.add(
+    EventType("snapshot.stored", "ckptcache", SnapshotStored, "A snapshot is on storage, verified.")
+)
+SNAPSHOT_DAMAGED = EVENTS.add(
+    EventType("snapshot.damaged", "ckptcache", SnapshotDamaged, "A snapshot is damaged and left alone.")
+)
+
+# --- plans and forecasts ---------------------------------------------------------------------------
+
+
+class PlanProposed(Payload):
+    """brain proposes resources for a job."""
+
+    planner: str
+    reason: str
+    replicas: dict[str, int] = Field(default_factory=dict)
+    samples_per_s: float | None = None
+
+
+class RateObserved(Payload):
+    """Rates of a series, as measured by whoever measures them."""
+
+    series: str
+    step_s: float = Field(gt=0)
+    points: list[tuple[float, float]] = Field(max_length=10_000)
+    """[unix seconds, value per second], ascending."""
+
+
+class ForecastUpdated(Payload):
+    """A series has a new forecast."""
+
+    series: str
+    model: str
+    step_s: float
+    start: float
+    horizon: int
+
+
+PLAN_PROPOSED = EVENTS.add(EventType("plan.proposed", "brain", PlanProposed, "Resources for a job."))
+RATE_OBSERVED = EVENTS.add(
+    EventType("rate.observed", "forecaster", RateObserved, "Measured rates of a series, from anywhere.")
+)
+FORECAST_UPDATED = EVENTS.add(
+    EventType("forecast.updated", "forecaster", ForecastUpdated, "A series has a new forecast.")
+)
+
+# --- serving ---------------------------------------------------------------------------------------
+
+
+class ModelRegistered(Payload):
+    """A model version is in the registry."""
+
+    name: str
+    version: str
+    uri: str
+    framework: str = ""
+    job_id: str = ""
+
+
+class ModelReady(Payload):
+    """A model version answers requests."""
+
+    name: str
+    version: str
+    load_s: float = 0.0
+
+
+class ModelFailed(Payload):
+    """A model version could not be loaded."""
+
+    name: str
+    version: str
+    reason: str
+
+
+class ModelUnloaded(Payload):
+    """A model version no longer answers."""
+
+    name: str
+    version: str
+    reason: str = ""
+
+
+MODEL_REGISTERED = EVENTS.add(
+    EventType("model.registered", "gateway", ModelRegistered, "A model version is in the registry.")
+)
+MODEL_READY = EVENTS.add(EventType("model.ready", "gateway", ModelReady, "A model version answers."))
+MODEL_FAILED = EVENTS.add(EventType("model.failed", "gateway", ModelFailed, "A model could not be loaded."))
+MODEL_UNLOADED = EVENTS.add(
+    EventType("model.unloaded", "gateway", ModelUnloaded, "A model version no longer answers.")
+)
