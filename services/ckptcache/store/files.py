@@ -206,12 +206,18 @@ class SnapshotFiles:
         return Part(ps, files)
 
     def part_document(self, job_id: str, number: int, ps: int) -> str:
-        """part.json of a stored part."""
+        """part.json of a stored part; DataLoss when it is not what was stored."""
         folder = f"{snapshot_folder(job_id, number)}/{part_folder(ps)}"
         try:
-            return self.storage.read(f"{folder}/{PART_DOCUMENT}").decode()
-        except FileNotFoundError:
-            raise DataLoss(f"{folder}/{PART_DOCUMENT} is gone") from None
+            text = self.storage.read(f"{folder}/{PART_DOCUMENT}")
+            digest = json.loads(self.storage.read(f"{folder}/{RECEIPT}"))["part_json_sha256"]
+        except FileNotFoundError as error:
+            raise DataLoss(f"{folder}: {error.filename or PART_DOCUMENT} is gone") from None
+        except (ValueError, KeyError, TypeError):
+            raise DataLoss(f"{folder}/{RECEIPT} is damaged") from None
+        if digest and hashlib.sha256(text).hexdigest() != digest:
+            raise DataLoss(f"{folder}/{PART_DOCUMENT} is not what was stored")
+        return text.decode()
 
     def read_file(self, job_id: str, number: int, ps: int, file: PartFile) -> Iterator[bytes]:
         """A file's bytes, verified: DataLoss after the last of them when they are not what was stored."""
@@ -265,8 +271,10 @@ def _checked(
 
 
 def _receipt(part: Part) -> dict[str, Any]:
+    own = part.file(PART_DOCUMENT)
     return {
         "ps": part.ps,
+        "part_json_sha256": own.sha256 if own else hashlib.sha256(part.document.encode()).hexdigest(),
         "files": [
             {"name": f.name, "offset": f.offset, "size_bytes": f.size_bytes, "sha256": f.sha256}
             for f in part.files
