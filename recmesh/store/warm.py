@@ -1,0 +1,17 @@
+"""`python -m recmesh.store.warm`: compile every kernel into numba's cache, so that no process waits for it."""
+
+import sys
+import time
+
+
+def main() -> int:
+    """Import what compiles at import."""
+    started = time.perf_counter()
+    import recmesh.formats.strings
+    import recmesh.store.kernels  # noqa: F401  # importing compiles
+    print(f"kernels are ready after {time.perf_counter() - started:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
