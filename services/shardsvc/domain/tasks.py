@@ -1,0 +1,69 @@
+"""The generator: which task records a bounded dataset gives, in which order, with which seeds."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from recmesh.data.records import FileSlice, TaskRecord
+from recmesh.formats import mix, permutation
+
+LINE = 0
+"""The line that numbers all bounded tasks of a job."""
+
+_ORDER, _ROWS = 0x7461736B, 0x726F7773
+"""Two uses of one seed draw from different streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that decides a job's positions. Equal plans give equal records, whoever generates them."""
+
+    slices: tuple[FileSlice, ...]
+    epochs: int
+    seed: int
+    shuffle: bool
+
+    @property
+    def records(self) -> int:
+        """Records including the last one, which closes the line."""
+        return len(self.slices) * self.epochs + 1
+
+    @property
+    def total(self) -> int:
+        """Positions on the line."""
+        return sum(piece.rows for piece in self.slices) * self.epochs
+
+
+def generate(plan: Plan) -> Iterator[TaskRecord]:
+    """Every epoch's tasks with growing bases, then the close record. `sequence` is the log's to give."""
+    base = 0
+    for epoch in range(plan.epochs):
+        for index in _order(plan, epoch):
+            piece = plan.slices[index]
+            seed = _seed(plan.seed, epoch, index, _ROWS) if plan.shuffle else 0
+            yield TaskRecord(0, LINE, base, piece.rows, epoch, seed, piece)
+            base += piece.rows
+    yield TaskRecord(0, LINE, base, 0, plan.epochs, 0, None, close=True)
+
+
+def _order(plan: Plan, epoch: int) -> list[int]:
+    if not plan.shuffle:
+        return list(range(len(plan.slices)))
+    return [int(index) for index in permutation(_seed(plan.seed, epoch, 0, _ORDER), len(plan.slices))]
+
+
+def _seed(seed: int, epoch: int, index: int, use: int) -> int:
+    """Never 0, which means file order."""
+    return mix(mix(mix(seed ^ use) ^ epoch) ^ index) or 1
+
+
+def differs(logged: Sequence[TaskRecord], generated: Sequence[TaskRecord]) -> int | None:
+    """The first record at which the log is not what the generator gives; None when it is a prefix."""
+    for at, record in enumerate(logged):
+        if at >= len(generated):
+            return at
+        other = generated[at]
+        if (record.base, record.rows, record.epoch, record.order_seed, record.file, record.close) != (
+            other.base, other.rows, other.epoch, other.order_seed, other.file, other.close
+        ):
+            return at
+    return None

@@ -1,0 +1,89 @@
+-- Shared by all scripts of the queue. All keys of a job share one hash tag, so a script runs on one slot.
+--   KEYS  1 run (hash)       gen, life, total, batch, shard, ttl_ms, next, queued, granted, requeues, expirations
+--         2 queue (zset)     pieces "lo hi" by lo
+--         3 leases (hash)    epoch -> "lo hi progress since_ms worker"
+--         4 expiry (zset)    epoch by expiry in ms
+--         5 workers (hash)   worker -> number of leases
+--         6 recent (zset)    pieces trained since the last reconcile
+--         7 lapsed (hash)    worker -> "lo hi progress" of its first lease that expired
+--   ARGV  1 gen
+-- Time is the server's. Numbers go through int(): Lua would write large ones with an exponent.
+local RUN, QUEUE, LEASES, EXPIRY = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local WORKERS, RECENT, LAPSED = KEYS[5], KEYS[6], KEYS[7]
+local GEN = tonumber(ARGV[1])
+local call = redis.call
+-- Another value than the queue was opened under: the server restarted, and may have forgotten its last moments.
+local LIFE = string.match(call('INFO', 'server'), 'run_id:(%w+)')
+
+local function int(x)
+  return string.format('%.0f', x)
+end
+
+local time = call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+
+-- nil when the queue is this generation's and was opened in this life of the server.
+local function refusal()
+  local have = call('HMGET', RUN, 'gen', 'life')
+  if not have[1] then return 'reopen' end
+  local gen = tonumber(have[1])
+  if gen > GEN then return 'stale' end
+  if gen < GEN or have[2] ~= LIFE then return 'reopen' end
+  return nil
+end
+
+local function parse(text)
+  local lo, hi, progress, since, worker = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
+  return {lo = tonumber(lo), hi = tonumber(hi), progress = tonumber(progress), since = tonumber(since),
+          worker = worker}
+end
+
+local function text_of(lease)
+  return int(lease.lo) .. ' ' .. int(lease.hi) .. ' ' .. int(lease.progress) .. ' ' .. int(lease.since)
+    .. ' ' .. lease.worker
+end
+
+local function piece_of(text)
+  local lo, hi = string.match(text, '^(%d+) (%d+)$')
+  return tonumber(lo), tonumber(hi)
+end
+
+local function enqueue(lo, hi)
+  call('ZADD', QUEUE, int(lo), int(lo) .. ' ' .. int(hi))
+  call('HINCRBY', RUN, 'queued', int(hi - lo))
+end
+
+-- At most 100,000 pieces are remembered: a forgotten one costs a lease, after the next reconcile.
+local function remember(lo, hi)
+  if lo < hi then
+    call('ZADD', RECENT, int(lo), int(lo) .. ' ' .. int(hi))
+    if call('ZCARD', RECENT) > 100000 then call('ZREMRANGEBYRANK', RECENT, 0, 0) end
+  end
+end
+
+local function drop(epoch, lease)
+  call('HDEL', LEASES, epoch)
+  call('ZREM', EXPIRY, epoch)
+  if call('HINCRBY', WORKERS, lease.worker, -1) <= 0 then call('HDEL', WORKERS, lease.worker) end
+end
+
+-- Ends a lease: what is trained is remembered, the rest is queued and told.
+local function give_back(epoch, lease, told)
+  drop(epoch, lease)
+  remember(lease.lo, lease.progress)
+  if lease.progress < lease.hi then
+    enqueue(lease.progress, lease.hi)
+    call('HINCRBY', RUN, 'requeues', 1)
+    told[#told + 1] = {lease.worker, tonumber(epoch), lease.progress, lease.hi}
+  end
+end
+
+-- A lease is over from its deadline on.
+local function expire(told)
+  for _, epoch in ipairs(call('ZRANGEBYSCORE', EXPIRY, '-inf', int(now), 'LIMIT', 0, 1000)) do
+    local lease = parse(call('HGET', LEASES, epoch))
+    give_back(epoch, lease, told)
+    call('HINCRBY', RUN, 'expirations', 1)
+    call('HSETNX', LAPSED, lease.worker, int(lease.lo) .. ' ' .. int(lease.hi) .. ' ' .. int(lease.progress))
+  end
+end

@@ -1,0 +1,26 @@
+-- ARGV 2 worker  3.. epoch, trained to, complete (0 | 1)
+-- A lease whose time is over but that nobody took yet goes on: nothing is lost by it.
+local no = refusal()
+if no then return {no} end
+local worker = ARGV[2]
+local ttl_ms = tonumber(call('HGET', RUN, 'ttl_ms'))
+local lost = {}
+for i = 3, #ARGV, 3 do
+  local epoch = ARGV[i]
+  local text = call('HGET', LEASES, epoch)
+  local lease = text and parse(text)
+  if not lease or lease.worker ~= worker then
+    lost[#lost + 1] = tonumber(epoch)
+  elseif ARGV[i + 2] == '1' then
+    drop(epoch, lease)
+    remember(lease.lo, lease.hi)
+  else
+    local progress = math.max(lease.progress, math.min(tonumber(ARGV[i + 1]), lease.hi))
+    if progress > lease.progress then
+      lease.progress = progress
+      call('HSET', LEASES, epoch, text_of(lease))
+    end
+    call('ZADD', EXPIRY, int(now + ttl_ms), epoch)
+  end
+end
+return {'granted', lost}

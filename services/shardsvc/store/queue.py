@@ -1,0 +1,53 @@
+"""The store of queues: `ValkeyQueue` in production; one test suite holds every implementation to this."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from recmesh.formats import IntervalSet
+from services.shardsvc.domain.lease import Granted, Opening, Reconciled, Released, Renewed, View
+
+MOST_SHARDS = 256
+"""Leases in one answer."""
+
+Opened = Literal["opened", "exists", "adopted", "stale"]
+
+
+class QueueStore(Protocol):
+    """Queues of jobs, one generation each. Every call is atomic, and time is the store's own.
+
+    A queue that the store lost, wholly or in part, answers REOPEN to everything until `open`.
+    """
+
+    async def open(self, job_id: str, opening: Opening) -> Opened:
+        """Makes the queue of a generation in place of older ones; the same generation again keeps it."""
+        ...
+
+    async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
+        """Leases up to `shards` pieces from the front; a repeated request id gets the same ones."""
+        ...
+
+    async def renew(
+        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool]]
+    ) -> Renewed:
+        """(epoch, trained to, complete) each; what the worker no longer holds is lost."""
+        ...
+
+    async def release(self, job_id: str, gen: int, *, worker: str, crashed: bool) -> Released:
+        """Ends all of the worker's leases; after a crash, who is suspected of it."""
+        ...
+
+    async def reconcile(self, job_id: str, gen: int, *, done: IntervalSet) -> Reconciled:
+        """Queues what is neither done nor queued nor held nor just trained; takes done pieces out."""
+        ...
+
+    async def look(self, job_id: str, gen: int) -> tuple[Released, View | None]:
+        """Ends leases that are over (told in the first part), then the queue as it is."""
+        ...
+
+    async def sweep(self, job_id: str, gen: int) -> Released:
+        """Ends leases that are over."""
+        ...
+
+    async def forget(self, job_id: str, gen: int) -> None:
+        """Drops everything of a job."""
+        ...

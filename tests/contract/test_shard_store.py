@@ -1,0 +1,353 @@
+"""What every store of queues promises. The in-memory one runs always, Valkey's where its server starts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+import pytest_asyncio
+
+from recmesh.formats import IntervalSet
+from services.shardsvc.domain.lease import Granted, Opening, State, View
+from services.shardsvc.store.queue import QueueStore
+from services.shardsvc.store.valkey import ValkeyQueue, connect
+from tests.support.servers import ValkeyServer, valkey_server
+from tests.support.shard_queue import MemoryQueue
+
+JOB = "job-1"
+TTL_S = 0.4
+BATCH = 10
+
+
+class Harness:
+    """A store, and what may befall it."""
+
+    def __init__(
+        self, store: QueueStore, pass_ttl: Callable[[], Awaitable[None]], lose: Callable[[], Awaitable[None]],
+        restart: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.store = store
+        self.pass_ttl = pass_ttl
+        self.lose = lose
+        self.restart = restart
+
+    async def view(self, gen: int = 1) -> View:
+        view = (await self.store.look(JOB, gen))[1]
+        assert view is not None
+        return view
+
+    async def lease(self, worker: str = "w0", shards: int = 1, request_id: str = "", gen: int = 1) -> Granted:
+        return await self.store.lease(JOB, gen, worker=worker, shards=shards, request_id=request_id)
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    with valkey_server(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(params=["memory", pytest.param("valkey", marks=pytest.mark.integration)])
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    if request.param == "memory":
+        memory = MemoryQueue()
+
+        async def pass_ttl() -> None:
+            memory.pass_time(TTL_S)
+
+        async def lose() -> None:
+            memory.lose_everything()
+
+        async def restart() -> None:
+            memory.restart()
+
+        yield Harness(memory, pass_ttl, lose, restart)
+        return
+    server: ValkeyServer = request.getfixturevalue("valkey")
+    client = connect(server.url)
+    await client.flushall()
+    store = ValkeyQueue(client)
+
+    async def over() -> None:
+        await asyncio.sleep(TTL_S + 0.01)       # the clock is the server's own: nothing else ends a lease
+
+    async def flush() -> None:
+        await client.flushall()
+        await client.script_flush()
+
+    async def kill() -> None:
+        await asyncio.to_thread(server.restart)
+
+    yield Harness(store, over, flush, kill)
+    await store.close()
+
+
+def opening(
+    *, gen: int = 1, total: int = 100, to_do: tuple[tuple[int, int], ...] = (), shard_batches: int = 1,
+    ttl_s: float = 60.0, first_epoch: int = 1 << 32,
+) -> Opening:
+    return Opening(gen, total, BATCH, shard_batches, ttl_s, first_epoch, to_do or ((0, total),))
+
+
+def pieces(granted: Granted) -> list[tuple[int, int]]:
+    return [(lease.lo, lease.hi) for lease in granted.leases]
+
+
+async def drain(harness: Harness, gen: int = 1) -> list[tuple[int, int]]:
+    """Leases and completes all there is; the pieces in the order they came."""
+    seen: list[tuple[int, int]] = []
+    while (granted := await harness.lease(shards=3, gen=gen)).state is State.GRANTED:
+        seen += pieces(granted)
+        await harness.store.renew(
+            JOB, gen, worker="w0", progress=[(lease.epoch, lease.hi, True) for lease in granted.leases]
+        )
+    assert granted.state is State.DRAINED
+    return seen
+
+
+@pytest.mark.asyncio
+async def test_a_queue_that_was_never_opened_asks_to_be_opened(harness: Harness) -> None:
+    assert (await harness.lease()).state is State.REOPEN
+    assert (await harness.store.renew(JOB, 1, worker="w0", progress=[(1, 1, False)])).state is State.REOPEN
+    assert (await harness.store.release(JOB, 1, worker="w0", crashed=True)).state is State.REOPEN
+    assert (await harness.store.reconcile(JOB, 1, done=IntervalSet())).state is State.REOPEN
+    assert (await harness.store.look(JOB, 1))[1] is None
+
+
+@pytest.mark.asyncio
+async def test_pieces_come_in_ascending_order_and_cover_what_is_to_do_exactly_once(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=95, to_do=((3, 41), (60, 95)), shard_batches=2))
+    seen = await drain(harness)
+    assert seen == sorted(seen)
+    assert IntervalSet(seen) == IntervalSet([(3, 41), (60, 95)])
+    assert sum(hi - lo for lo, hi in seen) == 38 + 35
+
+
+@pytest.mark.asyncio
+async def test_shards_end_on_the_grid_of_batches(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=1000, to_do=((7, 1000),), shard_batches=3))
+    granted = await harness.lease(shards=3)
+    assert pieces(granted) == [(7, 30), (30, 60), (60, 90)]
+
+
+@pytest.mark.asyncio
+async def test_shards_shrink_near_the_end_so_that_workers_end_together(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=1600, shard_batches=80))
+    lengths: list[int] = []
+    while (granted := await harness.lease(f"w{len(lengths) % 4}")).state is State.GRANTED:
+        lengths.append(granted.leases[0].hi - granted.leases[0].lo)
+    assert lengths[0] == 800
+    assert lengths == sorted(lengths, reverse=True)
+    assert min(lengths[:-1]) == 100             # an eighth at the least
+    assert sum(lengths) == 1600
+
+
+@pytest.mark.asyncio
+async def test_epochs_are_unique_and_grow(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(first_epoch=7 << 32))
+    epochs = [lease.epoch for _ in range(5) for lease in (await harness.lease(shards=2)).leases]
+    assert epochs == list(range(7 << 32, (7 << 32) + 10))
+
+
+@pytest.mark.asyncio
+async def test_a_repeated_request_gets_the_same_leases(harness: Harness) -> None:
+    await harness.store.open(JOB, opening())
+    first = await harness.lease(shards=3, request_id="r1")
+    again = await harness.lease(shards=3, request_id="r1")
+    other = await harness.lease(shards=3, request_id="r2")
+    assert [lease.epoch for lease in again.leases] == [lease.epoch for lease in first.leases]
+    assert pieces(again) == pieces(first)
+    assert not set(pieces(other)) & set(pieces(first))
+
+
+@pytest.mark.asyncio
+async def test_all_leased_means_wait_and_all_complete_means_drained(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=10))
+    granted = await harness.lease()
+    waiting = await harness.lease("w1")
+    assert waiting.state is State.WAIT
+    assert 0 < waiting.retry_after_s <= 1
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(granted.leases[0].epoch, 10, True)])
+    assert (await harness.lease("w1")).state is State.DRAINED
+
+
+@pytest.mark.asyncio
+async def test_an_expired_lease_gives_back_what_lies_beyond_its_progress(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=50, shard_batches=8, ttl_s=TTL_S, to_do=((0, 50),)))
+    lease = (await harness.lease(shards=1)).leases[0]
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.lo + 10, False)])
+    await harness.pass_ttl()
+    granted = await harness.lease("w1", shards=50)
+    assert [(gone.worker, gone.lo, gone.hi) for gone in granted.requeued] == [("w0", lease.lo + 10, lease.hi)]
+    assert IntervalSet(pieces(granted)) == IntervalSet([(lease.lo + 10, 50)])
+    lost = await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.hi, True)])
+    assert lost.lost == (lease.epoch,)
+    assert (await harness.view()).done == 10
+
+
+@pytest.mark.asyncio
+async def test_a_renewed_lease_does_not_expire(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=10, ttl_s=TTL_S))
+    lease = (await harness.lease()).leases[0]
+    await harness.pass_ttl()
+    renewed = await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, 0, False)])
+    assert renewed.lost == ()
+    assert (await harness.lease("w1")).state is State.WAIT
+
+
+@pytest.mark.asyncio
+async def test_progress_never_goes_back_nor_beyond_the_lease(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=100, shard_batches=3))
+    lease = (await harness.lease()).leases[0]
+    for done_to in (lease.lo + 20, lease.lo + 10, lease.hi + 500):
+        await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, done_to, False)])
+        held = (await harness.view()).leases[0]
+        assert lease.lo + 20 <= held.progress <= lease.hi
+
+
+@pytest.mark.asyncio
+async def test_another_worker_cannot_complete_a_lease(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=10))
+    lease = (await harness.lease()).leases[0]
+    stolen = await harness.store.renew(JOB, 1, worker="w1", progress=[(lease.epoch, 10, True)])
+    assert stolen.lost == (lease.epoch,)
+    assert (await harness.view()).leased == 10
+
+
+@pytest.mark.asyncio
+async def test_an_older_generation_is_told_so_by_every_call(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(gen=1))
+    await harness.lease(gen=1)
+    assert await harness.store.open(JOB, opening(gen=2)) == "opened"
+    assert await harness.store.open(JOB, opening(gen=1)) == "stale"
+    assert (await harness.lease(gen=1)).state is State.STALE_GEN
+    assert (await harness.store.renew(JOB, 1, worker="w0", progress=[])).state is State.STALE_GEN
+    assert (await harness.store.release(JOB, 1, worker="w0", crashed=False)).state is State.STALE_GEN
+    assert (await harness.store.reconcile(JOB, 1, done=IntervalSet())).state is State.STALE_GEN
+    assert (await harness.lease(gen=3)).state is State.REOPEN
+    assert (await harness.view(2)).queued == 100
+
+
+@pytest.mark.asyncio
+async def test_opening_a_generation_again_keeps_its_leases(harness: Harness) -> None:
+    await harness.store.open(JOB, opening())
+    await harness.lease(shards=2)
+    assert await harness.store.open(JOB, opening(first_epoch=9 << 32)) == "exists"
+    assert len((await harness.view()).leases) == 2
+
+
+@pytest.mark.asyncio
+async def test_release_queues_the_rest_at_once_and_names_no_suspect(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(shard_batches=2))
+    lease = (await harness.lease()).leases[0]
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, 10, False)])
+    released = await harness.store.release(JOB, 1, worker="w0", crashed=False)
+    assert [(one.lo, one.hi, one.cause) for one in released.requeued] == [(10, 20, "released")]
+    assert released.suspects == ()
+    assert released.deaths == 0
+    assert (await harness.view()).leased == 0
+
+
+@pytest.mark.asyncio
+async def test_deaths_are_counted_per_position_over_generations_for_the_batch_in_work(harness: Harness) -> None:
+    for gen in (1, 2, 3):
+        await harness.store.open(JOB, opening(gen=gen, total=1000, shard_batches=3, to_do=((30, 1000),)))
+        first, second = (await harness.lease(f"w{gen}", shards=2, gen=gen)).leases
+        await harness.store.renew(JOB, gen, worker=f"w{gen}", progress=[(first.epoch, 45, False)])
+        released = await harness.store.release(JOB, gen, worker=f"w{gen}", crashed=True)
+        assert released.suspects == ((45, 50), (second.lo, second.lo + 10))
+        assert released.deaths == gen
+    again = await harness.store.release(JOB, 3, worker="w3", crashed=True)      # the answer may have been lost
+    assert again.suspects[0] == (45, 50)
+    assert again.deaths == 3
+    assert again.requeued == ()
+
+
+@pytest.mark.asyncio
+async def test_a_crash_that_is_told_after_the_lease_expired_still_names_the_suspect(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=1000, ttl_s=TTL_S))
+    lease = (await harness.lease()).leases[0]
+    await harness.pass_ttl()
+    await harness.store.sweep(JOB, 1)
+    released = await harness.store.release(JOB, 1, worker="w0", crashed=True)
+    assert released.suspects == ((lease.lo, lease.lo + BATCH),)
+    assert released.deaths == 1
+
+
+@pytest.mark.asyncio
+async def test_reconcile_queues_exactly_what_nobody_has(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=100, to_do=((40, 100),)))
+    held = (await harness.lease()).leases[0]                                # [40, 50)
+    found = await harness.store.reconcile(JOB, 1, done=IntervalSet([(0, 20), (30, 40)]))
+    assert found.orphans == ((20, 30),)
+    again = await harness.store.reconcile(JOB, 1, done=IntervalSet([(0, 20), (30, 40)]))
+    assert again.orphans == ()
+    assert (await harness.view()).queued == 60
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(held.epoch, held.hi, True)])
+    assert IntervalSet(await drain(harness)) == IntervalSet([(20, 30), (50, 100)])
+
+
+@pytest.mark.asyncio
+async def test_reconcile_takes_done_pieces_out_of_the_queue(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=100))
+    await harness.store.reconcile(JOB, 1, done=IntervalSet([(0, 5), (20, 30), (90, 100)]))
+    assert IntervalSet(await drain(harness)) == IntervalSet([(5, 20), (30, 90)])
+
+
+@pytest.mark.asyncio
+async def test_what_was_trained_after_the_snapshot_is_not_trained_again(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=100))
+    lease = (await harness.lease()).leases[0]
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.hi, True)])
+    assert (await harness.store.reconcile(JOB, 1, done=IntervalSet())).orphans == ()
+    # the next snapshot was cut after that completion: now it is truly missing
+    assert (await harness.store.reconcile(JOB, 1, done=IntervalSet())).orphans == ((lease.lo, lease.hi),)
+
+
+@pytest.mark.asyncio
+async def test_at_the_end_all_that_a_snapshot_lacks_is_queued(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=30))
+    await drain(harness)
+    assert (await harness.store.reconcile(JOB, 1, done=IntervalSet([(0, 10)]))).orphans == ((10, 30),)
+    assert IntervalSet(await drain(harness)) == IntervalSet([(10, 30)])
+
+
+@pytest.mark.asyncio
+async def test_a_lost_store_asks_to_be_reopened_and_never_says_drained(harness: Harness) -> None:
+    await harness.store.open(JOB, opening())
+    await harness.lease()
+    await harness.lose()
+    assert (await harness.lease()).state is State.REOPEN
+    assert await harness.store.open(JOB, opening(first_epoch=2 << 32)) == "opened"
+    assert (await harness.lease()).leases[0].epoch == 2 << 32
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_of_the_server_leases_live_on_and_epochs_jump(harness: Harness) -> None:
+    await harness.store.open(JOB, opening())
+    before = (await harness.lease(shards=2)).leases
+    await harness.restart()
+    assert (await harness.lease()).state is State.REOPEN
+    assert await harness.store.open(JOB, opening(first_epoch=5 << 32)) == "adopted"
+    assert [(x.epoch, x.lo, x.hi) for x in (await harness.view()).leases] == [
+        (x.epoch, x.lo, x.hi) for x in before
+    ]
+    assert (await harness.lease()).leases[0].epoch == 5 << 32
+
+
+@pytest.mark.asyncio
+async def test_a_forgotten_job_leaves_nothing(harness: Harness) -> None:
+    await harness.store.open(JOB, opening())
+    await harness.lease()
+    await harness.store.forget(JOB, 1)
+    assert (await harness.lease()).state is State.REOPEN
+
+
+@pytest.mark.asyncio
+async def test_positions_and_epochs_beyond_a_million_million_stay_exact(harness: Harness) -> None:
+    far = 1 << 50
+    await harness.store.open(JOB, opening(total=far + 100, to_do=((far + 1, far + 99),), first_epoch=1 << 51))
+    granted = await harness.lease(shards=2)
+    assert granted.leases[0].lo == far + 1
+    assert granted.leases[0].hi == (far + 1) // BATCH * BATCH + BATCH
+    assert granted.leases[0].epoch == 1 << 51
+    await harness.store.release(JOB, 1, worker="w0", crashed=False)
+    assert IntervalSet(await drain(harness)) == IntervalSet([(far + 1, far + 99)])

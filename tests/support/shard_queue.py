@@ -1,0 +1,219 @@
+"""A queue of leases in memory, on a clock that the test moves. It follows the same rules as the scripts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from recmesh.formats import IntervalSet
+from services.shardsvc.domain.cutting import shard_batches, shard_end, suspect
+from services.shardsvc.domain.lease import (
+    Cause,
+    Granted,
+    Lease,
+    Opening,
+    Reconciled,
+    Released,
+    Renewed,
+    Requeued,
+    State,
+    View,
+)
+from services.shardsvc.store.queue import Opened
+
+
+@dataclass
+class _Queue:
+    opening: Opening
+    life: int
+    next_epoch: int
+    queued: IntervalSet
+    leases: dict[int, Lease] = field(default_factory=dict)
+    expiry: dict[int, float] = field(default_factory=dict)
+    since: dict[int, float] = field(default_factory=dict)
+    recent: IntervalSet = field(default_factory=IntervalSet)
+    lapsed: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    requests: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    releases: dict[str, tuple[tuple[tuple[int, int], ...], int]] = field(default_factory=dict)
+    granted: int = 0
+    requeues: int = 0
+    expirations: int = 0
+
+
+class MemoryQueue:
+    """`QueueStore` in one process."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, _Queue] = {}
+        self._deaths: dict[tuple[str, int], int] = {}
+        self.now_s = 1000.0
+        self.life = 1
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def lose_everything(self) -> None:
+        self._queues.clear()
+        self._deaths.clear()
+
+    def restart(self) -> None:
+        """The server comes back with its data and a new identity."""
+        self.life += 1
+
+    async def open(self, job_id: str, opening: Opening) -> Opened:
+        old = self._queues.get(job_id)
+        if old and old.opening.gen > opening.gen:
+            return "stale"
+        if old and old.opening.gen == opening.gen:
+            if old.life == self.life:
+                return "exists"
+            old.life, old.next_epoch = self.life, max(old.next_epoch, opening.first_epoch)
+            return "adopted"
+        self._queues[job_id] = _Queue(opening, self.life, opening.first_epoch, IntervalSet(opening.to_do))
+        return "opened"
+
+    def _find(self, job_id: str, gen: int) -> _Queue | State:
+        queue = self._queues.get(job_id)
+        if queue is None:
+            return State.REOPEN
+        if queue.opening.gen > gen:
+            return State.STALE_GEN
+        if queue.opening.gen < gen or queue.life != self.life:
+            return State.REOPEN
+        return queue
+
+    def _drop(self, queue: _Queue, epoch: int) -> Lease:
+        queue.expiry.pop(epoch)
+        queue.since.pop(epoch)
+        return queue.leases.pop(epoch)
+
+    def _give_back(self, queue: _Queue, epoch: int, cause: Cause) -> list[Requeued]:
+        lease = self._drop(queue, epoch)
+        queue.recent.add(lease.lo, lease.progress)
+        if lease.progress >= lease.hi:
+            return []
+        queue.queued.add(lease.progress, lease.hi)
+        queue.requeues += 1
+        return [Requeued(lease.worker, epoch, lease.progress, lease.hi, cause)]
+
+    def _expire(self, queue: _Queue) -> tuple[Requeued, ...]:
+        told: list[Requeued] = []
+        for epoch in sorted(epoch for epoch, at in queue.expiry.items() if at <= self.now_s):
+            lease = queue.leases[epoch]
+            queue.lapsed.setdefault(lease.worker, (lease.lo, lease.hi, lease.progress))
+            queue.expirations += 1
+            told += self._give_back(queue, epoch, Cause.EXPIRED)
+        return tuple(told)
+
+    async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
+        queue = self._find(job_id, gen)
+        if isinstance(queue, State):
+            return Granted(queue)
+        told, ttl_s = self._expire(queue), queue.opening.ttl_s
+        before = [
+            queue.leases[epoch]
+            for epoch in queue.requests.get((worker, request_id), [])
+            if request_id and epoch in queue.leases
+        ]
+        if before:
+            queue.expiry |= {lease.epoch: self.now_s + ttl_s for lease in before}
+            return Granted(State.GRANTED, tuple(before), ttl_s, 0.0, told)
+        holders = len({lease.worker for lease in queue.leases.values()} | {worker})
+        granted: list[Lease] = []
+        while len(granted) < shards and queue.queued:
+            lo, hi = queue.queued.pairs()[0]
+            size, most = queue.opening.batch_size, queue.opening.shard_batches
+            batches = shard_batches(queue.queued.size, holders=holders, batch_size=size, most=most)
+            stop = shard_end(lo, hi, batch_size=size, batches=batches)
+            queue.queued.remove(lo, stop)
+            granted.append(Lease(queue.next_epoch, worker, lo, stop, lo))
+            queue.next_epoch += 1
+        for lease in granted:
+            queue.leases[lease.epoch] = lease
+            queue.expiry[lease.epoch] = self.now_s + ttl_s
+            queue.since[lease.epoch] = self.now_s
+        queue.granted += len(granted)
+        if granted:
+            queue.lapsed.pop(worker, None)
+            queue.requests[worker, request_id] = [lease.epoch for lease in granted]
+            return Granted(State.GRANTED, tuple(granted), ttl_s, 0.0, told)
+        if not queue.leases:
+            return Granted(State.DRAINED, (), ttl_s, 0.0, told)
+        wait_s = min(1.0, max(0.05, min(queue.expiry.values()) - self.now_s))
+        return Granted(State.WAIT, (), ttl_s, wait_s, told)
+
+    async def renew(
+        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool]]
+    ) -> Renewed:
+        queue = self._find(job_id, gen)
+        if isinstance(queue, State):
+            return Renewed(queue)
+        lost: list[int] = []
+        for epoch, done_to, complete in progress:
+            lease = queue.leases.get(epoch)
+            if lease is None or lease.worker != worker:
+                lost.append(epoch)
+            elif complete:
+                self._drop(queue, epoch)
+                queue.recent.add(lease.lo, lease.hi)
+            else:
+                reached = max(lease.progress, min(done_to, lease.hi))
+                queue.leases[epoch] = replace(lease, progress=reached)
+                queue.expiry[epoch] = self.now_s + queue.opening.ttl_s
+        return Renewed(State.GRANTED, tuple(lost))
+
+    async def release(self, job_id: str, gen: int, *, worker: str, crashed: bool) -> Released:
+        queue = self._find(job_id, gen)
+        if isinstance(queue, State):
+            return Released(queue)
+        mine = [lease for _, lease in sorted(queue.leases.items()) if lease.worker == worker]
+        cause = Cause.CRASHED if crashed else Cause.RELEASED
+        told = tuple(one for lease in mine for one in self._give_back(queue, lease.epoch, cause))
+        lapsed = queue.lapsed.pop(worker, None)
+        if not crashed:
+            return Released(State.GRANTED, told)
+        spans = [*([lapsed] if lapsed else []), *((lease.lo, lease.hi, lease.progress) for lease in mine)]
+        size = queue.opening.batch_size
+        found = [suspect(lo, progress, hi, batch_size=size) for lo, hi, progress in spans]
+        suspects = tuple(pair for pair in found if pair is not None)
+        if not suspects:
+            kept, deaths = queue.releases.get(worker, ((), 0))
+            return Released(State.GRANTED, told, kept, deaths)
+        at = (job_id, suspects[0][0])
+        self._deaths[at] = self._deaths.get(at, 0) + 1
+        queue.releases[worker] = (suspects, self._deaths[at])
+        return Released(State.GRANTED, told, suspects, self._deaths[at])
+
+    async def reconcile(self, job_id: str, gen: int, *, done: IntervalSet) -> Reconciled:
+        queue = self._find(job_id, gen)
+        if isinstance(queue, State):
+            return Reconciled(queue)
+        self._expire(queue)
+        cover = done.union(queue.queued)
+        for lease in queue.leases.values():
+            cover.add(lease.lo, lease.hi)
+        if queue.queued or queue.leases:
+            cover = cover.union(queue.recent)
+        queue.recent = IntervalSet()
+        orphans = cover.missing_within(0, queue.opening.total)
+        queue.queued = queue.queued.difference(done).union(IntervalSet(orphans))
+        queue.requeues += len(orphans)
+        return Reconciled(State.GRANTED, tuple(orphans))
+
+    async def look(self, job_id: str, gen: int) -> tuple[Released, View | None]:
+        queue = self._find(job_id, gen)
+        if isinstance(queue, State):
+            return Released(queue), None
+        told = self._expire(queue)
+        held = tuple(
+            replace(lease, age_s=self.now_s - queue.since[epoch])
+            for epoch, lease in sorted(queue.leases.items())
+        )
+        total, queued = queue.opening.total, queue.queued
+        view = View(gen, total, queued.size, held, queue.expirations, queue.requeues, queue.granted, len(queued))
+        return Released(State.GRANTED, told), view
+
+    async def sweep(self, job_id: str, gen: int) -> Released:
+        return (await self.look(job_id, gen))[0]
+
+    async def forget(self, job_id: str, gen: int) -> None:
+        self._queues.pop(job_id, None)
+        self._deaths = {key: count for key, count in self._deaths.items() if key[0] != job_id}
