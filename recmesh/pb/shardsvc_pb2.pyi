@@ -601,3 +601,25 @@ class Holder(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["leases", b"leases", "oldest_s", b"oldest_s", "positions", b"positions", "worker", b"worker"]) -> None: ...
 
 Global___Holder: typing_extensions.TypeAlias = Holder
+
+@typing.final
+class TaskChunk(google.protobuf.message.Message):
+    """One message of the task log: records in order of their bases, at most 1,000 and 512 KiB."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
+    fingerprint: builtins.str
+    """of dataset, epochs, seed and shuffle: whoever goes on with the log must agree"""
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[recmesh.pb.common_pb2.TaskRecord]: ...
+    def __init__(
+        self,
+        *,
+        tasks: collections.abc.Iterable[recmesh.pb.common_pb2.TaskRecord] | None = ...,
+        fingerprint: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "tasks", b"tasks"]) -> None: ...
+
+Global___TaskChunk: typing_extensions.TypeAlias = TaskChunk
