@@ -64,7 +64,8 @@ def _common_env(
         "RECMESH_STORAGE_URI": config.storage or str(home.storage),
         "RECMESH_SHM_DIR": str(home.shm),
         "RECMESH_NATS_URL": config.nats.url or f"nats://127.0.0.1:{ports['nats']}",
-        "RECMESH_VALKEY_URL": config.valkey.url or f"redis://:{secrets['valkey']}@127.0.0.1:{ports['valkey']}/0",
+        "RECMESH_VALKEY_URL": config.valkey.url
+        or f"redis://:{secrets['valkey']}@127.0.0.1:{ports['valkey']}/0",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # two threads per process under contention collapse throughput
     }

@@ -1,9 +1,9 @@
 """The rules of supervision, pure: what to do with one component, given what is seen of it now.
 
-    waiting ──start──► starting ──ready──► ready ◄──► unready
-                          │ died             │ died      │ died, or silent too long (killed)
-                          └──────► backoff ◄─┴───────────┘
-                                      └── delay over ──► starting
+waiting ──start──► starting ──ready──► ready ◄──► unready
+                      │ died             │ died      │ died, or silent too long (killed)
+                      └──────► backoff ◄─┴───────────┘
+                                  └── delay over ──► starting
 """
 
 from dataclasses import dataclass, field

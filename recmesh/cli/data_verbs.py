@@ -1,0 +1,76 @@
+"""dataset register, list, inspect."""
+
+from typing import Any
+
+import typer
+
+from recmesh.cli import output
+from recmesh.cli.connect import connect
+from recmesh.cli.options import FileArgument, HomeOption, JsonOption
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs of this module."""
+    group = typer.Typer(name="dataset", no_args_is_help=True, help="Datasets that jobs may name.")
+    group.command("register")(register_dataset)
+    group.command("list")(list_datasets)
+    group.command("inspect")(inspect)
+    app.add_typer(group)
+
+
+def register_dataset(file: FileArgument, home: HomeOption = None, json: JsonOption = False) -> None:
+    """Register a dataset from its file."""
+    from recmesh.client.jobfile import load_dataset
+
+    spec = load_dataset(file)
+    with connect(home) as mesh:
+        answer = mesh.register_dataset(spec)
+    if json:
+        output.print_json(answer)
+    else:
+        print(f"Registered {answer.get('name', spec.get('name', ''))}.")
+
+
+def list_datasets(home: HomeOption = None, json: JsonOption = False) -> None:
+    """List registered datasets."""
+    with connect(home) as mesh:
+        found = mesh.datasets()
+    if json:
+        output.print_json(found)
+        return
+    columns = ["name", "version", "format", "files", "rows", "tasks"]
+    output.print_table(
+        columns, [[_cell(item, c) for c in columns] for item in found], empty="There are no datasets."
+    )
+
+
+def inspect(file: FileArgument, home: HomeOption = None, json: JsonOption = False) -> None:
+    """Show what is in a dataset's files: rows, columns, problems."""
+    from recmesh.client.jobfile import load_mapping, resolve
+
+    spec = load_mapping(file)
+    source = spec.get("data", spec).get("source", {})
+    if isinstance(source.get("files"), list):
+        source["files"] = [str(resolve(str(path), file.parent)) for path in source["files"]]
+    with connect(home) as mesh:
+        answer = mesh.inspect_dataset(spec.get("data", spec))
+    if json:
+        output.print_json(answer)
+        return
+    columns = answer.get("columns", [])
+    output.print_fields(
+        {key: str(value) for key, value in answer.items() if not isinstance(value, list | dict)}
+    )
+    if columns and isinstance(columns[0], dict):
+        names = list(columns[0])
+        print()
+        output.print_table(names, [[_cell(item, name) for name in names] for item in columns])
+
+
+def _cell(item: dict[str, Any], name: str) -> str:
+    value = item.get(name, "")
+    if isinstance(value, list):
+        return str(len(value)) if name == "files" else ", ".join(map(str, value))
+    return (
+        output.number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    )

@@ -1,0 +1,348 @@
+"""submit, jobs, describe, events, stop, scale, checkpoints, checkpoint, delete, top."""
+
+import json as json_module
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recmesh.cli import output
+from recmesh.cli.connect import connect
+from recmesh.cli.exit_codes import ExitCode
+from recmesh.cli.options import FileArgument, HomeOption, JobArgument, JsonOption
+from recmesh.runtime.errors import InvalidArgument, Violation
+
+if TYPE_CHECKING:
+    from recmesh.client import Client, Job, Role
+    from recmesh.client.views import Event
+
+_JOB_COLUMNS = [
+    "id",
+    "name",
+    "owner",
+    "phase",
+    "progress",
+    "samples/s",
+    "loss",
+    "auc",
+    "workers",
+    "ps",
+    "age",
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs of this module."""
+    for verb in (submit, jobs, describe, events, stop, scale, checkpoints, checkpoint, delete, top):
+        app.command()(verb)
+
+
+def submit(
+    file: FileArgument,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a field: training.epochs=2 (the value is JSON or text).",
+            metavar="FIELD=VALUE",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the job, create nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Follow the job until it is over.")] = False,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Submit a job; its code folder is packed and sent along."""
+    from recmesh.client import load_job
+
+    spec = load_job(file, overrides=dict(_assignment(text) for text in set_ or []))
+    with connect(home) as mesh:
+        job = mesh.submit(spec, dry_run=dry_run)
+        if json and not wait:
+            output.print_json(job.model_dump())
+        elif dry_run:
+            print("The job is valid; nothing was created.")
+        elif not json:
+            print(f"Submitted {job.name} as {job.job_id}.")
+            print(f"Follow it with `recmesh events {job.job_id} -f` or `recmesh top`.")
+        if wait and not dry_run:
+            _wait(mesh, job.job_id, json=json)
+
+
+def jobs(
+    owner: Annotated[str, typer.Option(help="Only this owner's.")] = "",
+    phase: Annotated[str, typer.Option(help="Only those in this phase.")] = "",
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 50,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List jobs, newest first."""
+    with connect(home) as mesh:
+        page = mesh.jobs(owner=owner, phase=phase, limit=limit)
+    if json:
+        output.print_json(page.model_dump())
+        return
+    output.print_table(_JOB_COLUMNS, [_job_row(job) for job in page.jobs], empty="There are no jobs.")
+    if page.next_page_token:
+        print(f"There are more: --limit {limit * 2}")
+
+
+def describe(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:
+    """Show everything about a job."""
+    with connect(home) as mesh:
+        found = mesh.job(job)
+    if json:
+        output.print_json(found.model_dump())
+        return
+    progress = found.progress
+    output.print_fields({
+        "Job": f"{found.name}  ({found.job_id})",
+        "Owner": found.owner,
+        "Labels": " ".join(f"{key}={value}" for key, value in found.labels.items()),
+        "Phase": found.phase + (f": {found.reason}" if found.reason else ""),
+        "Message": found.message,
+        "Created": output.clock(found.created),
+        "Started": output.clock(found.started),
+        "Ended": output.clock(found.ended),
+        "Progress": _progress(found),
+        "Speed": f"{output.number(progress.samples_per_s)} samples/s" if progress.samples_per_s else "",
+        "Left": output.duration(progress.eta_s) if progress.eta_s and not found.over else "",
+        "Requeues": str(progress.requeues or ""),
+        "Quarantined": str(progress.quarantined or ""),
+        "Skipped": f"{progress.skipped_nan} batches that were not finite" if progress.skipped_nan else "",
+        "Metrics": "  ".join(f"{name} {output.number(value)}" for name, value in found.metrics.items()),
+        "Checkpoint": str(found.snapshot or ""),
+        "Generation": str(found.gen or ""),
+        "Model": f"{found.model_name} version {found.model_version}" if found.model_version else "",
+        "Model files": found.model_uri,
+    })  # fmt: skip
+    if found.roles:
+        print()
+        columns = [
+            "role",
+            "state",
+            "process",
+            "samples/s",
+            "data",
+            "pull",
+            "compute",
+            "push",
+            "memory",
+            "restarts",
+            "note",
+        ]
+        output.print_table(columns, [_role_row(role) for role in found.roles])
+    if found.transitions:
+        print()
+        rows = [[output.clock(t.at), t.from_phase, t.to_phase, t.reason] for t in found.transitions]
+        output.print_table(["at", "from", "to", "reason"], rows)
+    for note in found.notes:
+        print(f"\nNote: {note}")
+
+
+def events(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what has happened to a job."""
+    with connect(home) as mesh:
+        for event in mesh.follow(job) if follow else mesh.events(job):
+            print(json_module.dumps(event.model_dump()) if json else _event_line(event), flush=follow)
+
+
+def stop(
+    job: JobArgument,
+    finish: Annotated[bool, typer.Option("--finish", help="Succeed at the next checkpoint instead.")] = False,
+    reason: Annotated[str, typer.Option(help="Why; kept with the job.")] = "",
+    home: HomeOption = None,
+) -> None:
+    """Stop a job."""
+    with connect(home) as mesh:
+        found = mesh.stop(job, reason=reason, finish=finish)
+    print(f"{found.name} ({found.job_id}) is {found.phase}.")
+
+
+def scale(
+    job: JobArgument,
+    roles: Annotated[
+        list[str],
+        typer.Argument(help="worker=3, ps=2; worker=auto leaves it to brain.", metavar="ROLE=COUNT..."),
+    ],
+    home: HomeOption = None,
+) -> None:
+    """Pin how many processes a role has, while training goes on."""
+    wanted = [_count(text) for text in roles]
+    with connect(home) as mesh:
+        for role, replicas in wanted:
+            found = mesh.scale(job, role, replicas)
+            print(
+                f"{found.name}: {role} {'is left to brain' if replicas is None else f'will be {replicas}'}."
+            )
+
+
+def checkpoints(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:
+    """List a job's checkpoints."""
+    with connect(home) as mesh:
+        found = mesh.checkpoints(job)
+    if json:
+        output.print_json([item.model_dump() for item in found])
+        return
+    rows = [
+        [
+            str(c.snapshot),
+            c.state,
+            output.clock(c.created),
+            output.number(c.samples),
+            output.size(c.size_bytes),
+            c.uri,
+        ]
+        for c in found
+    ]
+    output.print_table(["number", "state", "at", "samples", "size", "uri"], rows, empty="There is none yet.")
+
+
+def checkpoint(job: JobArgument, home: HomeOption = None) -> None:
+    """Take a checkpoint now."""
+    with connect(home) as mesh:
+        print(f"Checkpoint {mesh.checkpoint(job)}.")
+
+
+def delete(job: JobArgument, home: HomeOption = None) -> None:
+    """Delete an ended job's record and checkpoints; its model stays."""
+    with connect(home) as mesh:
+        mesh.delete(job)
+    print(f"{job} is deleted.")
+
+
+def top(
+    interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.2)] = 1.0,
+    home: HomeOption = None,
+) -> None:
+    """Watch jobs and their roles live; once, when the output is no terminal."""
+    import sys
+
+    with connect(home) as mesh:
+        if not sys.stdout.isatty():
+            live, roles = _top_rows(mesh)
+            output.print_table(_JOB_COLUMNS, live, empty="There are no jobs.")
+            output.print_table(_TOP_COLUMNS, roles)
+            return
+        from rich.console import Group
+        from rich.live import Live
+
+        with Live(refresh_per_second=4, screen=True) as screen:
+            while True:
+                live, roles = _top_rows(mesh)
+                screen.update(
+                    Group(output.rich_table(_JOB_COLUMNS, live), "", output.rich_table(_TOP_COLUMNS, roles))
+                )
+                time.sleep(interval)
+
+
+_TOP_COLUMNS = [
+    "job",
+    "role",
+    "state",
+    "process",
+    "samples/s",
+    "data",
+    "pull",
+    "compute",
+    "push",
+    "memory",
+    "rows",
+]
+
+
+def _top_rows(mesh: "Client") -> tuple[list[list[str]], list[list[str]]]:
+    page = mesh.jobs(limit=20)
+    rows = []
+    for job in page.jobs:
+        for role in [] if job.over else mesh.job(job.job_id).roles:
+            if role.state != "exited":
+                rows.append([job.name, *_role_row(role)[:9], output.number(role.rows) if role.rows else ""])
+    return [_job_row(job) for job in page.jobs], rows
+
+
+def _job_row(job: "Job") -> list[str]:
+    running = [role.role for role in job.roles if role.state == "running"]
+    return [
+        job.job_id, job.name, job.owner, job.phase, _progress(job),
+        output.number(job.progress.samples_per_s) if job.progress.samples_per_s else "",
+        _metric(job, "loss"), _metric(job, "eval_auc") or _metric(job, "auc"),
+        str(running.count("worker")), str(running.count("ps")), output.ago(job.created),
+    ]  # fmt: skip
+
+
+def _role_row(role: "Role") -> list[str]:
+    step = role.step
+    times = [step.data_s, step.pull_s, step.compute_s, step.push_s] if step and step.total_s else []
+    return [
+        f"{role.role}-{role.index}", role.state, role.handle,
+        output.number(role.samples_per_s) if role.samples_per_s else "",
+        *([f"{seconds * 1000:.1f} ms" for seconds in times] or [""] * 4),
+        output.size(role.memory_bytes) if role.memory_bytes else "", str(role.restarts), role.exit_reason,
+    ]  # fmt: skip
+
+
+def _progress(job: "Job") -> str:
+    done, total = job.progress.samples, job.progress.total
+    return (
+        f"{job.progress.share:.0%} of {output.number(total)}"
+        if total
+        else (output.number(done) if done else "")
+    )
+
+
+def _metric(job: "Job", name: str) -> str:
+    value = job.metrics.get(name)
+    return "" if value is None else f"{value:.4f}"
+
+
+def _event_line(event: "Event") -> str:
+    at = output.clock(event.time) if isinstance(event.time, float) else event.time
+    facts = " ".join(f"{key}={_short(value)}" for key, value in event.data.items() if key != "job_id")
+    return f"{at}  {event.type:<24}  {facts}"
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _wait(mesh: "Client", job_id: str, *, json: bool) -> None:
+    for event in mesh.follow(job_id):
+        if not json:
+            print(_event_line(event), flush=True)
+    job = mesh.job(job_id)
+    if json:
+        output.print_json(job.model_dump())
+    else:
+        print(
+            f"{job.name} {job.phase}{f': {job.message or job.reason}' if job.message or job.reason else ''}"
+        )
+    if job.phase != "Succeeded":
+        raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    field, found, value = text.partition("=")
+    if not found or not field:
+        raise InvalidArgument("--set cannot be read", violations=[Violation(text, "must be FIELD=VALUE")])
+    try:
+        return field, json_module.loads(value)
+    except ValueError:
+        return field, value
+
+
+def _count(text: str) -> tuple[str, int | None]:
+    role, _, count = text.partition("=")
+    if count == "auto":
+        return role, None
+    if not role or not count.isdigit():
+        raise InvalidArgument(
+            "the scale cannot be read", violations=[Violation(text, "must be ROLE=COUNT or ROLE=auto")]
+        )
+    return role, int(count)

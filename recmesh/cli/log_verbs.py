@@ -1,0 +1,119 @@
+"""logs: of a service (its file) or of a role of a job (through gateway)."""
+
+import json as json_module
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recmesh.cli.connect import connect
+from recmesh.cli.mesh import state
+from recmesh.cli.options import HomeOption, home_of
+from recmesh.runtime.errors import NotFound
+
+_POLL_S = 0.2
+_READ_BYTES = 1 << 20
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs of this module."""
+    app.command()(logs)
+
+
+def logs(
+    name: Annotated[
+        str, typer.Argument(help="A service (brain, nats, supervisor, ...), or a job.", metavar="SERVICE|JOB")
+    ],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is written.")] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", help="How many of the last lines.", min=0)] = 100,
+    role: Annotated[str, typer.Option(help="Of a job: ps, worker, evaluator or finisher.")] = "worker",
+    index: Annotated[int, typer.Option(help="Of a job: which of the role's processes.", min=0)] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Lines as they were written, even JSON.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Show what a service or a job's role wrote."""
+    folder = home_of(home)
+    known = state.load(folder.mesh_file).components
+    path = folder.log(name)
+    if name in known or name == "supervisor":
+        if not path.exists():
+            raise NotFound(f"{name} has written no log yet ({path})")
+        lines = _follow(path, tail) if follow else iter(_tail(path, tail))
+    else:
+        lines = _job_lines(name, role, index, tail, follow=follow, home=home)
+    for line in lines:
+        print(line if raw else readable(line), flush=follow)
+
+
+def readable(line: str) -> str:
+    """A JSON log line as `time LEVEL logger: message key=value`; another line as it is."""
+    if not line.startswith("{"):
+        return line
+    try:
+        item = json_module.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(item, dict) or "message" not in item:
+        return line
+    moment = str(item.pop("time", item.pop("timestamp", "")))
+    level = str(item.pop("level", "")).upper()
+    logger, message = str(item.pop("logger", "")), str(item.pop("message"))
+    trouble = str(item.pop("exception", item.pop("exc_info", "")) or "")
+    for noise in ("service", "trace_id", "span_id", "pid", "version"):
+        item.pop(noise, None)
+    rest = " ".join(f"{key}={value}" for key, value in item.items())
+    text = " ".join(
+        part for part in (moment, f"{level:<7}", f"{logger}:" if logger else "", message, rest) if part
+    )
+    return f"{text}\n{trouble}" if trouble else text
+
+
+def _job_lines(
+    name: str, role: str, index: int, tail: int, *, follow: bool, home: str | None
+) -> Iterator[str]:
+    with connect(home) as mesh:
+        seen = mesh.logs(name, role=role, index=index, tail=tail)
+        yield from seen
+        while follow and not mesh.job(name).over:
+            time.sleep(1.0)
+            now = mesh.logs(name, role=role, index=index, tail=1000)
+            yield from _new(seen, now)
+            seen = now
+
+
+def _new(before: list[str], now: list[str]) -> list[str]:
+    """What `now` has after the end of `before`: both are last lines of one growing text."""
+    for overlap in range(min(len(before), len(now)), 0, -1):
+        if before[-overlap:] == now[:overlap]:
+            return now[overlap:]
+    last = before[-1] if before else None
+    places = [n for n, line in enumerate(now) if line == last]
+    return now[places[-1] + 1 :] if places else now
+
+
+def _tail(path: Path, count: int) -> list[str]:
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-count:] if count else []
+
+
+def _follow(path: Path, count: int) -> Iterator[str]:
+    """The last lines, then all that comes; goes on when the file is cut or replaced."""
+    yield from _tail(path, count)
+    position, rest = path.stat().st_size, ""
+    while True:
+        size = path.stat().st_size if path.exists() else 0
+        if size < position:
+            position, rest = 0, ""
+        if size > position:
+            with path.open("rb") as file:
+                file.seek(position)
+                data = file.read(_READ_BYTES)
+            position += len(data)
+            *lines, rest = (rest + data.decode(errors="replace")).split("\n")
+            yield from lines
+        else:
+            time.sleep(_POLL_S)

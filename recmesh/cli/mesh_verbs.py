@@ -1,0 +1,170 @@
+"""up, down, status, doctor, version."""
+
+import os
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from recmesh.cli import output
+from recmesh.cli.exit_codes import ExitCode
+from recmesh.cli.mesh import exits, state, stop
+from recmesh.cli.mesh.home import Home
+from recmesh.cli.options import HomeOption, JsonOption, home_of
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs of this module."""
+    app.command()(up)
+    app.command()(down)
+    app.command()(status)
+    app.command()(doctor)
+    app.command()(version)
+
+
+def up(
+    home: HomeOption = None,
+    listen: Annotated[
+        str, typer.Option(help="Address for the API; beyond loopback it needs an API key.", metavar="ADDRESS")
+    ] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds until everything must be ready.")] = 180.0,
+    json: JsonOption = False,
+) -> None:
+    """Start the mesh on this machine, or find it running."""
+    from recmesh.cli.mesh.start import UpOptions
+    from recmesh.cli.mesh.start import up as start
+
+    folder = home_of(home)
+    progress = _Progress(quiet=json)
+    try:
+        result = start(folder, os.environ, UpOptions(listen=listen, timeout_s=timeout), on_progress=progress)
+    finally:
+        progress.end()
+    if json:
+        output.print_json(_document(folder, result.mesh) | {"ran_already": result.ran_already})
+        return
+    if result.ran_already:
+        print(f"The mesh in {folder.root} is running.")
+    else:
+        print(f"The mesh in {folder.root} is up ({result.seconds:.1f} s).")
+    _print_components(result.mesh)
+    if result.mesh.gateway:
+        print(f"\nREST API  {result.mesh.gateway}/v1  (described at {result.mesh.gateway}/docs)")
+        print("Try       recmesh submit examples/flights/job.yaml")
+
+
+def down(home: HomeOption = None) -> None:
+    """Stop the mesh and the roles of its jobs, which go on from their checkpoint after the next `up`."""
+    folder = home_of(home)
+    stopped = stop.down(folder)
+    print(f"The mesh in {folder.root} is {'down' if stopped else 'not running'}.")
+
+
+def status(
+    home: HomeOption = None,
+    last: Annotated[int, typer.Option(help="How many exits to show.")] = 5,
+    json: JsonOption = False,
+) -> None:
+    """Show the mesh's processes, their addresses, and how processes ended lately."""
+    folder = home_of(home)
+    mesh = state.load(folder.mesh_file)
+    keeper, living = stop.supervisor(folder), stop.living(folder)
+    if keeper is None:  # nobody keeps the file true: look for ourselves
+        alive = {handle.name: handle.pid for handle in living if handle.run_dir == folder.components}
+        for name, item in mesh.components.items():
+            item.pid = alive.get(name)
+            item.state = "unsupervised" if item.pid else "stopped"
+    roles = [handle for handle in living if handle.run_dir != folder.components]
+    ended = exits.read(folder.exits_file, last=last)
+    if json:
+        output.print_json(
+            _document(folder, mesh)
+            | {"supervisor": keeper.pid if keeper else None, "roles": len(roles), "exits": ended}
+        )
+    elif not mesh.components:
+        print(f"There is no mesh in {folder.root}.")
+    else:
+        _print_components(mesh)
+        print(f"\n{len(roles)} role processes of jobs")
+        if keeper is None and living:
+            print("The supervisor is gone and nothing restarts what dies: run `recmesh up`.")
+        if ended:
+            print("\nLast exits")
+            rows = [
+                [output.clock(item["ended_at"]), item["name"], str(item["pid"]), item["reason"]]
+                for item in ended
+            ]
+            output.print_table(["at", "name", "pid", "reason"], rows)
+    if keeper is None or not mesh.ready:
+        raise typer.Exit(ExitCode.UNREACHABLE)
+
+
+def doctor(home: HomeOption = None, json: JsonOption = False) -> None:
+    """Check this machine, and say what is missing and how to mend it."""
+    from recmesh.cli.mesh.doctor import examine
+
+    findings = examine(home_of(home))
+    if json:
+        output.print_json([asdict(item) for item in findings])
+    else:
+        output.print_table(["check", "verdict", "found"], [[i.check, i.verdict, i.found] for i in findings])
+        for item in findings:
+            if item.mend:
+                print(f"\n{item.check}: {item.mend}")
+    if any(item.verdict == "missing" for item in findings):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def version(json: JsonOption = False) -> None:
+    """Show the versions of recmesh and Python."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        mine = installed("recmesh")
+    except PackageNotFoundError:
+        mine = "not installed"
+    if json:
+        output.print_json({"recmesh": mine, "python": sys.version.split()[0]})
+    else:
+        print(f"recmesh {mine} (Python {sys.version.split()[0]})")
+
+
+def _document(folder: Home, mesh: state.MeshState) -> dict[str, Any]:
+    return {
+        "home": str(folder.root), "ready": mesh.ready, "gateway": mesh.gateway,
+        "components": {name: asdict(item) for name, item in mesh.components.items()},
+    }  # fmt: skip
+
+
+def _print_components(mesh: state.MeshState) -> None:
+    rows = []
+    for name, item in mesh.components.items():
+        api = item.addresses.get("rpc") or item.addresses.get("url", "")
+        dashboard = item.addresses.get("http", "")
+        again = (
+            f"{item.restarts} ({item.last_exit})" if item.restarts and item.last_exit else str(item.restarts)
+        )
+        rows.append([name, item.state, str(item.pid or ""), again, api, dashboard])
+    output.print_table(["name", "state", "pid", "restarts", "api", "dashboard"], rows)
+
+
+class _Progress:
+    """One line on a terminal that says who is ready."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._shown = not quiet and sys.stderr.isatty()
+        self._last = ""
+
+    def __call__(self, mesh: state.MeshState) -> None:
+        ready = [name for name, item in mesh.components.items() if item.state == "ready"]
+        line = f"{len(ready)} of {len(mesh.components)} ready: {' '.join(ready)}"
+        if self._shown and line != self._last:
+            self._last = line
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clears the line."""
+        if self._last:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

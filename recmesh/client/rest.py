@@ -1,0 +1,283 @@
+"""The calls of gateway's REST API."""
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import ValidationError
+
+from recmesh.client.packing import pack
+from recmesh.client.problems import error_of
+from recmesh.client.views import Checkpoint, Event, Job, JobPage, Model, View
+from recmesh.runtime.errors import DeadlineExceeded, Internal, NotFound, Unavailable
+
+V = TypeVar("V", bound=View)
+_FIRST_RETRY_S = 0.1
+_REOPEN_S = 0.5
+_RETRIED = frozenset({502, 503})
+_STREAM_SILENCE_S = 60.0
+"""Longer than the server's keep-alives; a stream silent for so long is opened again."""
+
+
+class Client:
+    """One mesh. Not thread-safe for closing; calls may come from several threads."""
+
+    def __init__(self, url: str, *, api_key: str = "", timeout_s: float = 30.0) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
+
+    @classmethod
+    def find(cls, *, home: Path | str | None = None, env: Mapping[str, str] | None = None) -> Self:
+        """The mesh at $RECMESH_URL, else the one with data folder `home`, $RECMESH_HOME or `.recmesh` here.
+
+        NotFound when there is none. The API key is $RECMESH_API_KEY.
+        """
+        env = os.environ if env is None else env
+        key = env.get("RECMESH_API_KEY", "")
+        if env.get("RECMESH_URL") and home is None:
+            return cls(env["RECMESH_URL"], api_key=key)
+        folder = Path(home or env.get("RECMESH_HOME") or ".recmesh").expanduser()
+        try:
+            mesh = json.loads((folder / "mesh.json").read_bytes())
+            gateway = mesh["components"]["gateway"]
+            running = gateway["state"] != "stopped"
+            url = gateway["addresses"]["http"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise NotFound(f"there is no mesh in {folder.absolute()}: start one with `recmesh up`") from None
+        if not running:
+            raise Unavailable(f"the mesh in {folder.absolute()} is stopped: start it with `recmesh up`")
+        return cls(url, api_key=key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    # -- jobs ---------------------------------------------------------------------------------------------
+
+    def submit(self, spec: Mapping[str, Any], *, dry_run: bool = False, request_id: str = "") -> Job:
+        """Submits a job; a local `model.code` folder is packed and uploaded first.
+
+        Repeating it with the same `request_id` submits nothing new. InvalidArgument names every wrong field.
+        """
+        values = dict(spec)
+        code = (values.get("model") or {}).get("code", "")
+        if code and not code.startswith("sha256:") and not dry_run:
+            values["model"] = dict(values["model"]) | {"code": self.upload_code(pack(Path(code)))}
+        headers = {"Idempotency-Key": request_id or uuid.uuid4().hex}
+        params = {"dry_run": "true"} if dry_run else {}
+        return self._view(Job, "POST", "/v1/jobs", json=values, params=params, headers=headers, retry=True)
+
+    def jobs(self, *, owner: str = "", phase: str = "", limit: int = 100, page_token: str = "") -> JobPage:
+        """One page of jobs, newest first."""
+        params = {"owner": owner, "phase": phase, "limit": limit, "page_token": page_token}
+        return self._view(JobPage, "GET", "/v1/jobs", params={key: v for key, v in params.items() if v})
+
+    def job(self, job_id: str) -> Job:
+        """One job, by id or name (the newest of that name)."""
+        return self._view(Job, "GET", f"/v1/jobs/{_part(job_id)}")
+
+    def stop(self, job_id: str, *, reason: str = "", finish: bool = False) -> Job:
+        """Stops a job; with `finish` it succeeds at the next snapshot instead."""
+        body = {"reason": reason, "finish": finish}
+        return self._view(Job, "POST", f"/v1/jobs/{_part(job_id)}:stop", json=body, retry=True)
+
+    def scale(self, job_id: str, role: str, replicas: int | None) -> Job:
+        """Pins the count of a role; None leaves it to brain again."""
+        body = {"role": role, "replicas": replicas}
+        return self._view(Job, "POST", f"/v1/jobs/{_part(job_id)}:scale", json=body, retry=True)
+
+    def delete(self, job_id: str) -> None:
+        """Deletes an ended job's record and checkpoints."""
+        self._call("DELETE", f"/v1/jobs/{_part(job_id)}")
+
+    def events(self, job_id: str) -> list[Event]:
+        """What has happened to a job so far, oldest first."""
+        return _list(Event, self._call("GET", f"/v1/jobs/{_part(job_id)}/events").json(), "events")
+
+    def follow(self, job_id: str) -> Iterator[Event]:
+        """Events as they happen, after those that have; ends with the job. Goes on after interruptions."""
+        last = ""
+        while True:
+            try:
+                for event in self._stream(f"/v1/jobs/{_part(job_id)}/events", last):
+                    last = event.id or last
+                    yield event
+            except (httpx.TransportError, Unavailable):
+                pass
+            if self.job(job_id).over:
+                return
+            time.sleep(_REOPEN_S)
+
+    def logs(self, job_id: str, *, role: str = "", index: int = 0, tail: int = 200) -> list[str]:
+        """The last lines that a role wrote."""
+        params = {"role": role or "worker", "index": index, "tail": tail}
+        response = self._call("GET", f"/v1/jobs/{_part(job_id)}/logs", params=params)
+        if not response.headers.get("content-type", "").startswith("application/json"):
+            return response.text.splitlines()
+        body = response.json()
+        return [str(line) for line in (body.get("lines", []) if isinstance(body, dict) else body)]
+
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """A job's snapshots, newest last."""
+        body = self._call("GET", f"/v1/jobs/{_part(job_id)}/checkpoints").json()
+        return _list(Checkpoint, body, "checkpoints")
+
+    def checkpoint(self, job_id: str, *, timeout_s: float = 300.0) -> int:
+        """Takes a snapshot now; its number."""
+        response = self._call("POST", f"/v1/jobs/{_part(job_id)}:checkpoint", timeout_s=timeout_s)
+        return int(response.json()["snapshot"])
+
+    def upload_code(self, archive: bytes) -> str:
+        """Stores packed code; `sha256:...`, the same for the same bytes."""
+        response = self._call(
+            "POST", "/v1/code", content=archive, headers={"Content-Type": "application/gzip"}, retry=True,
+            timeout_s=300.0,
+        )  # fmt: skip
+        digest = str(response.json()["digest"])
+        return digest if digest.startswith("sha256:") else f"sha256:{digest}"
+
+    # -- data ---------------------------------------------------------------------------------------------
+
+    def register_dataset(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Registers a dataset under its name."""
+        return self._mapping("POST", "/v1/datasets", json=dict(spec))
+
+    def datasets(self) -> list[dict[str, Any]]:
+        """All registered datasets."""
+        body = self._call("GET", "/v1/datasets").json()
+        return list(body["datasets"] if isinstance(body, dict) else body)
+
+    def inspect_dataset(self, spec: Mapping[str, Any], *, timeout_s: float = 120.0) -> dict[str, Any]:
+        """What is in a dataset's files: columns, rows, problems."""
+        return self._mapping("POST", "/v1/datasets:inspect", json=dict(spec), timeout_s=timeout_s)
+
+    # -- models -------------------------------------------------------------------------------------------
+
+    def models(self) -> list[Model]:
+        """All registered versions."""
+        return _list(Model, self._call("GET", "/v1/models").json(), "models")
+
+    def model(self, name: str) -> list[Model]:
+        """The versions of one model."""
+        return _list(Model, self._call("GET", f"/v1/models/{_part(name)}").json(), "models", "versions")
+
+    def model_metadata(self, name: str) -> dict[str, Any]:
+        """Inputs and outputs, by Open Inference Protocol."""
+        return self._mapping("GET", f"/v2/models/{_part(name)}")
+
+    def infer(self, name: str, request: Mapping[str, Any], *, timeout_s: float = 30.0) -> dict[str, Any]:
+        """One inference request of the Open Inference Protocol v2, JSON form."""
+        path = f"/v2/models/{_part(name)}/infer"
+        return self._mapping("POST", path, json=dict(request), retry=True, timeout_s=timeout_s)
+
+    # -- mesh ---------------------------------------------------------------------------------------------
+
+    def mesh(self) -> dict[str, Any]:
+        """Health of the services."""
+        return self._mapping("GET", "/v1/mesh")
+
+    def forecast(self, series: str) -> dict[str, Any]:
+        """The newest forecast of a series."""
+        return self._mapping("GET", f"/v1/forecasts/{_part(series)}")
+
+    def plan(self, job_id: str) -> dict[str, Any]:
+        """Brain's newest plan for a job."""
+        return self._mapping("GET", f"/v1/plans/{_part(job_id)}")
+
+    # -- transport ----------------------------------------------------------------------------------------
+
+    def _view(self, view: type[V], method: str, path: str, **options: Any) -> V:
+        body = self._call(method, path, **options).json()
+        try:
+            return view.model_validate(body)
+        except ValidationError as error:
+            raise Internal(f"{method} {path} did not answer a {view.__name__}: {error}") from error
+
+    def _mapping(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        body = self._call(method, path, **options).json()
+        if not isinstance(body, dict):
+            raise Internal(f"{method} {path} answered no mapping")
+        return body
+
+    def _call(
+        self, method: str, path: str, *, retry: bool = False, timeout_s: float = 0.0, **options: Any
+    ) -> httpx.Response:
+        """Calls; what may be repeated is, on lost connections and on 502/503, until the deadline."""
+        timeout_s = timeout_s or self._timeout_s
+        deadline = time.monotonic() + timeout_s
+        may_retry = retry or method == "GET"
+        delay_s = _FIRST_RETRY_S
+        while True:
+            try:
+                remaining_s = max(0.1, deadline - time.monotonic())
+                response = self._http.request(method, path, timeout=remaining_s, **options)
+                if response.is_success:
+                    return response
+                error = error_of(response)
+                again = may_retry and response.status_code in _RETRIED
+            except httpx.TimeoutException as cause:
+                raise DeadlineExceeded(f"{self.url} did not answer within {timeout_s:g} s") from cause
+            except httpx.TransportError as cause:
+                error = Unavailable(f"{self.url} cannot be reached: {cause}")
+                again = may_retry
+            if not again or time.monotonic() + delay_s >= deadline:
+                raise error
+            time.sleep(delay_s)
+            delay_s = min(delay_s * 2, 2.0)
+
+    def _stream(self, path: str, last_id: str) -> Iterator[Event]:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        timeout = httpx.Timeout(self._timeout_s, read=_STREAM_SILENCE_S)
+        with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+            if not response.is_success:
+                response.read()
+                raise error_of(response)
+            for item in server_sent(response.iter_lines()):
+                yield Event.model_validate(item)
+
+
+def server_sent(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a text/event-stream; its `id` fills in for one that the object lacks."""
+    data: list[str] = []
+    event_id = ""
+    for line in lines:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            data.append(value)
+        elif name == "id":
+            event_id = value
+        elif not line and data:
+            item = json.loads("\n".join(data))
+            data = []
+            if isinstance(item, dict):
+                yield {"id": event_id} | item
+
+
+def _list(view: type[V], body: Any, *keys: str) -> list[V]:
+    """A list, bare or under one of the keys; a single object is a list of one."""
+    items = next((body[key] for key in keys if key in body), [body]) if isinstance(body, dict) else body
+    parse: Callable[[Any], V] = view.model_validate
+    return [parse(item) for item in items]
+
+
+def _part(name: str) -> str:
+    """A path segment."""
+    return quote(name, safe="")

@@ -1,0 +1,144 @@
+"""What gateway answers, typed. Field names are those of the wire; unknown fields are left out."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class View(BaseModel):
+    """Lenient on purpose: an older client must read a newer server's answer."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class StepTimes(View):
+    """Mean seconds of one training step, by part, over the last report interval."""
+
+    data_s: float = 0.0
+    pull_s: float = 0.0
+    compute_s: float = 0.0
+    push_s: float = 0.0
+    total_s: float = 0.0
+    steps: int = 0
+
+
+class Progress(View):
+    """How far a job is."""
+
+    samples: int = 0
+    total: int = 0
+    samples_per_s: float = 0.0
+    eta_s: float = 0.0
+    epochs: int = 0
+    requeues: int = 0
+    quarantined: int = 0
+    skipped_nan: int = 0
+
+    @property
+    def share(self) -> float:
+        """Done samples as a fraction; 0 when the total is not known yet."""
+        return min(1.0, self.samples / self.total) if self.total else 0.0
+
+
+class Role(View):
+    """One process of a job."""
+
+    role: str
+    index: int = 0
+    state: str = ""
+    handle: str = ""
+    address: str = ""
+    restarts: int = 0
+    exit_reason: str = ""
+    samples_per_s: float = 0.0
+    step: StepTimes | None = None
+    memory_bytes: int = 0
+    cpu_s: float = 0.0
+    rows: int = 0
+    samples: int = 0
+    since: float = 0.0
+
+
+class Transition(View):
+    """A change of a job's phase."""
+
+    from_phase: str = ""
+    to_phase: str = ""
+    reason: str = ""
+    at: float = 0.0
+
+
+class Job(View):
+    """A job as it is now."""
+
+    job_id: str
+    name: str = ""
+    owner: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    created: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    gen: int = 0
+    snapshot: int = 0
+    progress: Progress = Progress()
+    roles: list[Role] = Field(default_factory=list)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    model_name: str = ""
+    model_version: str = ""
+    model_uri: str = ""
+    transitions: list[Transition] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    wanted: dict[str, int] = Field(default_factory=dict)
+    pinned: dict[str, bool] = Field(default_factory=dict)
+    spec: dict[str, Any] | None = None
+
+    @property
+    def over(self) -> bool:
+        """True when nothing more will happen."""
+        return self.phase in ("Succeeded", "Failed", "Stopped")
+
+
+class JobPage(View):
+    """Some jobs, and how to go on."""
+
+    jobs: list[Job] = Field(default_factory=list)
+    next_page_token: str = ""
+
+
+class Event(View):
+    """A fact about a job."""
+
+    id: str = ""
+    type: str = ""
+    time: float | str = 0.0
+    source: str = ""
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class Checkpoint(View):
+    """A snapshot of a job."""
+
+    snapshot: int = 0
+    state: str = ""
+    created: float = 0.0
+    size_bytes: int = 0
+    samples: int = 0
+    uri: str = ""
+
+
+class Model(View):
+    """A registered version of a model."""
+
+    name: str
+    version: str = ""
+    uri: str = ""
+    framework: str = ""
+    job_id: str = ""
+    snapshot: int = 0
+    metrics: dict[str, float] = Field(default_factory=dict)
+    created: float = 0.0
+    state: str = ""
+    reason: str = ""
