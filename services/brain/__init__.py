@@ -1,0 +1,6 @@
+"""brain: what resources each job should have.
+
+Owns: the config DB (history of jobs, profiles, plans), in SQLite or PostgreSQL.
+Answers (gRPC): recmesh.brain.v1.Brain.
+Events out: plan.proposed. Events in: none; profiles and histories come by RPC from jobmaster.
+"""

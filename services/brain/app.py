@@ -1,0 +1,96 @@
+"""Use cases of brain: load, decide, save, tell."""
+
+import asyncio
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
+from services.brain.domain.explain import explain
+from services.brain.domain.first_plan import first_plan
+from services.brain.domain.model import Free, History, Job, Plan, Profile, RoleLimits
+from services.brain.domain.warmstart import SUCCEEDED, WarmStart
+from services.brain.store import SqlStore
+
+PAST_JOBS = 2000
+"""The newest successful jobs that are looked through for similar ones."""
+HISTORY_LIMIT = 1000
+
+
+class App:
+    """Brain without its wires. Store calls block, so they run in threads."""
+
+    def __init__(
+        self, store: SqlStore, *, rule: WarmStart, clock: Clock, told: Callable[[Plan], Awaitable[None]]
+    ) -> None:
+        self._store, self._rule, self._clock, self._told = store, rule, clock, told
+
+    async def plan(self, job: Job, limits: Sequence[RoleLimits], free: Free) -> Plan:
+        """The job's first plan; it is stored before it is given out."""
+        _check(job, limits)
+        past = await asyncio.to_thread(self._store.histories, outcome=SUCCEEDED, limit=PAST_JOBS)
+        made = first_plan(job, limits, free, past, self._rule)
+        plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now())
+        await asyncio.to_thread(self._store.put_plan, plan)
+        await self._told(plan)
+        return plan
+
+    async def observe(self, profile: Profile) -> None:
+        """Remember how a job does. The same profile again replaces itself."""
+        violations = [] if profile.job_id else [Violation("job_id", "is empty")]
+        for name in ("at", "samples_per_s", "data_s", "pull_s", "compute_s", "push_s", "ps_busy_share"):
+            value = getattr(profile, name)
+            if not math.isfinite(value) or value < 0:
+                violations.append(Violation(name, f"{value} is not a number from 0 up"))
+        if violations:
+            raise InvalidArgument("the profile is refused", violations=violations)
+        at = profile.at or self._clock.now()
+        await asyncio.to_thread(self._store.put_profile, replace(profile, at=at))
+
+    async def record(self, history: History) -> None:
+        """A job ended. The same job again replaces what was known."""
+        violations = [
+            Violation(path, "is empty")
+            for path, value in (("job.job_id", history.job.job_id), ("outcome", history.outcome)) if not value
+        ]  # fmt: skip
+        if violations:
+            raise InvalidArgument("the job's history is refused", violations=violations)
+        ended = history.ended or self._clock.now()
+        await asyncio.to_thread(self._store.put_history, replace(history, ended=ended))
+
+    async def explain(self, job_id: str) -> tuple[Plan | None, list[Profile], str]:
+        """The job's newest plan, its profiles, and what they mean."""
+        plans = await asyncio.to_thread(self._store.plans, job_id=job_id, limit=1)
+        profiles = await asyncio.to_thread(self._store.profiles, job_id)
+        if not plans and not profiles:
+            raise NotFound(f"brain knows nothing of job {job_id!r}")
+        plan = plans[0] if plans else None
+        return plan, profiles, explain(plan, profiles)
+
+    async def history(self, *, owner: str = "", limit: int = 0) -> list[History]:
+        """Jobs that ended, the newest first."""
+        bounded = min(limit or 100, HISTORY_LIMIT)
+        return await asyncio.to_thread(self._store.histories, owner=owner, limit=bounded)
+
+    async def forget(self, *, older_than_s: float, profiles_per_job: int) -> int:
+        """Keep the store bounded; returns how many rows went."""
+        before = self._clock.now() - older_than_s
+        return await asyncio.to_thread(self._store.forget, before=before, profiles_per_job=profiles_per_job)
+
+
+def _check(job: Job, limits: Sequence[RoleLimits]) -> None:
+    violations = [] if job.job_id else [Violation("job.job_id", "is empty")]
+    seen: set[str] = set()
+    for index, bound in enumerate(limits):
+        path = f"limits[{index}]"
+        if not bound.role or bound.role in seen:
+            violations.append(Violation(f"{path}.role", "is empty, or occurs twice"))
+        seen.add(bound.role)
+        if bound.min > bound.max:
+            violations.append(Violation(f"{path}.min", f"{bound.min} is above max {bound.max}"))
+        if bound.cpu < 0 or not math.isfinite(bound.cpu):
+            violations.append(Violation(f"{path}.cpu", f"{bound.cpu} is not a number of cores"))
+    if violations:
+        raise InvalidArgument("cannot plan", violations=violations)

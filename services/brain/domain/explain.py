@@ -1,0 +1,31 @@
+"""What brain can say about a job, in words."""
+
+from collections.abc import Sequence
+
+from services.brain.domain.model import Plan, Profile
+
+_PARTS = ("data_s", "pull_s", "compute_s", "push_s")
+
+
+def explain(plan: Plan | None, profiles: Sequence[Profile]) -> str:
+    """The plan, and where the newest profile says that the time goes."""
+    sentences = []
+    if plan is None:
+        sentences.append("No plan was asked for.")
+    else:
+        shape = ", ".join(f"{role.replicas} {role.role} × {role.cpu:g} CPU" for role in plan.roles)
+        sentences.append(f"Plan ({plan.source}): {shape}; {plan.explanation}.")
+    if not profiles:
+        sentences.append("It has sent no profile yet.")
+        return " ".join(sentences)
+    newest = profiles[-1]
+    sentences.append(
+        f"It trains {newest.samples_per_s:,.0f} samples/s on {newest.workers} worker(s), {newest.ps} PS."
+    )
+    spent = {name.removesuffix("_s"): float(getattr(newest, name)) for name in _PARTS}
+    total = sum(spent.values())
+    if total > 0:
+        shares = ", ".join(f"{name} {value / total:.0%}" for name, value in spent.items())
+        longest = max(spent, key=lambda name: spent[name])
+        sentences.append(f"Time of a step: {shares}; most goes to {longest}.")
+    return " ".join(sentences)

@@ -1,0 +1,121 @@
+"""Nouns of resource planning."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as the planner sees it; 0 and "" are "unknown"."""
+
+    job_id: str
+    owner: str = ""
+    model: str = ""
+    framework: str = ""
+    dense_parameters: int = 0
+    tables: int = 0
+    dim: int = 0
+    batch_size: int = 0
+    data_rows: int = 0
+    data_bytes: int = 0
+    epochs: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlan:
+    """How many processes of a role, and how large each."""
+
+    role: str
+    replicas: int
+    cpu: float
+    memory_bytes: int
+    gpu: float = 0.0
+    gpu_kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLimits:
+    """What the user allows: bounds of a count or a pin; sizes of 0 are brain's to choose."""
+
+    role: str
+    min: int = 1
+    max: int = 8
+    pinned: int | None = None
+    cpu: float = 0.0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What the cluster has left for the job; None: unknown, so it does not bound the plan."""
+
+    cpu: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """A past job that a plan was made from."""
+
+    job_id: str
+    similarity: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a job should have, and why."""
+
+    roles: tuple[RolePlan, ...]
+    source: str
+    """`default` or `similar`."""
+    explanation: str
+    similar: tuple[Similar, ...] = ()
+    plan_id: str = ""
+    job_id: str = ""
+    at: float = 0.0
+
+    def role(self, name: str) -> RolePlan | None:
+        """The role's part."""
+        return next((role for role in self.roles if role.role == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A job that has ended."""
+
+    job: Job
+    outcome: str
+    reason: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    final_plan: tuple[RolePlan, ...] = ()
+    samples_per_s: float = 0.0
+    samples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How a running job does, over the time since its last profile."""
+
+    job_id: str
+    at: float
+    workers: int
+    ps: int
+    worker_cpu: float = 0.0
+    ps_cpu: float = 0.0
+    batch_size: int = 0
+    samples_per_s: float = 0.0
+    data_s: float = 0.0
+    pull_s: float = 0.0
+    compute_s: float = 0.0
+    push_s: float = 0.0
+    ps_busy_share: float = 0.0
+    ps_memory_bytes: int = 0
+    rows: int = 0
+    samples: int = 0
+    remaining: int = 0

@@ -1,0 +1,46 @@
+"""gRPC face of brain: decode, call the app, encode."""
+
+from typing import Any
+
+from recmesh.pb import brain_pb2 as pb
+from recmesh.pb import brain_pb2_grpc as pb_grpc
+from services.brain import wire
+from services.brain.app import App
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
+
+
+class BrainServicer(pb_grpc.BrainServicer):
+    """One line per method; anything longer belongs in app.py."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanReply:
+        """A first plan."""
+        limits = [wire.limits(each) for each in request.limits]
+        return wire.plan_reply(await self._app.plan(wire.job(request.job), limits, wire.free(request)))
+
+    async def Observe(self, request: pb.Profile, context: Any) -> pb.ObserveReply:
+        """A profile."""
+        await self._app.observe(wire.profile(request))
+        return pb.ObserveReply()
+
+    async def RecordJob(self, request: pb.JobHistory, context: Any) -> pb.RecordReply:
+        """A job ended."""
+        await self._app.record(wire.history(request))
+        return pb.RecordReply()
+
+    async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainReply:
+        """Why a job has what it has."""
+        plan, profiles, text = await self._app.explain(request.job_id)
+        return pb.ExplainReply(
+            plan=wire.plan_reply(plan) if plan else None,
+            profiles=[wire.profile_message(each) for each in profiles],
+            text=text,
+        )
+
+    async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
+        """Jobs that ended."""
+        found = await self._app.history(owner=request.owner, limit=request.limit)
+        return pb.HistoryReply(jobs=[wire.history_message(each) for each in found])

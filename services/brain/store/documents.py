@@ -1,0 +1,40 @@
+"""Values as JSON documents in the database, and back. Fields that a newer release added are left alone."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from services.brain.domain.model import History, Job, Plan, Profile, RolePlan, Similar
+
+T = TypeVar("T")
+
+
+def to_document(value: History | Plan | Profile) -> dict[str, Any]:
+    """Plain JSON types only."""
+    return asdict(value)
+
+
+def _known(kind: type[T], document: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # always a dataclass here
+    return {name: value for name, value in document.items() if name in names}
+
+
+def to_history(document: Mapping[str, Any]) -> History:
+    """From `to_document`."""
+    plain = _known(History, document)
+    plain["job"] = Job(**_known(Job, plain["job"]))
+    plain["final_plan"] = tuple(RolePlan(**_known(RolePlan, each)) for each in plain["final_plan"])
+    return History(**plain)
+
+
+def to_plan(document: Mapping[str, Any]) -> Plan:
+    """From `to_document`."""
+    plain = _known(Plan, document)
+    plain["roles"] = tuple(RolePlan(**_known(RolePlan, each)) for each in plain["roles"])
+    plain["similar"] = tuple(Similar(**_known(Similar, each)) for each in plain["similar"])
+    return Plan(**plain)
+
+
+def to_profile(document: Mapping[str, Any]) -> Profile:
+    """From `to_document`."""
+    return Profile(**_known(Profile, document))

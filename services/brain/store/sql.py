@@ -1,0 +1,144 @@
+"""The config DB over SQLAlchemy: SQLite or PostgreSQL."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, Table, delete, desc, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from recmesh.runtime.sql import migrate, open_engine, reading, writing
+from services.brain.domain.model import History, Plan, Profile
+from services.brain.store.documents import to_document, to_history, to_plan, to_profile
+from services.brain.store.tables import VERSION_TABLE, jobs, plans, profiles
+
+REVISIONS = Path(__file__).parent / "revisions"
+
+
+class SqlStore:
+    """Every method is one transaction, durable when it returns."""
+
+    def __init__(self, url: str) -> None:
+        self.engine: Engine = open_engine(url, what="brain")
+
+    def open(self) -> None:
+        """Bring the schema up to date."""
+        migrate(self.engine, revisions=REVISIONS, version_table=VERSION_TABLE)
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self.engine.dispose()
+
+    def put_history(self, history: History) -> None:
+        """Insert or replace what is known of a job that ended."""
+        self._upsert(
+            jobs,
+            ["job_id"],
+            {
+                "job_id": history.job.job_id,
+                "owner": history.job.owner,
+                "outcome": history.outcome,
+                "ended": history.ended,
+                "document": to_document(history),
+            },
+        )
+
+    def histories(self, *, owner: str = "", outcome: str = "", limit: int = 100) -> list[History]:
+        """The newest first."""
+        query = select(jobs.c.document).order_by(desc(jobs.c.ended), jobs.c.job_id).limit(limit)
+        if owner:
+            query = query.where(jobs.c.owner == owner)
+        if outcome:
+            query = query.where(jobs.c.outcome == outcome)
+        with reading(self.engine) as connection:
+            return [to_history(document) for (document,) in connection.execute(query)]
+
+    def put_plan(self, plan: Plan) -> None:
+        """Insert; the same plan again changes nothing."""
+        self._upsert(
+            plans,
+            ["plan_id"],
+            {
+                "plan_id": plan.plan_id,
+                "job_id": plan.job_id,
+                "at": plan.at,
+                "source": plan.source,
+                "explanation": plan.explanation,
+                "document": to_document(plan),
+            },
+        )
+
+    def plans(self, *, job_id: str = "", limit: int = 100) -> list[Plan]:
+        """The newest first."""
+        query = select(plans.c.document).order_by(desc(plans.c.at), plans.c.plan_id).limit(limit)
+        if job_id:
+            query = query.where(plans.c.job_id == job_id)
+        with reading(self.engine) as connection:
+            return [to_plan(document) for (document,) in connection.execute(query)]
+
+    def put_profile(self, profile: Profile) -> None:
+        """Insert or replace the profile of that job and moment."""
+        self._upsert(
+            profiles,
+            ["job_id", "at"],
+            {
+                "job_id": profile.job_id,
+                "at": profile.at,
+                "workers": profile.workers,
+                "ps": profile.ps,
+                "samples_per_s": profile.samples_per_s,
+                "document": to_document(profile),
+            },
+        )
+
+    def profiles(self, job_id: str, *, limit: int = 500) -> list[Profile]:
+        """The newest `limit`, oldest first."""
+        query = (
+            select(profiles.c.document)
+            .where(profiles.c.job_id == job_id)
+            .order_by(desc(profiles.c.at))
+            .limit(limit)
+        )
+        with reading(self.engine) as connection:
+            found = [to_profile(document) for (document,) in connection.execute(query)]
+        return found[::-1]
+
+    def throughput(self, *, since: float, limit: int = 2000) -> list[tuple[str, float, float]]:
+        """(job, at, samples/s) of the newest profiles since then, oldest first."""
+        query = (
+            select(profiles.c.job_id, profiles.c.at, profiles.c.samples_per_s)
+            .where(profiles.c.at >= since)
+            .order_by(desc(profiles.c.at), profiles.c.job_id)
+            .limit(limit)
+        )
+        with reading(self.engine) as connection:
+            found = [(str(job_id), float(at), float(rate)) for job_id, at, rate in connection.execute(query)]
+        return found[::-1]
+
+    def forget(self, *, before: float, profiles_per_job: int) -> int:
+        """Remove profiles and plans older than `before`, and all but the newest profiles of each job."""
+        newest = select(
+            profiles.c.job_id,
+            profiles.c.at,
+            func.row_number()
+            .over(partition_by=profiles.c.job_id, order_by=desc(profiles.c.at))
+            .label("place"),
+        ).subquery()
+        with reading(self.engine) as connection:
+            found = select(newest.c.job_id, newest.c.at).where(newest.c.place == profiles_per_job + 1)
+            bounds = connection.execute(found).all()
+        removed = 0
+        with writing(self.engine) as connection:
+            for table in (profiles, plans):
+                removed += connection.execute(delete(table).where(table.c.at < before)).rowcount
+            for job_id, at in bounds:
+                where = (profiles.c.job_id == job_id) & (profiles.c.at <= at)
+                removed += connection.execute(delete(profiles).where(where)).rowcount
+        return removed
+
+    def _upsert(self, table: Table, keys: Sequence[str], row: dict[str, Any]) -> None:
+        dialect: Any = postgresql if self.engine.dialect.name == "postgresql" else sqlite
+        statement = dialect.insert(table).values(row)
+        rest = {name: statement.excluded[name] for name in row if name not in keys}
+        with writing(self.engine) as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=list(keys), set_=rest))

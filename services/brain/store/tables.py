@@ -1,0 +1,43 @@
+"""The schema as SQLAlchemy sees it; `revisions/` is how a database gets there, and a test compares them."""
+
+from sqlalchemy import JSON, Column, Float, Index, Integer, MetaData, String, Table, Text
+
+VERSION_TABLE = "brain_schema"
+metadata = MetaData()
+
+jobs = Table(
+    "brain_jobs",
+    metadata,
+    Column("job_id", String(200), primary_key=True),
+    Column("owner", String(200), nullable=False),
+    Column("outcome", String(40), nullable=False),
+    Column("ended", Float(53), nullable=False),
+    Column("document", JSON, nullable=False),
+    Index("brain_jobs_ended", "ended"),
+    Index("brain_jobs_owner", "owner", "ended"),
+)
+
+plans = Table(
+    "brain_plans",
+    metadata,
+    Column("plan_id", String(64), primary_key=True),
+    Column("job_id", String(200), nullable=False),
+    Column("at", Float(53), nullable=False),
+    Column("source", String(40), nullable=False),
+    Column("explanation", Text, nullable=False),
+    Column("document", JSON, nullable=False),
+    Index("brain_plans_job", "job_id", "at"),
+    Index("brain_plans_at", "at"),
+)
+
+profiles = Table(
+    "brain_profiles",
+    metadata,
+    Column("job_id", String(200), primary_key=True),
+    Column("at", Float(53), primary_key=True),
+    Column("workers", Integer, nullable=False),
+    Column("ps", Integer, nullable=False),
+    Column("samples_per_s", Float(53), nullable=False),
+    Column("document", JSON, nullable=False),
+    Index("brain_profiles_at", "at"),
+)
