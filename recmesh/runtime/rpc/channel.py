@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import grpc
 
+from recmesh.runtime.deadline import bounded
 from recmesh.runtime.errors import DeadlineExceeded, MeshError, Unavailable
 from recmesh.runtime.rpc.calls import client_call, outbound_metadata
 from recmesh.runtime.rpc.codec import mesh_error
-from recmesh.runtime.rpc.deadline import bounded
 from recmesh.runtime.rpc.options import DEFAULT_TIMEOUT_S, channel_credentials, channel_options
 from recmesh.runtime.tls import Tls
 

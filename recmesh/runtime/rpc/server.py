@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from recmesh.runtime.deadline import deadline
 from recmesh.runtime.errors import DeadlineExceeded, Unavailable
 from recmesh.runtime.rpc.calls import Outcome, check_token, server_call, timeout_of
 from recmesh.runtime.rpc.codec import status_of
-from recmesh.runtime.rpc.deadline import deadline
 from recmesh.runtime.rpc.options import SERVER_OPTIONS, at_port, bind
 from recmesh.runtime.tls import Tls
 

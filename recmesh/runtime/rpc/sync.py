@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Self
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from recmesh.runtime.deadline import bounded, deadline
 from recmesh.runtime.errors import DeadlineExceeded, MeshError, Unavailable
 from recmesh.runtime.rpc.calls import (
     Outcome,
@@ -18,7 +19,6 @@ from recmesh.runtime.rpc.calls import (
     timeout_of,
 )
 from recmesh.runtime.rpc.codec import mesh_error, status_of
-from recmesh.runtime.rpc.deadline import bounded, deadline
 from recmesh.runtime.rpc.options import (
     DEFAULT_TIMEOUT_S,
     SERVER_OPTIONS,

@@ -1,0 +1,9 @@
+"""NATS JetStream: events, key-value buckets, logs, and the micro protocol."""
+
+from recmesh.runtime.bus.bus import Bus
+from recmesh.runtime.bus.consumer import DEAD_STREAM, EVENT_STREAM, Consumer
+from recmesh.runtime.bus.kv import Entry, KeyValue
+from recmesh.runtime.bus.log import Log
+from recmesh.runtime.bus.micro import MicroService
+
+__all__ = ["DEAD_STREAM", "EVENT_STREAM", "Bus", "Consumer", "Entry", "KeyValue", "Log", "MicroService"]

@@ -1,0 +1,88 @@
+"""Writing to JetStream: acknowledged, deduplicated, safe to repeat; and the streams themselves."""
+
+from collections.abc import Mapping
+
+import nats.errors
+from nats.js import api
+from nats.js import errors as js_errors
+
+from recmesh.runtime.bus.link import ATTEMPT_S, Link, Session
+from recmesh.runtime.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted, Violation
+
+DUPLICATE_WINDOW_S = 120.0
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+_NO_SPACE = (10023, 10047, 10077, 10122)   # resources, storage and message limits of server, account, stream
+_NAME_IN_USE = 10058
+
+
+async def store(
+    link: Link, subject: str, payload: bytes, *, message_id: str, headers: Mapping[str, str] | None = None,
+    expected_last: int | None = None, stream: str = "", timeout_s: float | None = None,
+) -> int:
+    """The sequence under which JetStream keeps the message.
+
+    Repeated under the same `message_id` after a lost answer, it is stored once and the first sequence
+    comes back. `expected_last` is the subject's last sequence (0: none): Aborted when it is another.
+    InvalidArgument when the message exceeds what the server carries.
+    """
+    all_headers = dict(headers or {})
+    all_headers[api.Header.MSG_ID.value] = message_id
+    if expected_last is not None:
+        all_headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(expected_last)
+
+    async def publish(session: Session) -> int:
+        check_size(session, subject, payload, all_headers)
+        try:
+            ack = await session.js.publish(
+                subject, payload, timeout=ATTEMPT_S, headers=all_headers, stream=stream or None
+            )
+        except js_errors.APIError as error:
+            raise _explained(error, subject) from error
+        except nats.errors.MaxPayloadError:
+            raise _too_large(subject, len(payload), session.client.max_payload) from None
+        return int(ack.seq)
+
+    return await link.call(f"publish {subject}", publish, timeout_s=timeout_s)
+
+
+def check_size(session: Session, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+    """InvalidArgument before the server closes the connection over a message that is too large."""
+    size = len(payload) + sum(len(name) + len(value) + 4 for name, value in headers.items()) + 12
+    if size > session.client.max_payload:
+        raise _too_large(subject, size, session.client.max_payload)
+
+
+async def ensure_stream(link: Link, config: api.StreamConfig) -> None:
+    """Create the stream, or bring an existing one to this configuration. Safe to call at any time."""
+
+    async def ensure(session: Session) -> None:
+        try:
+            await session.js.add_stream(config)
+        except js_errors.BadRequestError as error:
+            if error.err_code != _NAME_IN_USE:
+                raise FailedPrecondition(f"stream {config.name}: {error.description}") from None
+            try:
+                await session.js.update_stream(config)
+            except js_errors.APIError as refused:
+                raise FailedPrecondition(
+                    f"stream {config.name} exists with settings that cannot be changed: {refused.description}"
+                ) from None
+
+    await link.call(f"stream {config.name}", ensure, timeout_s=30)
+
+
+def _explained(error: js_errors.APIError, subject: str) -> Exception:
+    if error.err_code in _WRONG_LAST_SEQUENCE:
+        return Aborted(f"{subject} was changed by somebody else", reason="WRONG_REVISION")
+    if error.err_code in _NO_SPACE:
+        message = f"JetStream has no room for {subject}: {error.description}"
+        return ResourceExhausted(message, reason="NO_SPACE")
+    return error
+
+
+def _too_large(subject: str, size: int, limit: int) -> InvalidArgument:
+    reason = f"{size} bytes; NATS carries at most {limit}"
+    return InvalidArgument(
+        f"the message for {subject} is too large: {reason}", reason="TOO_LARGE",
+        violations=[Violation("payload", reason)],
+    )

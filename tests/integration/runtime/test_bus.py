@@ -1,0 +1,387 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from recmesh.runtime.bus import DEAD_STREAM, Bus
+from recmesh.runtime.errors import Aborted, AlreadyExists, InvalidArgument, Unauthenticated, Unavailable
+from recmesh.runtime.events import Event
+from recmesh.runtime.events.catalog import JOB_PROGRESSED, JOB_SUBMITTED, JobProgressed, JobSubmitted
+from tests.support.servers import NatsServer, nats, nats_server
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
+__all__ = ["nats"]
+
+TIMEOUT_S = 30.0
+
+
+@pytest_asyncio.fixture
+async def bus(nats: NatsServer) -> AsyncIterator[Bus]:
+    async with started(nats) as made:
+        yield made
+
+
+@asynccontextmanager
+async def started(server: NatsServer, **options: Any) -> AsyncIterator[Bus]:
+    made = Bus(server.url, "tests", **options)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+@asynccontextmanager
+async def running(consumer: Any) -> AsyncIterator[None]:
+    await consumer.start()
+    try:
+        yield
+    finally:
+        await consumer.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def submitted(job_id: str, name: str = "wide") -> Event[JobSubmitted]:
+    return Event(JOB_SUBMITTED, job_id, JobSubmitted(name=name))
+
+
+async def dead_letters(server: NatsServer) -> list[Any]:
+    import nats as client
+
+    connection = await client.connect(server.url)
+    try:
+        jetstream = connection.jetstream()
+        count = (await jetstream.stream_info(DEAD_STREAM)).state.messages
+        return [await jetstream.get_msg(DEAD_STREAM, seq) for seq in range(1, count + 1)]
+    finally:
+        await connection.close()
+
+
+async def test_an_event_arrives_as_it_was_published(bus: Bus) -> None:
+    got: list[Event[Any]] = []
+
+    async def handler(event: Event[Any]) -> None:
+        got.append(event)
+
+    sent = submitted("job-1")
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
+        await bus.publish(sent)
+        await until(lambda: len(got) == 1)
+    assert (got[0].id, got[0].entity_id, got[0].data) == (sent.id, "job-1", sent.data)
+    assert got[0].source == "/recmesh/tests"
+
+
+async def test_an_event_published_twice_is_stored_once(bus: Bus) -> None:
+    got: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        got.append(event.entity_id)
+
+    event = submitted("job-1")
+    await bus.publish(event)
+    await bus.publish(event)
+    await bus.publish(submitted("job-2"))
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
+        await until(lambda: "job-2" in got)
+    assert sorted(got) == ["job-1", "job-2"]
+
+
+async def test_a_consumer_hears_only_the_types_it_asked_for(bus: Bus) -> None:
+    got: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        got.append(event.type.name)
+
+    await bus.publish(Event(JOB_PROGRESSED, "job-1", JobProgressed(samples=1)))
+    await bus.publish(submitted("job-1"))
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
+        await until(lambda: bool(got))
+    assert got == ["job.submitted"]
+
+
+async def test_events_of_one_entity_are_handled_in_order(bus: Bus) -> None:
+    got: list[int] = []
+
+    async def handler(event: Event[Any]) -> None:
+        await asyncio.sleep(0.001 * (event.data.samples % 3))
+        got.append(event.data.samples)
+
+    for samples in range(30):
+        await bus.publish(Event(JOB_PROGRESSED, "job-1", JobProgressed(samples=samples)))
+    async with running(bus.consume("reader", [JOB_PROGRESSED], handler, max_in_flight=16)):
+        await until(lambda: len(got) == 30)
+    assert got == list(range(30))
+
+
+async def test_a_handler_that_fails_sees_its_event_again(bus: Bus) -> None:
+    tries: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        tries.append(event.id)
+        if len(tries) < 3:
+            raise Unavailable("not yet")
+
+    await bus.publish(submitted("job-1"))
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler, backoff_s=(0.01,))):
+        await until(lambda: len(tries) == 3)
+    assert len(set(tries)) == 1
+
+
+async def test_an_event_that_always_fails_ends_in_the_dead_letter_stream(bus: Bus, nats: NatsServer) -> None:
+    tries: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        tries.append(event.entity_id)
+        if event.entity_id == "bad":
+            raise Unavailable("never")
+
+    await bus.publish(submitted("bad"))
+    consumer = bus.consume("reader", [JOB_SUBMITTED], handler, max_deliver=3, backoff_s=(0.01,))
+    async with running(consumer):
+        await until(lambda: tries.count("bad") == 3)
+    letters = await dead_letters(nats)
+    assert len(letters) == 1
+    assert letters[0].headers["Recmesh-Dead-Reason"] == "Unavailable: never"
+    assert letters[0].headers["Recmesh-Dead-Deliveries"] == "3"
+    assert tries.count("bad") == 3
+
+
+async def test_poison_goes_to_the_dead_letter_stream_at_once_and_blocks_nothing(
+    bus: Bus, nats: NatsServer
+) -> None:
+    got: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        got.append(event.entity_id)
+
+    subject = submitted("job-1").subject
+    await bus.publish_core(subject, b"\xff not an event")
+    await bus.publish(submitted("job-1"))
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
+        await until(lambda: got == ["job-1"])
+    letters = await dead_letters(nats)
+    assert len(letters) == 1
+    assert letters[0].headers["Recmesh-Dead-Reason"].startswith("poison")
+    assert letters[0].data == b"\xff not an event"
+
+
+async def test_events_flow_again_after_nats_is_killed_and_restarted(bus: Bus, nats: NatsServer) -> None:
+    got: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        got.append(event.entity_id)
+
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
+        await bus.publish(submitted("before"))
+        await until(lambda: "before" in got)
+        nats.kill()
+        publishing = asyncio.create_task(bus.publish(submitted("during"), timeout_s=TIMEOUT_S))
+        await until(lambda: not bus.connected)
+        nats.start()
+        await publishing
+        await bus.publish(submitted("after"), timeout_s=TIMEOUT_S)
+        await until(lambda: {"during", "after"} <= set(got))
+
+
+async def test_publishing_without_nats_fails_within_its_time(bus: Bus, nats: NatsServer) -> None:
+    nats.kill()
+    await until(lambda: not bus.connected)
+    with pytest.raises(Unavailable, match=nats.address):
+        await bus.publish(submitted("job-1"), timeout_s=0.2)
+
+
+async def test_an_event_that_is_too_large_is_refused_before_it_is_sent(bus: Bus) -> None:
+    with pytest.raises(InvalidArgument, match="at most 1048576"):
+        await bus.publish(submitted("job-1", name="x" * (1 << 20)))
+    assert bus.connected
+
+
+async def test_a_wrong_nats_token_is_named(tmp_path: Path) -> None:
+    with nats_server(tmp_path / "locked", token="right") as server:
+        with pytest.raises(Unauthenticated, match="nats_token is not set"):
+            await Bus(server.url, "tests").start()
+        with pytest.raises(Unauthenticated, match="nats_token the NATS server refuses it"):
+            await Bus(server.url, "tests", token="wrong").start()
+        async with started(server, token="right") as bus:
+            assert bus.connected
+
+
+async def test_a_missing_nats_is_named_by_its_address() -> None:
+    with pytest.raises(Unavailable, match="127.0.0.1:1 "):
+        await Bus("nats://127.0.0.1:1", "tests", connect_timeout_s=0.3).start()
+
+
+async def test_compare_and_set_lets_one_of_two_writers_win(bus: Bus) -> None:
+    bucket = bus.kv("records")
+    revision = await bucket.create("jobs.a", b"1")
+    assert await bucket.update("jobs.a", b"2", revision) > revision
+    with pytest.raises(Aborted):
+        await bucket.update("jobs.a", b"3", revision)
+    entry = await bucket.get("jobs.a")
+    assert entry is not None and entry.value == b"2"
+
+
+async def test_a_key_is_created_once_until_it_is_deleted(bus: Bus) -> None:
+    bucket = bus.kv("records")
+    await bucket.create("jobs.a", b"1")
+    with pytest.raises(AlreadyExists):
+        await bucket.create("jobs.a", b"2")
+    await bucket.delete("jobs.a")
+    assert await bucket.get("jobs.a") is None
+    await bucket.create("jobs.a", b"3")
+    assert await bucket.keys() == ["jobs.a"]
+
+
+async def test_deleting_at_a_wrong_revision_is_refused(bus: Bus) -> None:
+    bucket = bus.kv("records")
+    first = await bucket.create("a", b"1")
+    await bucket.put("a", b"2")
+    with pytest.raises(Aborted):
+        await bucket.delete("a", revision=first)
+    assert await bucket.get("a") is not None
+
+
+async def test_entries_and_keys_list_what_lives_under_a_prefix(bus: Bus) -> None:
+    bucket = bus.kv("records")
+    for key in ("jobs.b", "jobs.a", "jobs.gone", "other.x"):
+        await bucket.put(key, key.encode())
+    await bucket.delete("jobs.gone")
+    assert await bucket.keys("jobs.") == ["jobs.a", "jobs.b"]
+    assert [entry.value for entry in await bucket.entries("jobs.")] == [b"jobs.a", b"jobs.b"]
+    assert await bus.kv("empty").keys() == []
+
+
+async def test_a_key_that_would_break_a_subject_is_refused(bus: Bus) -> None:
+    with pytest.raises(InvalidArgument, match="is no key"):
+        await bus.kv("records").put("a.*", b"")
+
+
+async def test_a_watch_sees_changes_made_after_nats_came_back(bus: Bus, nats: NatsServer) -> None:
+    bucket = bus.kv("records")
+    await bucket.put("a", b"1")
+    seen: list[tuple[str, bytes, bool]] = []
+
+    async def look() -> None:
+        async with aclosing(bucket.watch()) as entries:
+            async for entry in entries:
+                seen.append((entry.key, entry.value, entry.deleted))
+
+    watching = asyncio.create_task(look())
+    await until(lambda: ("a", b"1", False) in seen)
+    nats.restart()
+    await bucket.put("a", b"2")
+    await bucket.delete("a")
+    await bucket.put("b", b"3")
+    await until(lambda: ("b", b"3", False) in seen)
+    assert seen.count(("a", b"1", False)) == 1
+    assert ("a", b"", True) in seen
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_acknowledged_writes_survive_kill_9(bus: Bus, nats: NatsServer) -> None:
+    bucket, log = bus.kv("records"), bus.log("TASKS", "tasks.>")
+    await bucket.put("a", b"1")
+    sequence = await log.append("tasks.j", b"first", expected_last=0)
+    nats.restart()
+    entry = await bucket.get("a")
+    assert entry is not None and entry.value == b"1"
+    assert [item async for item in log.read("tasks.j")] == [(sequence, b"first")]
+
+
+async def test_a_write_repeated_under_its_id_is_no_lost_race(bus: Bus) -> None:
+    from recmesh.runtime.bus.stored import store
+
+    bucket = bus.kv("records")
+    revision = await bucket.create("a", b"1")
+    write = {"message_id": "once", "expected_last": revision, "stream": "KV_records"}
+    first = await store(bus._link, "$KV.records.a", b"2", **write)
+    again = await store(bus._link, "$KV.records.a", b"2", **write)
+    assert first == again
+
+
+async def test_of_two_appends_at_one_place_one_is_refused(bus: Bus) -> None:
+    log = bus.log("TASKS", "tasks.>")
+    first = await log.append("tasks.a", b"1", expected_last=0)
+    await log.append("tasks.b", b"x", expected_last=0)
+    with pytest.raises(Aborted):
+        await log.append("tasks.a", b"2", expected_last=0)
+    second = await log.append("tasks.a", b"2", expected_last=first)
+    assert await log.last("tasks.a") == second
+    assert [data async for _, data in log.read("tasks.a")] == [b"1", b"2"]
+    assert [data async for _, data in log.read("tasks.a", second)] == [b"2"]
+    assert [data async for _, data in log.read("tasks.a", second + 10)] == []
+
+
+async def test_a_log_of_many_records_is_read_whole_and_in_order(bus: Bus) -> None:
+    log = bus.log("TASKS", "tasks.>")
+    for start in range(0, 1500, 100):
+        await asyncio.gather(*(log.append("tasks.a", b"%d" % index) for index in range(start, start + 100)))
+    read = [item async for item in log.read("tasks.a")]
+    assert [seq for seq, _ in read] == list(range(1, 1501))
+    assert {int(data) for _, data in read} == set(range(1500))
+
+
+async def test_every_instance_answers_the_micro_protocol_also_after_a_restart(
+    bus: Bus, nats: NatsServer
+) -> None:
+    import json
+
+    import nats as client
+
+    service = bus.service("brain", "0.1.0", "plans", lambda: {"jobs": 3})
+    async with running(service):
+        nats.restart()
+        await until(lambda: bus.connected)
+        connection = await client.connect(nats.url)
+        try:
+            ping = json.loads((await connection.request("$SRV.PING", b"", timeout=5)).data)
+            info = json.loads((await connection.request("$SRV.INFO.brain", b"", timeout=5)).data)
+            stats = json.loads((await connection.request(f"$SRV.STATS.brain.{service.id}", b"", timeout=5)).data)
+        finally:
+            await connection.close()
+    assert ping["type"] == "io.nats.micro.v1.ping_response" and ping["name"] == "brain"
+    assert info["description"] == "plans"
+    assert stats["data"] == {"jobs": 3}
+
+
+async def test_offers_are_sent_in_the_background(bus: Bus) -> None:
+    got: list[int] = []
+
+    async def handler(event: Event[Any]) -> None:
+        got.append(event.data.samples)
+
+    async with running(bus.consume("reader", [JOB_PROGRESSED], handler)):
+        for samples in range(5):
+            assert bus.offer(Event(JOB_PROGRESSED, "job-1", JobProgressed(samples=samples)))
+        await until(lambda: got == [0, 1, 2, 3, 4])
+
+
+async def test_a_consumer_that_stops_loses_no_event(bus: Bus) -> None:
+    got: list[int] = []
+    gate = asyncio.Event()
+
+    async def slow(event: Event[Any]) -> None:
+        await gate.wait()
+        got.append(event.data.samples)
+
+    for samples in range(20):
+        await bus.publish(Event(JOB_PROGRESSED, "job-1", JobProgressed(samples=samples)))
+    first = bus.consume("reader", [JOB_PROGRESSED], slow, max_in_flight=8)
+    await first.start()
+    await until(lambda: len(first._in_flight) == 8)
+    stopping = asyncio.create_task(first.stop())
+    await asyncio.sleep(0)
+    gate.set()
+    await stopping
+    async with running(bus.consume("reader", [JOB_PROGRESSED], slow, max_in_flight=8)):
+        await until(lambda: set(got) == set(range(20)))
