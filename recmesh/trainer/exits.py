@@ -10,8 +10,9 @@ RETRY = 75
 """Another process of the role may do better."""
 
 PROGRAMMING_ERRORS = (
-    NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, LookupError, AssertionError,
+    NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, KeyError,
 )
+"""What data can hardly provoke."""
 
 
 class UserMistake(InvalidArgument):
@@ -21,8 +22,8 @@ class UserMistake(InvalidArgument):
 def exit_code_of(error: BaseException, *, in_user_code: bool, stepped: bool) -> int:
     """Which code tells jobmaster what to do about an error.
 
-    An error of the user's code before the first step, or one that no data provokes, is a mistake; a worker that
-    dies in the middle of a batch may have met a poisonous one, which is jobmaster's to judge.
+    An error of the user's code before the first step, or one that no data provokes, is a mistake; a worker
+    that dies in the middle of a batch may have met a poisonous one, which is jobmaster's to judge.
     """
     if isinstance(error, CallerError) and error.reason not in ("STALE_GEN", "NO_GENERATION", "WRONG_MAP"):
         return MISTAKE

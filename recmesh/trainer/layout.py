@@ -30,6 +30,9 @@ def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequ
     """What the parameter servers are told, with the job's optimizers, schedule and seed filled in."""
     training = spec.training
     schedule = tuple(training.lr_schedule)
+    dense_default = training.optimizer
+    if dense_default.kind == "rowwise_adagrad":   # of tables only: dense blocks get it element by element
+        dense_default = dense_default.model_copy(update={"kind": "adagrad"})
     others = training.table_optimizers.get("*", training.optimizer)
     return Declared(
         tables=tuple(
@@ -47,7 +50,7 @@ def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequ
             DenseDeclaration(
                 name=block.name,
                 shape=block.value.shape,
-                optimizer=None if block.kind == "statistic" else block.optimizer or training.optimizer,
+                optimizer=None if block.kind == "statistic" else block.optimizer or dense_default,
                 schedule=() if block.kind == "statistic" else schedule,
             )
             for block in dense
@@ -84,6 +87,10 @@ class DenseLayout:
         mine = np.flatnonzero(owners[self._slots] == ps)
         keys = [self._keys[k] for k in mine]
         return [Chunk(block, chunk, flat[lo:hi]) for block, chunk, lo, hi in keys]
+
+    def all_chunks(self, flat: Floats) -> list[Chunk]:
+        """Every chunk; views of `flat`."""
+        return [Chunk(block, chunk, flat[lo:hi]) for block, chunk, lo, hi in self._keys]
 
     def put(self, flat: Floats, chunks: Sequence[Chunk]) -> int:
         """Writes pulled chunks to their place; returns how many float32."""

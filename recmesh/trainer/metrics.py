@@ -42,7 +42,7 @@ def evaluation_metrics(
     predictions: Values,
     weights: Values | None = None,
 ) -> dict[str, float]:
-    """`eval_auc` and `eval_loss`: means over labels; with several labels also `eval_auc.<label>`; `eval_rows`.
+    """`eval_auc`, `eval_loss` (means over labels), with several labels `eval_auc.<label>`; `eval_rows`.
 
     Labels other than 0 and 1 are a regression: then `eval_mse` in place of both.
     """

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from threading import Event
 from typing import TypeVar
 
-from recmesh.runtime.errors import Aborted, DeadlineExceeded, MeshError, Unavailable
+from recmesh.runtime.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MeshError,
+    PermissionDenied,
+    Unauthenticated,
+)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -14,18 +20,27 @@ _log = logging.getLogger(__name__)
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 2.0
 
-OUTAGES = (Unavailable, DeadlineExceeded, Aborted)
+DEFINITE = (InvalidArgument, AlreadyExists, Unauthenticated, PermissionDenied)
 ANSWERS = frozenset({"STALE_GEN", "WRONG_MAP"})
-"""Refusals that the same request would meet again."""
-RETRIED_REASONS = frozenset({"NO_GENERATION", "RESTORING", "NOT_READY"})
-"""Refusals that pass by themselves: a server that waits for its Restore."""
+"""Refusals that the same request would meet again, as DEFINITE errors do.
+
+All others may pass: a service that restarts, a server that waits for its Restore, a run that is being opened.
+Should they never, jobmaster sees no progress and ends this process.
+"""
 
 
 class NoLongerWanted(Exception):
     """A way out, not an error: the caller's `gone` was set while the call could not be answered."""
 
 
-def patiently(call: Callable[[], T], *, what: str, gone: Event, wait_s: float = FIRST_WAIT_S) -> T:
+def patiently(
+    call: Callable[[], T],
+    *,
+    what: str,
+    gone: Event,
+    definite: tuple[type[MeshError], ...] = DEFINITE,
+    wait_s: float = FIRST_WAIT_S,
+) -> T:
     """The call's answer, however long servers are away; NoLongerWanted once `gone` is set."""
     attempt = 0
     while True:
@@ -34,7 +49,7 @@ def patiently(call: Callable[[], T], *, what: str, gone: Event, wait_s: float = 
         try:
             return call()
         except MeshError as error:
-            if error.reason in ANSWERS or not (isinstance(error, OUTAGES) or error.reason in RETRIED_REASONS):
+            if error.reason in ANSWERS or isinstance(error, definite):
                 raise
             attempt += 1
             if attempt in (3, 10) or attempt % 60 == 0:

@@ -1,6 +1,6 @@
 """One step, shared by worker and local mode: rows in, gradients out, checked and clipped."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -10,7 +10,7 @@ import numpy as np
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument
 from recmesh.spec.job import NanPolicy
 from recmesh.trainer.layout import Arena, DenseLayout, Prepared
-from recmesh.trainer.ports import Declared
+from recmesh.trainer.ports import Declared, TableDeclaration
 from recmesh.trainer.session import Floats, Ints
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class LiveStep:
         self.compute_s = perf_counter() - self.begun
         self.finish(grads)
 
-    def _unique(self):  # type: ignore[no-untyped-def]  # pairs (ids, table); zip's type says it better
+    def _unique(self) -> Iterable[tuple[Ints, TableDeclaration]]:
         return zip(self.prepared.unique, self.declared.tables, strict=True)
 
     def _row_grads(self, row_grads: Mapping[str, Floats]) -> list[Floats]:

@@ -53,11 +53,12 @@ def task_from(message: common_pb2.TaskRecord) -> TaskRecord:
 
 def record_from(message: jobmaster_pb2.RunRecord) -> RunRecord:
     """The run record; before its first generation it has no map."""
+    owners = np.frombuffer(message.map.owners, "<u2").astype(np.uint16) if message.map.owners else NO_OWNERS
     return RunRecord(
         gen=message.gen,
         phase=message.phase,
         map_version=message.map.version,
-        owners=np.frombuffer(message.map.owners, "<u2").astype(np.uint16) if message.map.owners else NO_OWNERS,
+        owners=owners,
         members=tuple(Member(m.ps, m.address, m.incarnation) for m in message.members),
         last_committed=message.last_committed,
     )

@@ -1,4 +1,4 @@
-"""One parameter server over gRPC: arrays as raw little-endian bytes, large pushes in chunks of one logical part."""
+"""One parameter server over gRPC: arrays as raw little-endian bytes, large pushes in several messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,7 +56,8 @@ class RemoteServer:
             gen=gen,
             tables=[_table(table) for table in tables],
             dense=[
-                pb.DenseSpec(name=d.name, shape=d.shape, optimizer=optimizer_to(d.optimizer, d.schedule)) for d in dense
+                pb.DenseSpec(name=d.name, shape=d.shape, optimizer=optimizer_to(d.optimizer, d.schedule))
+                for d in dense
             ],
             values=[_chunk(chunk) for chunk in values],
         )
@@ -85,7 +86,7 @@ class RemoteServer:
         reply = self._stub.Pull(request, timeout=_DEADLINE_S)
         return Pulled(
             rows=[np.frombuffer(rows, "<f4") for rows in reply.rows],
-            dense=[Chunk(chunk.block, chunk.chunk, np.frombuffer(chunk.values, "<f4")) for chunk in reply.dense],
+            dense=[Chunk(c.block, c.chunk, np.frombuffer(c.values, "<f4")) for c in reply.dense],
             step=reply.step,
         )
 
@@ -102,6 +103,7 @@ class RemoteServer:
     ) -> PushAck:
         """See ParameterServer.push."""
         portions = _portions(tables, dense)
+        reply = pb.PushReply()
         for number, (some_tables, some_dense) in enumerate(portions):
             request = pb.PushRequest(
                 job_id=self._job_id,
@@ -130,7 +132,8 @@ class RemoteServer:
 
     def ledgers(self, gen: int, within: Sequence[Piece]) -> AppliedSets:
         """See ParameterServer.ledgers."""
-        request = pb.LedgersRequest(job_id=self._job_id, gen=gen, within=[piece_to(piece) for piece in within])
+        pieces = [piece_to(piece) for piece in within]
+        request = pb.LedgersRequest(job_id=self._job_id, gen=gen, within=pieces)
         reply = self._stub.Ledgers(request, timeout=_DEADLINE_S)
         return AppliedSets(
             pieces_from(reply.applied_by_all.intervals), pieces_from(reply.applied_by_any.intervals)
@@ -183,8 +186,9 @@ def _portions(
                 portions.append(([], []))
                 room = MESSAGE_BYTES
                 continue
-            part = slice(lo, lo + rows)
-            portions[-1][0].append(TableGrads(whole.table, whole.ids[part], whole.grads[part], whole.counts[part]))
+            some = slice(lo, lo + rows)
+            part = TableGrads(whole.table, whole.ids[some], whole.grads[some], whole.counts[some])
+            portions[-1][0].append(part)
             lo, room = lo + rows, room - rows * row_bytes
     for chunk in dense:
         if chunk.values.nbytes > room:

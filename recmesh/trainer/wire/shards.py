@@ -38,7 +38,8 @@ class RemoteShards:
             gen=gen,
             worker=self._worker,
             leases=[
-                pb.LeaseProgress(epoch=item.epoch, done_to=item.done_to, complete=item.complete) for item in leases
+                pb.LeaseProgress(epoch=item.epoch, done_to=item.done_to, complete=item.complete)
+                for item in leases
             ],
         )
         reply = self._stub.Renew(request, timeout=_DEADLINE_S)

@@ -66,6 +66,11 @@ class Meter:
             window.steps += compute_s > 0.0
             self._busy_s += compute_s
 
+    @property
+    def samples(self) -> int:
+        """Trained since the process start."""
+        return self._samples
+
     def beat(self, gen: int, *, note: str = "", draining: bool = False) -> Beat:
         """The window since the last beat, and totals since the process start."""
         cpu = self._process.cpu_times()

@@ -1,4 +1,4 @@
-"""The mesh's Session: steps over the lives of a worker, across rollbacks and until the job needs it no more."""
+"""The mesh's Session: steps across rollbacks, until the job needs this worker no more."""
 
 import logging
 import threading
@@ -84,7 +84,7 @@ class WorkerSession:
         with self._lock:
             life, self._life = self._life, None
         if life is not None and not life.finish(self._drain_s):
-            _log.warning("pushes were still in flight after %g s; their batches will be trained again", self._drain_s)
+            _log.warning("pushes still in flight after %g s; their batches are trained again", self._drain_s)
 
     # ---- what the role calls
 
@@ -136,7 +136,8 @@ class WorkerSession:
                 return
             self._life = life
         life.start()
-        _log.info("generation %d is open: %d servers, map version %d", record.gen, len(record.members), record.map_version)
+        servers = len(record.members)
+        _log.info("generation %d: %d servers, map version %d", record.gen, servers, record.map_version)
 
     def _renew(self, life: Life) -> None:
         life.close()

@@ -1,0 +1,29 @@
+"""`python -m recmesh.trainer`: one role of one job, told by its environment.
+
+RECMESH_ROLE (ps | worker | evaluator | finisher), RECMESH_ROLE_INDEX, RECMESH_JOB_ID, RECMESH_JOBMASTER
+(gRPC address), RECMESH_TOKEN, RECMESH_WORK_DIR, RECMESH_LOG_LEVEL. Exit codes: 0 done or drained, 64 the
+user's mistake, 70 a bug, 75 another process may do better.
+"""
+
+import os
+import sys
+
+# Before numpy, numba and the frameworks are loaded: a role has few cores, and its threads share them.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+
+def main() -> int:
+    """Dispatches; each role loads only what it needs."""
+    role = os.environ.get("RECMESH_ROLE", "")
+    if role == "ps":
+        from recmesh.trainer.ps.role import main as run_ps
+
+        return run_ps(os.environ)
+    from recmesh.trainer.start import run
+
+    return run(os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

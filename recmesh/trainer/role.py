@@ -1,0 +1,127 @@
+"""What every role does: say who it is, beat, end with a clear exit code."""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Violation
+from recmesh.trainer.patience import DEFINITE, NoLongerWanted, patiently
+from recmesh.trainer.ports import Assignment, Beat, BeatReply, Runs
+
+_log = logging.getLogger(__name__)
+ROLES = ("ps", "worker", "evaluator", "finisher")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this process is, from its environment."""
+
+    role: str
+    index: int
+    job_id: str
+    jobmaster: str
+    token: str
+    work_dir: Path
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+
+    @staticmethod
+    def from_env(env: Mapping[str, str]) -> "Identity":
+        """InvalidArgument names each variable that is missing or wrong."""
+        wrong: list[Violation] = []
+        for name in ("RECMESH_ROLE", "RECMESH_JOB_ID", "RECMESH_JOBMASTER"):
+            if not env.get(name):
+                wrong.append(Violation(name, "is not set"))
+        if env.get("RECMESH_ROLE") and env["RECMESH_ROLE"] not in ROLES:
+            wrong.append(Violation("RECMESH_ROLE", f"{env['RECMESH_ROLE']!r} is none of {', '.join(ROLES)}"))
+        if not env.get("RECMESH_ROLE_INDEX", "0").isdigit():
+            wrong.append(Violation("RECMESH_ROLE_INDEX", "is no number"))
+        if wrong:
+            raise InvalidArgument("a role's process needs its environment", violations=wrong)
+        return Identity(
+            role=env["RECMESH_ROLE"],
+            index=int(env.get("RECMESH_ROLE_INDEX", "0")),
+            job_id=env["RECMESH_JOB_ID"],
+            jobmaster=env["RECMESH_JOBMASTER"],
+            token=env.get("RECMESH_TOKEN", ""),
+            work_dir=Path(env.get("RECMESH_WORK_DIR", ".")),
+        )
+
+    @property
+    def worker(self) -> str:
+        """The name under which it leases and pushes."""
+        return f"{self.index}-{self.incarnation[:8]}"
+
+
+class Heart(threading.Thread):
+    """Beats until stopped; an outage of jobmaster is logged once and outlasted."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        *,
+        every_s: float,
+        beat: Callable[[], Beat],
+        heard: Callable[[BeatReply], None],
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(name="heart", daemon=True)
+        self._runs, self._every_s, self._beat, self._heard, self._hurry = runs, every_s, beat, heard, hurry
+        self._end = threading.Event()
+        self._away = False
+
+    def run(self) -> None:
+        """A beat at once, then each `every_s`; twice a second while `hurry` says that an end is near."""
+        while True:
+            self.once()
+            if self._end.wait(min(self._every_s, 0.5) if self._hurry() else self._every_s):
+                return
+
+    def once(self) -> None:
+        """One beat."""
+        try:
+            reply = self._runs.heartbeat(self._beat())
+        except MeshError as error:
+            if not self._away:
+                _log.warning("jobmaster does not answer: %s", error)
+            self._away = True
+            return
+        self._away = False
+        self._heard(reply)
+
+    def stop(self) -> None:
+        """Ends the thread; the last beat is the caller's."""
+        self._end.set()
+        self.join(timeout=6.0)
+
+
+def register(runs: Runs, *, gone: threading.Event, address: str = "") -> Assignment:
+    """Registers, however long jobmaster is away; NoLongerWanted once `gone` is set."""
+    refused = (*DEFINITE, NotFound)
+    return patiently(lambda: runs.register(address=address), what="register", gone=gone, definite=refused)
+
+
+def report_mistake(runs: Runs, message: str) -> None:
+    """Tells jobmaster why this process ends; best effort, since the exit code says the kind."""
+    gone = threading.Event()
+    timer = threading.Timer(3.0, gone.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        patiently(lambda: runs.report({}, error=message), what="report", gone=gone)
+    except (MeshError, NoLongerWanted) as error:
+        _log.warning("jobmaster was not told: %s", error)
+    finally:
+        timer.cancel()
+
+
+def say_last(message: str) -> None:
+    """The last line on stderr is the reason."""
+    print(" ".join(message.split()), file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Ready models: each is a readable `main(job)` whose defaults `model.params` may change."""

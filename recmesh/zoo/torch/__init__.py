@@ -1,0 +1,1 @@
+"""The zoo in torch: DCN-v2, DLRM, MMoE, DIN."""

@@ -1,0 +1,56 @@
+"""DLRM (Naumov et al. 2019): dot products between all pairs of embeddings, and a bottom network of the numbers."""
+
+import torch
+from torch import Tensor, nn
+
+from recmesh.torch import Batch, EmbeddingCollection
+from recmesh.trainer.session import Job
+from recmesh.zoo.params import with_defaults
+from recmesh.zoo.torch.layers import mean_of, mlp, tables_of, train
+
+DEFAULTS = {
+    "embedding_dim": 16,
+    "bottom": [64],        # ends in a layer of embedding_dim
+    "top": [256, 128],
+    "dropout": 0.0,
+}
+
+
+class DLRM(nn.Module):
+    """Logits [B, labels] of a batch."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        params = with_defaults(job.params, DEFAULTS)
+        dim = params["embedding_dim"]
+        self.embeddings = EmbeddingCollection(tables_of(job, dim))
+        self._sequences = [name for name, feature in job.id_features.items() if feature.kind == "sequence"]
+        numbers = len(job.dense_features)
+        self.bottom = mlp(numbers, [*params["bottom"], dim]) if numbers else None
+        vectors = len(job.id_features) + (numbers > 0)
+        pairs = torch.tril_indices(vectors, vectors, offset=-1)
+        self.register_buffer("rows", pairs[0], persistent=False)
+        self.register_buffer("columns", pairs[1], persistent=False)
+        width = pairs.shape[1] + (dim if numbers else 0)
+        self.top = mlp(width, params["top"], dropout=params["dropout"], out=len(job.labels))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Bottom network, pairwise interaction, top network."""
+        looked = self.embeddings(batch)
+        parts = [looked.stack()] if looked.pooled else []
+        parts += [mean_of(*looked.sequence(name)).unsqueeze(1) for name in self._sequences]
+        if self.bottom is None:
+            vectors = torch.cat(parts, dim=1)
+            return self.top(self._interact(vectors))
+        below = self.bottom(batch.dense)
+        vectors = torch.cat([below.unsqueeze(1), *parts], dim=1)
+        return self.top(torch.cat([below, self._interact(vectors)], dim=1))
+
+    def _interact(self, vectors: Tensor) -> Tensor:
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        return products[:, self.rows, self.columns]
+
+
+def main(job: Job) -> None:
+    """Trains it on the job's data."""
+    train(job, DLRM(job))

@@ -1,0 +1,96 @@
+"""Layers that several models share, and the loop they all train by."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+import recmesh.torch
+from recmesh.runtime.errors import InvalidArgument
+from recmesh.torch import Batch, EmbeddingCollection
+from recmesh.trainer.session import EmbeddingTable, Init, Job
+
+
+def mlp(width: int, hidden: Sequence[int], *, dropout: float = 0.0, out: int | None = None) -> nn.Sequential:
+    """Linear and ReLU per hidden size; with `out` a last linear layer."""
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        width = size
+    if out is not None:
+        layers.append(nn.Linear(width, out))
+    return nn.Sequential(*layers)
+
+
+class Cross(nn.Module):
+    """DCN-v2's cross network (Wang et al. 2021, eq. 1): x_{l+1} = x_0 ⊙ (W_l·x_l + b_l) + x_l.
+
+    With `rank` W_l is the product of two thin matrices (eq. 2); 0 keeps it full.
+    """
+
+    def __init__(self, width: int, layers: int, rank: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width)) if rank
+            else nn.Linear(width, width)
+            for _ in range(layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width] to [B, width]."""
+        first = x
+        for layer in self.layers:
+            x = first * layer(x) + x
+        return x
+
+
+def tables_of(job: Job, dim: int) -> list[EmbeddingTable]:
+    """One table per id feature, of one dimension; bags are averaged."""
+    start = Init.uniform(dim**-0.5 / 4)
+    return [EmbeddingTable(name, dim, pooling="mean", init=start) for name in job.id_features]
+
+
+class Inputs(nn.Module):
+    """Pooled embeddings and dense columns side by side: [B, width]. Sequences are averaged."""
+
+    def __init__(self, job: Job, tables: Sequence[EmbeddingTable]) -> None:
+        super().__init__()
+        if not tables:
+            raise InvalidArgument("the data has no id feature, and this model needs one")
+        self.embeddings = EmbeddingCollection(tables)
+        self._sequences = [name for name, feature in job.id_features.items() if feature.kind == "sequence"]
+        pooled = sum(t.dim * sum(f not in self._sequences for f in t.features) for t in tables)
+        averaged = sum(t.dim * sum(f in self._sequences for f in t.features) for t in tables)
+        self.width = pooled + averaged + len(job.dense_features)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """In the order: pooled features, sequences, dense."""
+        looked = self.embeddings(batch)
+        parts = [looked.cat()] if looked.pooled else []
+        parts += [mean_of(*looked.sequence(name)) for name in self._sequences]
+        return torch.cat([*parts, batch.dense], dim=1)
+
+
+def mean_of(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, dim] of a padded sequence; zero of an empty one."""
+    return (values * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1.0)
+
+
+Loss = Callable[[Tensor, Batch], Tensor]
+
+
+def logistic_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean binary cross entropy over samples (weighted by the data's weights) and labels."""
+    losses = nn.functional.binary_cross_entropy_with_logits(
+        logits.reshape(batch.labels.shape), batch.labels, reduction="none"
+    ).mean(dim=1)
+    return (losses if batch.weight is None else losses * batch.weight).mean()
+
+
+def train(job: Job, model: nn.Module, *, loss: Loss = logistic_loss) -> None:
+    """The loop; the servers apply the job's `training.optimizer`."""
+    trainer = recmesh.torch.attach(job, model)
+    for batch in trainer:
+        trainer.step(loss(model(batch), batch))
