@@ -1,0 +1,58 @@
+# One line per target: `make help`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+PROTO_BIN := .venv-proto/bin
+PROTO_STAMP := .venv-proto/.set-up
+PROTOC = PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python -m grpc_tools.protoc -Irecmesh/pb=proto
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 2 ? n : 2)))
+
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check check-proto test demo up down proto bench
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## create .venv with everything installed (again when the pins change)
+
+check: $(STAMP) check-proto  ## lint, types, layers, generated stubs
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(STAMP)  ## run the tests (all but those marked slow); ARGS="-k name" narrows
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+demo: $(STAMP)  ## train, break, mend and serve a model on real data; KEEP=1 leaves the mesh up
+	$(BIN)/python -m examples.demo
+
+up: $(STAMP)  ## start the mesh on this machine
+	$(BIN)/recmesh up
+
+down: $(STAMP)  ## stop the mesh
+	$(BIN)/recmesh down
+
+proto: $(PROTO_STAMP)  ## generate recmesh/pb from proto/
+	$(PROTOC) --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. proto/*.proto
+
+bench: $(STAMP)  ## measure: NAME=train ARGS="--quick --json"; without NAME lists the benchmarks
+	$(BIN)/python -m bench $(NAME) $(ARGS)
+
+check-proto: $(PROTO_STAMP)  ## fail when recmesh/pb differs from what proto/ generates
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
+	$(PROTOC) --python_out="$$out" --grpc_python_out="$$out" --mypy_out="$$out" --mypy_grpc_out="$$out" proto/*.proto && \
+	diff -r -x __init__.py -x __pycache__ "$$out/recmesh/pb" recmesh/pb || \
+	{ echo "recmesh/pb is not what proto/ generates: run 'make proto'" >&2; exit 1; }
+
+$(STAMP): pyproject.toml constraints.txt infra/setup
+	PYTHON="$(PYTHON)" bash infra/setup $(VENV)
+	@touch $@
+
+# The generator's version is a floor for every user's protobuf, so it lives apart from the project's own.
+$(PROTO_STAMP): Makefile
+	$(PYTHON) -m venv .venv-proto
+	$(PROTO_BIN)/python -m pip install -q grpcio-tools==1.71.2 mypy-protobuf==3.7.0 "setuptools<81"
+	@touch $@
