@@ -47,6 +47,9 @@ class AcceptedJob(Stored):
     created: float
     data_rows: int = 0
     data_bytes: int = 0
+    init_snapshot: int = 0
+    init_parts: tuple[str, ...] = ()
+    """The snapshot of another job from which it starts."""
     intent: Intent = Intent()
     revision: int = 0
     """Of the KV key as last read."""
@@ -125,6 +128,7 @@ class Closing(Stored):
     model_name: str = ""
     version: str = ""
     export_uri: str = ""
+    framework: str = ""
     reported: bool = False
     registered: bool = False
 
@@ -163,6 +167,8 @@ class JobStatus(Stored):
     settled_workers: int = 0
     """The number of workers that the phase Running stands for."""
     ending: Ending | None = None
+    recorded: bool = False
+    """brain has its history."""
     closing: Closing | None = None
     metrics: dict[str, float] = {}
     best_metric: float | None = None

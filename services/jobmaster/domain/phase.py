@@ -28,7 +28,7 @@ MEANING: Mapping[Phase, str] = {
     Phase.SCALING: "batches are trained while workers come or go",
     Phase.RECOVERING: "a parameter server was lost; the last committed snapshot is being restored",
     Phase.SUSPENDED: "its processes are gone, its snapshots are kept",
-    Phase.SUCCEEDED: "one committed snapshot has every batch in its ledgers, and the model is exported from it",
+    Phase.SUCCEEDED: "one committed snapshot has every batch in its ledgers; the model is exported from it",
     Phase.FAILED: "it cannot go on; reason and message say why",
     Phase.STOPPED: "somebody asked it to stop",
 }

@@ -37,7 +37,8 @@ class Seen:
     drained: bool | None = None
     """shardsvc: nothing queued, nothing leased, the line closed. None: not known."""
     operation: str = ""
-    """The procedure under way: plan | open | snapshot | void | close | register | end | purge."""
+    """The procedure under way: plan | open | snapshot | abort | void | close | register | end | record
+    | purge."""
     operation_retry_at: float = 0.0
     """A procedure failed for want of a service; not before this."""
     quarantine_due: bool = False
@@ -186,6 +187,8 @@ def _afterwards(at: Situation) -> list[Action]:
     result = _strangers(at)
     if result or at.seen.operation:
         return result
+    if not at.status.recorded and not at.job.intent.delete:
+        return _operate(at, "record", reason="its history goes to brain")
     ttl_s = at.spec.ttl_after_end_s
     if at.job.intent.delete:
         return _operate(at, "purge", reason="deleted")
@@ -275,7 +278,7 @@ def _staff(at: Situation) -> list[Action]:
         if stopping and name != "ps":
             count = 0
         for index in range(count):
-            if _is_due(at, name, index):
+            if _is_due(at, name, index) and not (name == "worker" and at.record.phase == "finishing"):
                 result.append(Launch((name, index)))
         for role in at.status.live(name):
             if role.index >= count and role.stage != "draining":
@@ -336,8 +339,12 @@ def _phase(at: Situation) -> list[Action]:
 
 
 def _procedures(at: Situation) -> list[Action]:
-    if at.seen.operation or at.record.phase not in ("open", "finishing") or at.record.pending:
+    if at.seen.operation or at.record.phase not in ("open", "finishing"):
         return []
+    if at.record.pending.startswith("void:"):
+        return _operate(at, "void", reason="a quarantine was begun")
+    if at.record.pending:
+        return _operate(at, "abort", reason=f"{at.record.pending} was begun by a jobmaster that is gone")
     if at.seen.quarantine_due:
         return _operate(at, "void", reason="a batch killed its workers")
     due = _snapshot_due(at)

@@ -1,5 +1,6 @@
 """What makes a set of cuts one snapshot, and its manifest."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,3 +106,22 @@ def manifest(
 def ledger_of(document: Mapping[str, Any]) -> Ledger:
     """The intersection that a manifest names."""
     return normal((int(line), int(lo), int(hi)) for line, lo, hi in document.get("ledger", ()))
+
+
+def parse(text: str) -> dict[str, Any]:
+    """A manifest as it was stored; ValueError when it is none."""
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("the manifest is no JSON object")
+    return document
+
+
+def part_uris(storage_uri: str, *, job_id: str, snapshot: int, ps: Sequence[int]) -> list[str]:
+    """Where the parts of a snapshot lie on storage; docs/formats/snapshot.md."""
+    root = storage_uri.rstrip("/")
+    return [f"{root}/checkpoints/{job_id}/{snapshot:08d}/ps-{index:03d}" for index in ps]
+
+
+def text(document: Mapping[str, Any]) -> str:
+    """A manifest as JSON."""
+    return json.dumps(document, separators=(",", ":"))

@@ -1,0 +1,13 @@
+"""Use cases of jobmaster.
+
+    submit      a specification becomes a job, or is refused with every wrong field
+    jobs        what users ask of jobs; the registry of runners
+    roles       what a job's own processes say and ask
+    runner      looks, decides (domain.rules), acts; one per job
+    generation  R1 to R5: start and rollback
+    snapshots   S1 to S4, and quarantine
+    ending      from the closing snapshot to success; failure; deletion
+    queue       progress of shardsvc's queue, releases of dead workers
+    telling     events, their history, profiles for brain
+    leader      which of several jobmasters runs the jobs
+"""

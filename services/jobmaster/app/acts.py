@@ -1,0 +1,196 @@
+"""How each action of the rules is carried out (procedures apart)."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from recmesh.runtime.errors import MeshError
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.queue import release_worker
+from services.jobmaster.app.run import Run
+from services.jobmaster.cluster import StartOrder
+from services.jobmaster.domain import plan
+from services.jobmaster.domain.exits import Exit, Verdict, judge, retry_delay_s
+from services.jobmaster.domain.job import RoleKey, RoleState
+from services.jobmaster.domain.phase import Phase
+from services.jobmaster.domain.rules import Drain, End, Kill, Launch, Move, NoteExit, Operate
+
+logger = get_logger(__name__)
+
+ON_GENERATION = frozenset({"open", "snapshot", "void", "abort"})
+"""Procedures that need all parameter servers of the generation."""
+EVERYTHING = ON_GENERATION | {"plan", "close", "register"}
+
+Cancel = Callable[[frozenset[str]], None]
+
+
+class Acts:
+    """Changes the status and the cluster as the rules say."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    async def carry_out(
+        self, action: NoteExit | Launch | Drain | Kill | Move | End | Operate, cancel: Cancel
+    ) -> None:
+        """One action; its effect on the status is stored before its effect on the world."""
+        match action:
+            case NoteExit(key, exit):
+                await self._note_exit(key, exit, cancel)
+            case Launch(key):
+                await self._launch(key)
+            case Drain(key, reason):
+                await self._drain(key, reason)
+            case Kill(name, reason, hard):
+                await self._kill(name, reason, hard=hard)
+            case Move(phase, reason, message):
+                await self._move(phase, reason, message)
+            case End(ending):
+                cancel(EVERYTHING)
+                self._run.update(ending=ending)
+                await self._run.flush()
+            case Operate():
+                raise RuntimeError("procedures are the runner's")
+
+    async def _launch(self, key: RoleKey) -> None:
+        run, (name, index) = self._run, key
+        old, now = run.status.role(key), run.context.clock.now()
+        if old is not None and old.is_live:
+            role = old  # noted by a jobmaster that died before it could start it
+        elif old is not None:
+            role = RoleState(
+                role=name, index=index, attempt=old.attempt + 1, since=now, streak=old.streak,
+                samples=old.samples,
+            )
+        else:
+            role = RoleState(role=name, index=index, since=now)
+        run.put_role(role)
+        await run.flush()
+        size = plan.size(run.spec, run.status.plan, name)
+        try:
+            process = await run.context.cluster.start(
+                StartOrder(
+                    job_id=run.job_id, name=role.name, role=name, index=index, env=self._env(name, index),
+                    cpu=size.cpu, memory_bytes=size.memory_bytes,
+                )
+            )
+        except MeshError as error:
+            await self._note_exit(key, Exit(reason=f"it cannot be started: {error.message}"), lambda names: None)
+            return
+        # It may have registered by now: only the handle is added.
+        current = run.status.role(key) or role
+        run.put_role(current.model_copy(update={"handle": process.handle}))
+        if process.limits_note:
+            run.note(f"limits of cpu and memory are not enforced: {process.limits_note}")
+        run.telling.role_started(current.model_copy(update={"handle": process.handle}))
+
+    def _env(self, role: str, index: int) -> dict[str, str]:
+        context = self._run.context
+        declared = self._run.spec.roles.worker if role == "finisher" else getattr(self._run.spec.roles, role)
+        return {
+            # One thread per process: two OpenMP threads under contention collapse (scale by processes).
+            "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+            "NUMBA_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1",
+            **context.role_env,
+            **declared.env,
+            "RECMESH_ROLE": role, "RECMESH_ROLE_INDEX": str(index), "RECMESH_JOB_ID": self._run.job_id,
+            "RECMESH_JOBMASTER": context.addresses.jobmaster(),
+        }
+
+    async def _note_exit(self, key: RoleKey, exit: Exit, cancel: Cancel) -> None:
+        run, now = self._run, self._run.context.clock.now()
+        role = run.status.role(key)
+        if role is None:
+            return
+        told = run.errors.pop(role.name, "")
+        if told:
+            exit = replace(exit, last_line=told)
+        verdict = self._judge(role, exit)
+        run.killing.pop(role.name, None)
+        beat = run.vitals.forget(key)
+        lived_long = now - role.since >= run.context.limits.retry_reset_s
+        streak = 0 if not verdict.is_uncommanded else (1 if lived_long else role.streak + 1)
+        limits = run.context.limits
+        delay_s = retry_delay_s(streak, base_s=limits.retry_base_s, ceiling_s=limits.retry_ceiling_s)
+        if verdict.kind == "done":
+            delay_s = limits.retry_base_s
+        ended = role.model_copy(
+            update={
+                "stage": "exited", "exit_reason": verdict.text[:2000], "done": verdict.kind == "done",
+                "streak": streak, "retry_at": now + delay_s, "since": now,
+                "samples": role.samples + (beat.samples if beat else 0),
+            }
+        )
+        run.put_role(ended)
+        if beat is not None:
+            run.update(skipped_nan=run.status.skipped_nan + beat.skipped_nan)
+        if run.status.ending is None:
+            self._count(role, verdict)
+        if role.role == "ps":
+            run.context.peers.servers.forget(role.address)
+            cancel(ON_GENERATION)
+        logger.info("job %s: %s ended: %s", run.job_id, role.name, verdict.text)
+        run.telling.role_exited(
+            ended, code=exit.code, reason=verdict.text, expected=not verdict.is_uncommanded
+        )
+        await run.flush()
+        if role.role == "worker" and role.incarnation:
+            run.in_background(
+                release_worker(
+                    run, index=role.index, incarnation=role.incarnation, crashed=verdict.is_uncommanded
+                )
+            )
+
+    def _judge(self, role: RoleState, exit: Exit) -> Verdict:
+        verdict = judge(role, exit)
+        closing = self._run.status.closing
+        if role.role == "finisher" and verdict.kind == "done" and (closing is None or not closing.reported):
+            return Verdict("crash", "it ended without a report")
+        if role.role in ("ps", "evaluator") and verdict.kind == "done":
+            return Verdict("retry", "it ended by itself")
+        return verdict
+
+    def _count(self, role: RoleState, verdict: Verdict) -> None:
+        status = self._run.status
+        if verdict.counts:
+            self._run.update(failures=status.failures + 1)
+        if verdict.kind == "mistake":
+            told = status.mistake or verdict.text
+            self._run.update(mistakes=status.mistakes + 1, mistake=told)
+        if verdict.kind == "oom":
+            self._run.note(f"{role.role} {role.index} ran out of memory: {verdict.text}")
+
+    async def _drain(self, key: RoleKey, reason: str) -> None:
+        run = self._run
+        role = run.status.role(key)
+        if role is None or not role.is_live:
+            return
+        logger.info("job %s: %s drains: %s", run.job_id, role.name, reason)
+        run.put_role(role.model_copy(update={"stage": "draining", "since": run.context.clock.now()}))
+        await run.flush()
+        await run.context.cluster.drain(run.job_id, role.name)
+
+    async def _kill(self, name: str, reason: str, *, hard: bool) -> None:
+        run = self._run
+        logger.info("job %s: %s is ended: %s", run.job_id, name, reason)
+        role = next((role for role in run.status.roles if role.name == name and role.is_live), None)
+        if role is not None and not hard and role.stage != "draining":
+            # Its end is commanded from now on; a silent process's is not.
+            run.put_role(role.model_copy(update={"stage": "draining", "since": run.context.clock.now()}))
+            await run.flush()
+        run.killing[name] = run.context.clock.now()
+        grace_s = 0.0 if hard else run.context.limits.terminate_grace_s
+        await run.context.cluster.stop(run.job_id, name, grace_s=grace_s)
+
+    async def _move(self, phase: Phase, reason: str, message: str) -> None:
+        run = self._run
+        if phase is Phase.SCALING:
+            after = plan.wanted(run.spec, run.job.intent, run.status.plan, "worker")
+            run.telling.scaled(
+                role="worker", before=run.status.settled_workers, after=after, reason=run.job.intent.reason
+            )
+            run.update(settled_workers=after)
+        run.move(phase, reason=reason, message=message)
+        await run.flush()
+        await asyncio.sleep(0)

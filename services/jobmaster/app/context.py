@@ -1,0 +1,42 @@
+"""What the use cases work with; composed once, in __main__ (and by tests)."""
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from recmesh.runtime.clock import Clock
+from services.jobmaster.cluster import Controller
+from services.jobmaster.domain.limits import Limits
+from services.jobmaster.peers import Peers
+from services.jobmaster.store import JobStore
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """What a role's process is told to call."""
+
+    jobmaster: Callable[[], str]
+    """Known when the server listens."""
+    shardsvc: str
+    ckptcache: str
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Ports and settings."""
+
+    store: JobStore
+    peers: Peers
+    cluster: Controller
+    clock: Clock
+    rng: random.Random
+    publish: Callable[[Any], Awaitable[None]]
+    """Sends an event to the bus; returns when it is stored there."""
+    addresses: Addresses
+    storage_uri: str
+    limits: Limits = Limits()
+    role_env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of every role's process, tokens included."""
+    lease_ttl_s: float = 30.0
+    max_live_jobs: int = 1000

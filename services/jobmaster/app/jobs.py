@@ -1,0 +1,299 @@
+"""What users ask of jobs, and the registry of those that this jobmaster runs."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recmesh.runtime.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    MeshError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+    Violation,
+)
+from recmesh.runtime.telemetry import get_logger
+from recmesh.spec.job import TrainingJob
+from services.jobmaster.app import submit as submission
+from services.jobmaster.app.context import Context
+from services.jobmaster.app.run import Run
+from services.jobmaster.app.runner import Runner
+from services.jobmaster.domain import plan as plans
+from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus
+from services.jobmaster.domain.record import RunRecord
+
+logger = get_logger(__name__)
+
+DELETE_WAIT_S = 45.0
+CHECKPOINT_WAIT_S = 60.0
+MAX_TAIL = 2000
+MAX_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last lines of a place's processes."""
+
+    role: str
+    index: int
+    incarnation: str
+    lines: tuple[str, ...]
+
+
+class Jobs:
+    """Users' use cases. Only the leading jobmaster answers; another says so, and callers try again."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.runners: dict[str, Runner] = {}
+        self.led = asyncio.Event()
+        """Set while this jobmaster leads."""
+        self._submitting = asyncio.Lock()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_leading(self) -> bool:
+        """This jobmaster runs the jobs."""
+        return self.led.is_set()
+
+    # -- leadership --------------------------------------------------------------------------------------
+
+    async def lead(self) -> None:
+        """Holds all jobs from now on; their processes are found by the runners."""
+        for job_id in await self.context.store.job_ids():
+            if job_id not in self.runners:
+                await self._hold(job_id)
+        self.led.set()
+        self.context.cluster.watch(self._on_change)
+        logger.info("this jobmaster leads; %d jobs", len(self.runners))
+
+    async def follow(self) -> None:
+        """Lets go of all jobs; their processes go on."""
+        self.led.clear()
+        runners, self.runners = list(self.runners.values()), {}
+        await asyncio.gather(*(runner.stop() for runner in runners))
+
+    def _on_change(self, job_id: str) -> None:
+        runner = self.runners.get(job_id)
+        if runner is not None:
+            runner.run.wake()
+
+    async def _hold(self, job_id: str) -> Run | None:
+        """Reads a job from the store and starts its runner."""
+        store = self.context.store
+        job = await store.job(job_id)
+        if job is None:
+            return None
+        status = await store.status(job_id) or JobStatus(job_id=job_id)
+        record = await store.record(job_id) or submission.first_record(job)
+        return self._run(job, status, record)
+
+    def _run(self, job: AcceptedJob, status: JobStatus, record: RunRecord) -> Run:
+        run = Run(self.context, job, status, record)
+        runner = Runner(run, on_gone=self._gone, on_lost=self._lost)
+        self.runners[job.job_id] = runner
+        runner.start()
+        return run
+
+    def _gone(self, run: Run) -> None:
+        runner = self.runners.pop(run.job_id, None)
+        if runner is not None:
+            self._keep(runner.stop())
+
+    def _lost(self, run: Run) -> None:
+        """Somebody else wrote the job's documents. If this jobmaster still leads, it reads them again."""
+        runner = self.runners.pop(run.job_id, None)
+        if runner is not None:
+            self._keep(self._hold_again(runner))
+
+    async def _hold_again(self, runner: Runner) -> None:
+        await runner.stop()
+        await self.context.clock.sleep(1.0)
+        if self.is_leading and runner.run.job_id not in self.runners:
+            try:
+                await self._hold(runner.run.job_id)
+            except MeshError:
+                logger.exception("job %s cannot be read again", runner.run.job_id)
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def run_of(self, job_id: str) -> Run:
+        """NotFound; Unavailable when another jobmaster leads."""
+        self._check_leading()
+        runner = self.runners.get(job_id)
+        if runner is None:
+            raise NotFound(f"there is no job {job_id}", reason="NO_SUCH_JOB")
+        return runner.run
+
+    def _check_leading(self) -> None:
+        if not self.is_leading:
+            raise Unavailable("this jobmaster does not lead (yet)", reason="NOT_LEADING")
+
+    # -- use cases ---------------------------------------------------------------------------------------
+
+    async def submit(self, spec_json: str, *, request_id: str, submitter: str, dry_run: bool) -> Run:
+        """A new job, or the one that this request made before."""
+        self._check_leading()
+        checked = await submission.check(self.context, spec_json)
+        if dry_run:
+            job = AcceptedJob(
+                job_id=checked.spec.name, spec_json=checked.spec.model_dump_json(), submitter=submitter,
+                created=self.context.clock.now(), data_rows=checked.data_rows, data_bytes=checked.data_bytes,
+            )
+            status = JobStatus(job_id=job.job_id, reason="DryRun", notes=checked.notes)
+            return Run(self.context, job, status, submission.first_record(job))
+        live = sum(not runner.run.status.has_ended for runner in self.runners.values())
+        if live >= self.context.max_live_jobs:
+            raise ResourceExhausted(f"{live} jobs live already", reason="TOO_MANY_JOBS")
+        async with self._submitting:
+            job, record = await submission.create(
+                self.context, checked, request_id=request_id, submitter=submitter
+            )
+            existing = self.runners.get(job.job_id)
+            if existing is not None:
+                return existing.run
+            run = self._run(job, JobStatus(job_id=job.job_id, notes=checked.notes), record)
+        run.telling.submitted(name=checked.spec.name, owner=checked.spec.owner, submitter=submitter)
+        return run
+
+    def page(
+        self, *, owner: str = "", phase: str = "", labels: Mapping[str, str], limit: int, page_token: str
+    ) -> tuple[Sequence[Run], str]:
+        """The newest first; and the token of the next page."""
+        self._check_leading()
+        runs = [runner.run for runner in self.runners.values()]
+        runs = [
+            run for run in runs
+            if (not owner or run.spec.owner == owner)
+            and (not phase or run.status.phase.lower() == phase.lower())
+            and all(run.spec.labels.get(name) == value for name, value in labels.items())
+        ]
+        runs.sort(key=lambda run: (-run.job.created, run.job_id))
+        if page_token:
+            created, _, job_id = page_token.partition("/")
+            try:
+                after = (-float(created), job_id)
+            except ValueError:
+                raise InvalidArgument(
+                    "the page token is none of ours", violations=[Violation("page_token", "is damaged")]
+                ) from None
+            runs = [run for run in runs if (-run.job.created, run.job_id) > after]
+        size = min(limit or MAX_PAGE, MAX_PAGE)
+        page = runs[:size]
+        more = f"{page[-1].job.created!r}/{page[-1].job_id}" if len(runs) > size else ""
+        return page, more
+
+    async def stop(self, job_id: str, *, reason: str, finish: bool) -> Run:
+        """Stops the job; with `finish` it succeeds at its next committed snapshot."""
+        run = self.run_of(job_id)
+        if run.status.has_ended:
+            raise FailedPrecondition(f"job {job_id} has ended: {run.status.phase}", reason="JOB_ENDED")
+
+        def change(intent: Intent) -> Intent:
+            wish: dict[str, object] = {"finish": True} if finish and not intent.stop else {"stop": True}
+            return intent.model_copy(update=wish | {"reason": reason or intent.reason})
+
+        await run.wish(change)
+        return run
+
+    async def scale(self, job_id: str, *, role: str, replicas: int, clear: bool) -> Run:
+        """Pins the number of a role's processes, or lifts the pin."""
+        run = self.run_of(job_id)
+        check_scale(run.spec, run.record, role, replicas, clear=clear)
+        if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
+            raise FailedPrecondition(f"job {job_id} trains no more", reason="JOB_ENDED")
+
+        def change(intent: Intent) -> Intent:
+            pins = {name: count for name, count in intent.replicas.items() if name != role}
+            cleared = [name for name in intent.cleared if name != role]
+            if clear:
+                cleared.append(role)
+            else:
+                pins[role] = replicas
+            return intent.model_copy(update={"replicas": pins, "cleared": tuple(cleared)})
+
+        await run.wish(change)
+        return run
+
+    async def checkpoint(self, job_id: str) -> int:
+        """The number of a snapshot that was cut after this was asked."""
+        run = self.run_of(job_id)
+        if run.record.phase not in ("open", "finishing"):
+            raise FailedPrecondition(f"job {job_id} is {run.status.phase}: nothing to save", reason="NOT_TRAINING")
+        await run.wish(lambda intent: intent.model_copy(update={"checkpoint": intent.checkpoint + 1}))
+        asked = run.job.intent.checkpoint
+        deadline = self.context.clock.monotonic() + CHECKPOINT_WAIT_S
+        while run.status.checkpoint_served < asked:
+            if run.status.has_ended or self.context.clock.monotonic() > deadline:
+                raise Unavailable(f"job {job_id} has no new snapshot yet", reason="NOT_COMMITTED")
+            await self.context.clock.sleep(0.05)
+        return run.record.last_committed
+
+    async def delete(self, job_id: str) -> None:
+        """Stops the job if need be, and removes everything of it except its model."""
+        run = self.run_of(job_id)
+        await run.wish(lambda intent: intent.model_copy(update={"delete": True, "reason": "deleted"}))
+        deadline = self.context.clock.monotonic() + DELETE_WAIT_S
+        while job_id in self.runners:
+            if self.context.clock.monotonic() > deadline:
+                raise Unavailable(f"job {job_id} is being deleted", reason="STILL_DELETING")
+            await self.context.clock.sleep(0.05)
+
+    async def logs(self, job_id: str, *, role: str, index: int, tail: int) -> list[Tail]:
+        """The last lines of each place's processes."""
+        run = self.run_of(job_id)
+        lines = min(tail or 100, MAX_TAIL)
+        result = []
+        for state in run.status.roles:
+            if (role and state.role != role) or (index >= 0 and state.index != index):
+                continue
+            text = await self.context.cluster.tail(job_id, state.name, lines=lines)
+            result.append(Tail(state.role, state.index, state.incarnation, tuple(text)))
+        return result
+
+    def events(self, job_id: str, *, limit: int) -> list[dict[str, Any]]:
+        """What happened, oldest first: the newest that are kept."""
+        history = list(self.run_of(job_id).telling.history)
+        return history[-limit:] if limit else history
+
+
+def check_scale(spec: TrainingJob, record: RunRecord, role: str, replicas: int, *, clear: bool) -> None:
+    """InvalidArgument or FailedPrecondition with the reason; nothing when it may be done."""
+
+    def refuse(path: str, reason: str) -> InvalidArgument:
+        return InvalidArgument(f"{role or 'this role'} cannot be scaled", violations=[Violation(path, reason)])
+
+    if role not in ("ps", "worker", "evaluator"):
+        raise refuse("role", f"{role!r} is no role that can be scaled; worker, ps and evaluator are")
+    if role == "ps" and record.gen > 0 and (clear or replicas != len(record.members)):
+        raise FailedPrecondition(
+            "the number of parameter servers cannot change while a job trains: its slots are placed on "
+            f"{len(record.members)}",
+            reason="PS_COUNT_FIXED",
+        )
+    if clear:
+        return
+    bounds = getattr(spec.roles, role)
+    least = 0 if role == "evaluator" else 1
+    if not least <= replicas <= bounds.max:
+        raise refuse("replicas", f"must be from {least} to {bounds.max} (roles.{role}.max)")
+
+
+def wanted_of(run: Run) -> dict[str, int]:
+    """How many processes of each role are wanted."""
+    return {
+        role: plans.wanted(run.spec, run.job.intent, run.status.plan, role)
+        for role in ("ps", "worker", "evaluator")
+    }
+
+
+def pinned_of(run: Run) -> dict[str, bool]:
+    """Which roles a user has pinned."""
+    return {
+        role: plans.pin(run.spec, run.job.intent, role) is not None for role in ("ps", "worker", "evaluator")
+    }

@@ -1,0 +1,83 @@
+"""Figures of a running job: into its status, to brain, and to whoever listens on the bus."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from recmesh.runtime.errors import MeshError
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.run import Run
+from services.jobmaster.domain.vitals import mean_step, weighted
+from services.jobmaster.domain.phase import Phase
+from services.jobmaster.peers import JobProfile
+
+logger = get_logger(__name__)
+
+TELL_S = 5.0
+TRAINING = (Phase.RUNNING, Phase.SCALING)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Throughput at a time, for charts."""
+
+    at: float
+    samples_per_s: float
+
+
+class Profiler:
+    """Refreshes the status from heartbeats, and tells of it every few seconds."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.points: deque[Point] = deque(maxlen=720)
+
+    def refresh(self) -> None:
+        """Loss and AUC of the last windows of all workers, into the status."""
+        run = self._run
+        beats = run.vitals.of("worker")
+        metrics = dict(run.status.metrics)
+        for name in ("loss", "auc"):
+            value = weighted(beats, name)
+            if value is not None:
+                metrics[name] = value
+        if metrics != run.status.metrics and run.status.closing is None:
+            run.update(metrics=metrics)
+
+    async def tell(self) -> None:
+        """Runs until it is cancelled."""
+        run = self._run
+        while True:
+            await run.context.clock.sleep(TELL_S)
+            if run.status.phase not in TRAINING or run.record.phase != "open":
+                continue
+            self.refresh()
+            status, now = run.status, run.context.clock.now()
+            run.telling.progressed(
+                samples=status.samples, total=status.total, samples_per_s=status.samples_per_s,
+                loss=status.metrics.get("loss"), auc=status.metrics.get("auc"),
+            )
+            run.telling.rate(status.samples_per_s, at=now, step_s=TELL_S)
+            try:
+                await run.context.peers.brain.observe(self._profile(now))
+            except MeshError as error:
+                logger.info("job %s: brain takes no profile: %s", run.job_id, error.message)
+
+    def _profile(self, now: float) -> JobProfile:
+        run = self._run
+        workers, servers, status = run.vitals.of("worker"), run.vitals.of("ps"), run.status
+        step = mean_step(workers)
+
+        def mean(values: list[float]) -> float:
+            return sum(values) / len(values) if values else 0.0
+
+        return JobProfile(
+            job_id=run.job_id, at=now, workers=len(workers), ps=len(servers),
+            worker_cpu=mean([beat.cpu_cores for beat in workers]),
+            ps_cpu=mean([beat.cpu_cores for beat in servers]),
+            batch_size=run.spec.training.batch_size, samples_per_s=status.samples_per_s, data_s=step.data_s,
+            pull_s=step.pull_s, compute_s=step.compute_s, push_s=step.push_s,
+            ps_busy_share=mean([beat.busy_share for beat in servers]),
+            ps_memory_bytes=max((beat.memory_bytes for beat in servers), default=0),
+            rows=sum(beat.rows for beat in servers), samples=status.samples,
+            remaining=max(0, status.total - status.samples),
+        )

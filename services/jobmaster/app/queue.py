@@ -1,0 +1,105 @@
+"""shardsvc's queue as the runner follows it: progress, releases of dead workers, a queue that was lost."""
+
+from recmesh.runtime.errors import CallerError, MeshError, NotFound
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.generation import open_queue
+from services.jobmaster.app.run import Run
+from services.jobmaster.app.snapshots import live_ledger
+
+logger = get_logger(__name__)
+
+POLL_S = 0.5
+RATE_WINDOW_S = 3.0
+
+
+class QueueWatch:
+    """Progress of one job's queue, asked for twice a second."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._base: tuple[float, int] | None = None
+
+    async def watch(self) -> None:
+        """Runs until it is cancelled; while shardsvc is away nothing is known, and nothing is lost."""
+        run, delay_s = self._run, POLL_S
+        while True:
+            await run.context.clock.sleep(delay_s)
+            if run.record.phase not in ("open", "finishing"):
+                self._base = None
+                continue
+            try:
+                await self.look()
+                delay_s = POLL_S
+            except MeshError as error:
+                run.queue = None
+                delay_s = min(2 * delay_s, 4.0)
+                logger.warning("job %s: shardsvc does not tell its progress: %s", run.job_id, error.message)
+            except Exception:
+                run.queue = None
+                delay_s = min(2 * delay_s, 4.0)
+                logger.exception("job %s: the look at the queue failed", run.job_id)
+
+    async def look(self) -> None:
+        """One look. A queue that is lost, or of another generation, is derived again from the ledgers."""
+        run = self._run
+        gen = run.record.gen
+        try:
+            progress = await run.context.peers.shards.progress(run.job_id)
+        except NotFound:
+            progress = None
+        if gen != run.record.gen or run.record.phase not in ("open", "finishing"):
+            return
+        if progress is None or progress.gen < gen:
+            await self._derive(gen)
+            return
+        before, run.queue = run.queue, progress
+        done = min(progress.done, progress.total)
+        run.update(
+            samples=done, total=progress.total or run.status.total, requeues=max(progress.requeues, run.status.requeues)
+        )
+        self._rate(done)
+        if progress.drained and not (before and before.drained):
+            run.wake()
+
+    async def _derive(self, gen: int) -> None:
+        run = self._run
+        done, epoch = await live_ledger(run)
+        opened = await open_queue(run, gen=gen, done=done, epoch_floor=epoch)
+        run.note("shardsvc had lost the queue; it was derived again from the ledgers")
+        logger.warning("job %s: the queue was lost; %d positions are queued again", run.job_id, opened.to_do)
+
+    def _rate(self, done: int) -> None:
+        run, now = self._run, self._run.context.clock.now()
+        if self._base is None or done < self._base[1]:
+            self._base = now, done
+            return
+        at, base = self._base
+        if now - at >= RATE_WINDOW_S:
+            run.update(samples_per_s=(done - base) / (now - at))
+            self._base = now, done
+
+
+async def release_worker(run: Run, *, index: int, incarnation: str, crashed: bool) -> None:
+    """Tells shardsvc that a worker is gone; repeated while it is away, until the generation ends.
+
+    The batch in whose compute a third worker died is set aside.
+    """
+    worker, gen, delay_s = f"{index}-{incarnation[:8]}", run.record.gen, 0.1
+    while run.record.gen == gen and run.record.phase in ("open", "finishing"):
+        try:
+            released = await run.context.peers.shards.release_worker(
+                run.job_id, gen=gen, worker=worker, crashed=crashed
+            )
+        except CallerError as error:
+            logger.warning("job %s: leases of worker %s are not released: %s", run.job_id, worker, error)
+            return
+        except MeshError as error:
+            logger.warning("job %s: release of worker %s waits: %s", run.job_id, worker, error.message)
+            await run.context.clock.sleep(delay_s)
+            delay_s = min(2 * delay_s, 5.0)
+            continue
+        logger.info("job %s: %d positions of worker %s are queued again", run.job_id, released.requeued, worker)
+        if crashed and released.suspects and released.deaths >= run.context.limits.deaths_to_quarantine:
+            run.quarantine[released.suspects[0]] = None
+        run.wake()
+        return

@@ -1,0 +1,177 @@
+"""What a job's own processes say and ask."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from recmesh.runtime.errors import FailedPrecondition, NotFound
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.jobs import Jobs
+from services.jobmaster.app.run import Run
+from services.jobmaster.domain.evaluation import judged
+from services.jobmaster.domain.job import RoleState
+from services.jobmaster.domain.record import RunRecord
+from services.jobmaster.domain.vitals import Beat
+
+logger = get_logger(__name__)
+
+MAX_WAIT_S = 60.0
+Directive = Literal["continue", "drain", "exit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a process is to do."""
+
+    spec_json: str
+    record: RunRecord
+    heartbeat_s: float
+    shardsvc: str
+    ckptcache: str
+    storage_uri: str
+    task: str = ""
+    snapshot: int = 0
+    parts: tuple[str, ...] = ()
+    export_uri: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To a heartbeat."""
+
+    directive: Directive
+    gen: int = 0
+    map_version: int = 0
+    phase: str = "closed"
+
+
+class Roles:
+    """Use cases of `Runs`."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    async def register(
+        self, job_id: str, *, role: str, index: int, incarnation: str, address: str
+    ) -> Assignment:
+        """A process says who it is. FailedPrecondition when it is not the one that is wanted at its place."""
+        run = self._jobs.run_of(job_id)
+        state = run.status.role((role, index))
+        if state is None or not state.is_live or run.status.ending is not None:
+            raise FailedPrecondition(f"no {role} {index} is wanted", reason="NOT_WANTED")
+        if state.incarnation not in ("", incarnation):
+            raise FailedPrecondition(f"another process is {role} {index}", reason="NOT_CURRENT")
+        now = run.context.clock.now()
+        if state.incarnation != incarnation:
+            stage = "running" if state.stage == "starting" else state.stage
+            run.put_role(
+                state.model_copy(
+                    update={"stage": stage, "incarnation": incarnation, "address": address, "since": now}
+                )
+            )
+            run.vitals.hear((role, index), Beat(at=now, incarnation=incarnation))
+            run.wake()
+            await run.flush()
+            logger.info("job %s: %s registered at %s", job_id, state.name, address or "no address")
+        return await self._assignment(run, role)
+
+    async def _assignment(self, run: Run, role: str) -> Assignment:
+        context, closing = run.context, run.status.closing
+        assignment = Assignment(
+            spec_json=run.job.spec_json, record=run.record, heartbeat_s=context.limits.heartbeat_s,
+            shardsvc=context.addresses.shardsvc, ckptcache=context.addresses.ckptcache,
+            storage_uri=context.storage_uri,
+        )
+        if role != "finisher" or closing is None:
+            return assignment
+        document = await context.store.manifest(run.job_id, closing.snapshot) or {}
+        return Assignment(
+            spec_json=run.job.spec_json, record=run.record, heartbeat_s=context.limits.heartbeat_s,
+            shardsvc=context.addresses.shardsvc, ckptcache=context.addresses.ckptcache,
+            storage_uri=context.storage_uri, task="finish", snapshot=closing.snapshot,
+            parts=tuple(document.get("parts", ())), export_uri=closing.export_uri,
+        )
+
+    def heartbeat(self, job_id: str, *, role: str, index: int, beat: Beat) -> Answer:
+        """Takes the beat in; a process that is not (or no more) wanted is told to exit."""
+        try:
+            run = self._jobs.run_of(job_id)
+        except NotFound:
+            return Answer("exit")
+        record, state = run.record, run.status.role((role, index))
+        answer = Answer("continue", record.gen, record.map_version, record.phase)
+        if state is None or not state.is_live or state.incarnation != beat.incarnation:
+            return Answer("exit", record.gen, record.map_version, record.phase)
+        run.vitals.hear((role, index), beat)
+        if run.status.ending is not None or (record.phase == "closed" and role != "finisher"):
+            return Answer("exit", record.gen, record.map_version, record.phase)
+        if state.stage == "draining":
+            return Answer("drain", record.gen, record.map_version, record.phase)
+        return answer
+
+    async def record(self, job_id: str, *, newer_than_gen: int, wait_s: float) -> RunRecord:
+        """The record; with a wait, as soon as a newer generation is open or the job is over."""
+        run = self._jobs.run_of(job_id)
+        if wait_s <= 0:
+            return run.record
+        return await run.record_newer_than(newer_than_gen, wait_s=min(wait_s, MAX_WAIT_S))
+
+    async def report(
+        self,
+        job_id: str,
+        *,
+        role: str,
+        incarnation: str,
+        snapshot: int,
+        samples: int,
+        metrics: Mapping[str, float],
+        model_uri: str,
+        framework: str,
+        error: str,
+        final: bool,
+    ) -> None:
+        """What an evaluator or finisher has measured or written; or why a process cannot go on."""
+        run = self._jobs.run_of(job_id)
+        state = next((s for s in run.status.roles if s.role == role and s.incarnation == incarnation), None)
+        if state is None:
+            raise FailedPrecondition(f"this process is no {role} of the job", reason="NOT_CURRENT")
+        if error:
+            run.errors[state.name] = error
+            return
+        finite = {_metric(name): value for name, value in metrics.items() if math.isfinite(value)}
+        if finite:
+            run.update(metrics=run.status.metrics | finite)
+            run.telling.evaluated(samples=samples, metrics=finite, snapshot=snapshot)
+        if final and role == "finisher":
+            await self._finished(run, state, model_uri=model_uri, framework=framework)
+        elif role == "evaluator":
+            await self._judge(run, finite)
+
+    async def _finished(self, run: Run, state: RoleState, *, model_uri: str, framework: str) -> None:
+        closing = run.status.closing
+        if closing is None:
+            raise FailedPrecondition(f"{state.name} was not asked to finish", reason="NOT_CURRENT")
+        run.update(
+            model_uri=model_uri, closing=closing.model_copy(update={"reported": True, "framework": framework})
+        )
+        await run.flush()
+        run.wake()
+
+    async def _judge(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """Early stopping."""
+        rule = run.spec.training.early_stopping
+        value = metrics.get(f"eval_{rule.metric}") if rule is not None else None
+        if rule is None or value is None:
+            return
+        best, stale = judged(rule, value, best=run.status.best_metric, stale=run.status.stale_evaluations)
+        run.update(best_metric=best, stale_evaluations=stale)
+        await run.flush()
+        if stale >= rule.patience:
+            reason = f"early stopping: {rule.metric} has not improved in {stale} evaluations"
+            await run.wish(lambda intent: intent.model_copy(update={"finish": True, "reason": reason}))
+
+
+def _metric(name: str) -> str:
+    """Of evaluation data, so that it is not taken for a training metric."""
+    return name if name.startswith("eval_") else f"eval_{name}"

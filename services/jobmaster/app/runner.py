@@ -1,0 +1,249 @@
+"""The runner of one job: it looks, decides by `domain.rules`, and acts, until the job is gone.
+
+Long procedures run beside it, one at a time, so that a process that ends is seen at once. Whatever fails for
+want of a service is tried again with growing pauses; the loop itself never ends by an error.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+
+from recmesh.runtime.errors import CallerError, MeshError, MeshFault
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app import ending, generation, planning, queue, snapshots
+from services.jobmaster.app.acts import Acts
+from services.jobmaster.app.profile import Profiler
+from services.jobmaster.app.run import LostRun, Run
+from services.jobmaster.domain.exits import retry_delay_s
+from services.jobmaster.domain.job import Ending
+from services.jobmaster.domain.phase import Phase
+from services.jobmaster.domain.record import Refused
+from services.jobmaster.domain.rules import Operate, Process, Seen, Situation, decide, next_look_s
+from services.jobmaster.domain.snapshot import NotAPartition
+
+logger = get_logger(__name__)
+
+FLUSH_S = 2.0
+"""Progress is stored at most so often; what matters is stored at once."""
+MAX_ROUNDS = 100
+"""Decisions in a row without waiting; more would be a rule that does not change what it looks at."""
+
+
+class Runner:
+    """Owns the tasks of one job."""
+
+    def __init__(self, run: Run, *, on_gone: Callable[[Run], None], on_lost: Callable[[Run], None]) -> None:
+        self.run = run
+        self._on_gone, self._on_lost = on_gone, on_lost
+        self._acts = Acts(run)
+        self._profiler = Profiler(run)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._operation: asyncio.Task[None] | None = None
+        self._operation_name = ""
+        self._failures = 0
+        self._retry_at = 0.0
+        self._flushed_at = 0.0
+        self._gone = False
+
+    def start(self) -> None:
+        """Begins in a context of its own: a job outlives the call (and its deadline) that submitted it."""
+        watch = queue.QueueWatch(self.run)
+        works = (self._loop(), watch.watch(), self.run.telling.send_all(), self._profiler.tell())
+        for work in works:
+            self._tasks.append(asyncio.create_task(work, context=contextvars.Context()))
+
+    async def stop(self) -> None:
+        """Ends the tasks; the job's processes go on."""
+        tasks = [*self._tasks]
+        if self._operation is not None:
+            tasks.append(self._operation)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.run.close()
+        if not self._gone and self.run.is_dirty:
+            try:
+                async with asyncio.timeout(2.0):
+                    await self.run.flush()
+            except (TimeoutError, LostRun, MeshError) as error:
+                logger.warning("job %s: the last status is not stored: %s", self.run.job_id, error)
+
+    # -- the loop ----------------------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        failures = 0
+        recovered = False
+        while not self._gone:
+            try:
+                if not recovered:
+                    await self._recover()
+                    recovered = True
+                await self._round()
+                failures = 0
+            except LostRun as error:
+                logger.warning("job %s: %s", self.run.job_id, error)
+                self._on_lost(self.run)
+                return
+            except Exception:
+                failures += 1
+                logger.exception("job %s: the round failed", self.run.job_id)
+                await self.run.context.clock.sleep(min(0.1 * 2.0**failures, 5.0))
+        self._on_gone(self.run)
+
+    async def _recover(self) -> None:
+        """What a jobmaster does that has just begun to hold the job."""
+        run = self.run
+        await run.telling.load()
+        if run.record.gen and not run.status.has_ended:
+            await generation.take_over(run)
+            if run.record.last_committed:
+                number = run.record.last_committed
+                run.in_background(self._tell_again(number))
+        run.watching_since = run.context.clock.now()
+
+    async def _tell_again(self, number: int) -> None:
+        """ckptcache may not have heard of the last commit."""
+        try:
+            await snapshots.tell_ckptcache(self.run, number, gen=self.run.record.gen)
+        except MeshError as error:
+            logger.info("job %s: commit of snapshot %d: %s", self.run.job_id, number, error.message)
+
+    async def _round(self) -> None:
+        """Snapshot, decide, act; then wait for news."""
+        run = self.run
+        at = await self._situation()
+        for _ in range(MAX_ROUNDS):
+            actions = decide(at)
+            if not actions:
+                break
+            for action in actions:
+                if isinstance(action, Operate):
+                    self._begin(action)
+                else:
+                    await self._acts.carry_out(action, self._cancel_operation)
+            at = await self._situation()
+        else:
+            logger.error("job %s: decisions do not settle: %s", run.job_id, decide(at))
+            await run.context.clock.sleep(0.5)
+        await self._flush_now_and_then()
+        await run.woken(next_look_s(at))
+
+    async def _situation(self) -> Situation:
+        run = self.run
+        processes = {
+            item.name: Process(item.name, item.exit) for item in await run.context.cluster.processes(run.job_id)
+        }
+        now = run.context.clock.now()
+        run.killing = {name: at for name, at in run.killing.items() if name in processes}
+        seen = Seen(
+            processes=processes,
+            heard={key: beat.at for key, beat in run.vitals.beats.items()},
+            watching_since=run.watching_since,
+            drained=run.queue.drained if run.queue is not None else None,
+            operation=self._operation_name,
+            operation_retry_at=self._retry_at,
+            quarantine_due=bool(run.quarantine),
+            killing=frozenset(run.killing),
+            skipped_nan=sum(beat.skipped_nan for beat in run.vitals.of("worker")),
+        )
+        return Situation(run.spec, run.job, run.status, run.record, seen, run.context.limits, now)
+
+    async def _flush_now_and_then(self) -> None:
+        now = self.run.context.clock.monotonic()
+        if not self._gone and now - self._flushed_at >= FLUSH_S:
+            self._flushed_at = now
+            self._profiler.refresh()
+            await self.run.flush()
+            await self.run.telling.save()
+
+    # -- procedures --------------------------------------------------------------------------------------
+
+    def _begin(self, operation: Operate) -> None:
+        if self._operation_name:
+            return
+        self._operation_name = operation.name
+        self._operation = asyncio.create_task(self._carry_through(operation))
+
+    def _cancel_operation(self, names: frozenset[str]) -> None:
+        """A parameter server has died, or the job ends: what is under way makes no sense any more."""
+        if self._operation is not None and self._operation_name in names:
+            self._operation.cancel()
+
+    async def _carry_through(self, operation: Operate) -> None:
+        run, name = self.run, operation.name
+        try:
+            await self._procedure(operation)
+            if not self._gone:
+                await run.flush()
+            self._failures = 0
+            self._retry_at = 0.0
+        except LostRun as error:
+            logger.warning("job %s: %s", run.job_id, error)
+            self._on_lost(run)
+        except Refused as error:
+            logger.info("job %s: %s is refused: %s", run.job_id, name, error)
+            self._pause(name)
+        except (MeshFault, snapshots.Aborted, NotAPartition) as error:
+            logger.warning("job %s: %s failed, and is tried again: %s", run.job_id, name, error)
+            self._pause(name)
+        except CallerError as error:
+            self._refused(name, error)
+        except Exception:
+            logger.exception("job %s: %s failed, and is tried again", run.job_id, name)
+            self._pause(name)
+        finally:
+            self._operation, self._operation_name = None, ""
+            run.wake()
+
+    async def _procedure(self, operation: Operate) -> None:
+        run = self.run
+        procedures: dict[str, Callable[[], Awaitable[None]]] = {
+            "plan": lambda: planning.plan(run),
+            "open": lambda: generation.open_generation(run, reason=operation.reason),
+            "snapshot": lambda: self._snapshot(operation.reason),
+            "abort": lambda: snapshots.abort(run, run.record.marking, gen=run.record.gen, reason=operation.reason),
+            "void": lambda: snapshots.quarantine(run),
+            "close": lambda: ending.close(run),
+            "register": lambda: ending.register(run),
+            "end": lambda: self._end(),
+            "record": lambda: ending.record(run),
+            "purge": lambda: self._purge(),
+        }
+        await procedures[operation.name]()
+
+    async def _snapshot(self, label: str) -> None:
+        run = self.run
+        try:
+            await snapshots.cut_snapshot(run, label=label)
+        finally:
+            if run.job.intent.stop:
+                # Stopping does not wait for ever for a snapshot that cannot be had.
+                run.update(stop_snapshot_tried=True)
+        if label == "drained" and run.record.phase != "closed":
+            self._retry_at = run.context.clock.now() + run.context.limits.final_retry_s
+
+    async def _end(self) -> None:
+        await ending.end(self.run)
+        await self.run.flush()
+        await self.run.telling.save()
+
+    async def _purge(self) -> None:
+        await ending.purge(self.run)
+        self._gone = True
+
+    def _pause(self, name: str) -> None:
+        self._failures += 1
+        base_s = 0.2 if name in ("open", "plan", "end", "close") else 1.0
+        self._retry_at = self.run.context.clock.now() + retry_delay_s(
+            self._failures + 1, base_s=base_s, ceiling_s=10.0
+        )
+
+    def _refused(self, name: str, error: CallerError) -> None:
+        """The same request would be refused again: the job cannot go on, unless it has ended anyway."""
+        run = self.run
+        logger.error("job %s: %s is refused: %s", run.job_id, name, error)
+        self._pause(name)
+        fatal = name in ("open", "register", "close") and self._failures >= (3 if name == "open" else 2)
+        if fatal and run.status.ending is None and not run.status.has_ended:
+            reason = {"open": "CannotOpenGeneration", "register": "ModelRefused"}.get(name, "CannotClose")
+            run.update(ending=Ending(phase=Phase.FAILED, reason=reason, message=str(error)))

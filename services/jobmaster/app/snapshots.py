@@ -1,0 +1,213 @@
+"""Snapshots (S1 to S4) and quarantine: structural operations on an open generation, one at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from recmesh.runtime.errors import MeshError, MeshFault, Unavailable
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.run import Run
+from services.jobmaster.domain import record as records
+from services.jobmaster.domain import snapshot as snapshots
+from services.jobmaster.domain.ledgers import Ledger, intersection, is_full, size
+from services.jobmaster.domain.record import Member, RunRecord
+from services.jobmaster.domain.snapshot import Cut
+
+logger = get_logger(__name__)
+
+AWAIT_S = 5.0
+COMMIT_TRIES = 60
+
+
+class Aborted(Exception):
+    """The snapshot will not exist; the message says why."""
+
+
+async def cut_snapshot(run: Run, *, label: str) -> None:
+    """One snapshot from mark to commit. `Aborted` or a MeshError when there is none."""
+    asked = run.job.intent.checkpoint
+    if label == "finish":
+        await run.change_record(lambda record: records.finishing(record, term=record.term))
+    record = await run.change_record(lambda now: records.mark(now, term=now.term, gen=now.gen))
+    number = record.marking
+    try:
+        await run.context.peers.checkpoints.begin(
+            run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.members], label=label
+        )
+        cuts = await _mark(run, record, number)
+        snapshots.check_partition(cuts)
+        await _stored(run, number)
+        manifest = _manifest(run, record, number, cuts, label)
+        await run.context.store.save_manifest(run.job_id, number, manifest)
+    except (MeshError, snapshots.NotAPartition, Aborted) as error:
+        await abort(run, number, gen=record.gen, reason=str(error))
+        raise
+    except asyncio.CancelledError:
+        # A rollback or the end of the job follows, and supersedes the mark; only ckptcache must hear of it.
+        run.in_background(_abort_at_ckptcache(run, number, "superseded"))
+        raise
+    await _commit(run, record, number, cuts, asked=asked)
+
+
+async def _mark(run: Run, record: RunRecord, number: int) -> list[Cut]:
+    servers = run.context.peers.servers
+
+    async def mark(member: Member) -> Cut:
+        return await servers.mark(
+            member.address, ps=member.ps, job_id=run.job_id, gen=record.gen, term=record.term, snapshot=number
+        )
+
+    return list(await asyncio.gather(*map(mark, record.members)))
+
+
+async def _stored(run: Run, number: int) -> None:
+    """S3: waits until ckptcache has verified every part on storage."""
+    clock = run.context.clock
+    deadline = clock.monotonic() + run.context.limits.snapshot_timeout_s
+    while True:
+        try:
+            state, reason = await run.context.peers.checkpoints.await_parts(run.job_id, number, wait_s=AWAIT_S)
+        except MeshFault as fault:
+            state, reason = "collecting", fault.message
+            await clock.sleep(0.2)
+        if state == "stored":
+            return
+        if state in ("failed", "unknown"):
+            raise Aborted(reason or "ckptcache does not know of it any more")
+        if clock.monotonic() > deadline:
+            raise Aborted(f"not stored after {run.context.limits.snapshot_timeout_s:g} s: {reason}")
+
+
+def _manifest(run: Run, record: RunRecord, number: int, cuts: list[Cut], label: str) -> dict[str, object]:
+    manifest = dict(
+        snapshots.manifest(
+            job_id=run.job_id, gen=record.gen, snapshot=number, map_version=record.map_version, cuts=cuts,
+            voids=record.voids, partly_applied=record.partly_applied,
+            log_last_sequence=run.status.log_last_sequence, total=run.status.total,
+            created=run.context.clock.now(), label=label,
+        )
+    )
+    parts = snapshots.part_uris(
+        run.context.storage_uri, job_id=run.job_id, snapshot=number, ps=[cut.ps for cut in cuts]
+    )
+    return manifest | {"parts": parts}
+
+
+async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, asked: int) -> None:
+    """S4, and what follows from it: retention, the queue's audit, the end."""
+    done = snapshots.applied_by_all(cuts)
+    full = is_full(done, total=run.status.total)
+    after = await run.change_record(
+        lambda now: records.commit(now, term=record.term, gen=record.gen, snapshot=number, full=full)
+    )
+    run.update(snapshot_at=run.context.clock.now(), checkpoint_served=asked)
+    run.telling.snapshot_committed(
+        snapshot=number, gen=record.gen, samples=size(done), size_bytes=sum(cut.size_bytes for cut in cuts)
+    )
+    logger.info(
+        "job %s: snapshot %d of generation %d is committed with %d of %d positions",
+        run.job_id, number, record.gen, size(done), run.status.total,
+    )
+    await tell_ckptcache(run, number, gen=record.gen)
+    oldest = after.committed[-run.spec.checkpoint.keep - 1] if len(after.committed) > run.spec.checkpoint.keep else 0
+    if oldest:
+        await run.context.store.delete_manifest(run.job_id, oldest)
+    if after.phase != "closed":
+        orphans, missing = await run.context.peers.shards.reconcile(run.job_id, gen=record.gen, done=done)
+        run.queue = None
+        if orphans:
+            logger.warning("job %s: %d of %d missing positions were queued again", run.job_id, orphans, missing)
+
+
+async def tell_ckptcache(run: Run, number: int, *, gen: int) -> None:
+    """The snapshot is committed: ckptcache writes that down, and deletes what retention lets go."""
+    document = await run.context.store.manifest(run.job_id, number)
+    if document is None:
+        return
+
+    async def commit() -> None:
+        await run.context.peers.checkpoints.commit(
+            run.job_id, gen=gen, snapshot=number, manifest_json=snapshots.text(document),
+            keep=run.spec.checkpoint.keep,
+        )
+
+    await persistently(run, commit, what=f"commit of snapshot {number}")
+
+
+async def persistently(run: Run, call: Callable[[], Awaitable[None]], *, what: str) -> None:
+    """Repeats the call while the service is away; other errors, and a minute of absence, are the caller's."""
+    delay_s = 0.1
+    for attempt in range(COMMIT_TRIES):
+        try:
+            return await call()
+        except MeshFault as fault:
+            if attempt == COMMIT_TRIES - 1:
+                raise
+            logger.warning("job %s: %s waits: %s", run.job_id, what, fault.message)
+            await run.context.clock.sleep(delay_s)
+            delay_s = min(2 * delay_s, 2.0)
+
+
+async def abort(run: Run, number: int, *, gen: int, reason: str) -> None:
+    """The snapshot will never be committed: everybody forgets it, the record first."""
+    logger.warning("job %s: snapshot %d is aborted: %s", run.job_id, number, reason)
+    try:
+        await run.change_record(lambda now: records.abort_mark(now, term=now.term, snapshot=number))
+    except records.Refused:
+        return  # a rollback has superseded it
+    servers, record = run.context.peers.servers, run.record
+
+    async def forget(member: Member) -> None:
+        try:
+            await servers.abort_mark(
+                member.address, job_id=run.job_id, gen=gen, term=record.term, snapshot=number
+            )
+        except MeshError as error:
+            logger.warning("job %s: PS %d has not aborted %d: %s", run.job_id, member.ps, number, error.message)
+
+    await asyncio.gather(*map(forget, record.members), _abort_at_ckptcache(run, number, reason))
+
+
+async def _abort_at_ckptcache(run: Run, number: int, reason: str) -> None:
+    try:
+        await run.context.peers.checkpoints.abort(run.job_id, number, reason=reason)
+    except MeshError as error:
+        logger.info("job %s: ckptcache has not aborted %d: %s", run.job_id, number, error.message)
+
+
+async def quarantine(run: Run) -> None:
+    """Void: the batches enter every ledger that lacks them, and are never trained."""
+    if not run.record.pending.startswith("void:"):
+        batches = list(run.quarantine)
+        record = await run.change_record(
+            lambda now: records.void(now, term=now.term, gen=now.gen, batches=batches)
+        )
+    record = run.record
+    servers = run.context.peers.servers
+
+    async def void(member: Member) -> Ledger:
+        return await servers.void(
+            member.address, job_id=run.job_id, gen=record.gen, term=record.term, batches=record.pending_voids
+        )
+
+    partly = {interval: None for answer in await asyncio.gather(*map(void, record.members)) for interval in answer}
+    await run.change_record(
+        lambda now: records.voided(now, term=record.term, gen=record.gen, partly_applied=tuple(partly))
+    )
+    for batch in record.pending_voids:
+        run.quarantine.pop(batch, None)
+        run.update(quarantined=run.status.quarantined + 1)
+        run.note(f"positions [{batch[1]}, {batch[2]}) were set aside: three workers died in them")
+        run.telling.batch_quarantined(
+            batch, deaths=run.context.limits.deaths_to_quarantine, partly_applied=batch in partly
+        )
+
+
+async def live_ledger(run: Run) -> tuple[Ledger, int]:
+    """(positions applied by all servers now, newest lease epoch that any has seen)."""
+    record, servers = run.record, run.context.peers.servers
+    if not record.members:
+        raise Unavailable("no generation is open")
+    answers = await asyncio.gather(
+        *(servers.ledgers(member.address, job_id=run.job_id, gen=record.gen) for member in record.members)
+    )
+    return intersection([ledger for ledger, _ in answers]), max(epoch for _, epoch in answers)

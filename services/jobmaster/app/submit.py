@@ -1,0 +1,179 @@
+"""A specification becomes a job, or is refused with every wrong field; then nothing is created."""
+
+from dataclasses import dataclass
+
+import orjson
+
+from recmesh.runtime.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Violation,
+)
+from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.job import InitFrom, TrainingJob
+from services.jobmaster.app.context import Context
+from services.jobmaster.domain import snapshot as snapshots
+from services.jobmaster.domain.job import AcceptedJob
+from services.jobmaster.domain.models import model_violations
+from services.jobmaster.domain.record import RunRecord
+
+SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz23456789"
+"""No vowels, so that no word comes out; nothing that looks like something else."""
+MAX_NAME = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A specification that may run."""
+
+    spec: TrainingJob
+    data_rows: int
+    data_bytes: int
+    init_snapshot: int
+    init_parts: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+async def check(context: Context, spec_json: str) -> Checked:
+    """The specification with its dataset resolved; InvalidArgument names every wrong field."""
+    try:
+        value = orjson.loads(spec_json)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgument(
+            "the TrainingJob is no JSON", violations=[Violation("(root)", f"is no JSON: {error}")]
+        ) from None
+    spec = TrainingJob.parse(value)
+    spec = await _with_data(context, spec)
+    violations = model_violations(spec.model)
+    rows = size_bytes = 0
+    if spec.data is not None:
+        try:
+            inspection = await context.peers.shards.inspect(spec.data.model_dump_json())
+            rows, size_bytes = inspection.rows, inspection.size_bytes
+            if not rows:
+                violations.append(Violation("data.source", "has no rows"))
+        except InvalidArgument as error:
+            violations += _under("data", error)
+    if spec.evaluation is not None and spec.evaluation.data is not None:
+        try:
+            await context.peers.shards.inspect(spec.evaluation.data.model_dump_json())
+        except InvalidArgument as error:
+            violations += _under("evaluation.data", error)
+    snapshot = 0
+    parts: tuple[str, ...] = ()
+    if spec.init_from is not None:
+        try:
+            snapshot, parts = await _init(context, spec.init_from)
+        except (NotFound, FailedPrecondition) as error:
+            violations.append(Violation("init_from", error.message))
+    if violations:
+        raise InvalidArgument(f"the TrainingJob has {len(violations)} wrong field(s)", violations=violations)
+    return Checked(spec, rows, size_bytes, snapshot, parts, tuple(_notes(spec)))
+
+
+def _under(prefix: str, error: InvalidArgument) -> list[Violation]:
+    """shardsvc names fields of the dataset as `data.…`, or without a prefix."""
+    if not error.violations:
+        return [Violation(prefix, error.message)]
+    return [
+        Violation(f"{prefix}.{item.path.removeprefix('data.')}" if item.path != "data" else prefix, item.reason)
+        for item in error.violations
+    ]
+
+
+async def _with_data(context: Context, spec: TrainingJob) -> TrainingJob:
+    """The dataset's specification inline: a later revision of the registered one changes nothing here."""
+    if spec.dataset is None:
+        return spec
+    try:
+        data = DatasetSpec.parse(orjson.loads(await context.peers.shards.dataset(spec.dataset)))
+    except NotFound:
+        raise InvalidArgument(
+            "the TrainingJob has 1 wrong field(s)",
+            violations=[Violation("dataset", f"there is no dataset {spec.dataset}; register it first")],
+        ) from None
+    return spec.model_copy(update={"data": data.model_copy(update={"name": spec.dataset}), "dataset": None})
+
+
+async def _init(context: Context, init: InitFrom) -> tuple[int, tuple[str, ...]]:
+    job_id, number = init.job, init.snapshot
+    if init.model:
+        versions = await context.peers.models.versions(init.model)
+        if not versions:
+            raise NotFound(f"there is no model {init.model}")
+        newest = max(versions, key=lambda item: int(item.version) if item.version.isdecimal() else 0)
+        job_id, number = newest.job_id, number or newest.snapshot
+    record = await context.store.record(job_id)
+    if record is not None and not number:
+        number = record.last_committed
+        if not number:
+            raise FailedPrecondition(f"job {job_id} has no committed snapshot")
+    document = await context.store.manifest(job_id, number) if number else None
+    stored = await context.peers.checkpoints.get(job_id, number)
+    if stored.parts:
+        return stored.snapshot, stored.parts
+    if document is None:
+        document = snapshots.parse(stored.manifest_json)
+    return stored.snapshot, tuple(document["parts"])
+
+
+def _notes(spec: TrainingJob) -> list[str]:
+    """What is allowed, and probably not meant."""
+    notes = []
+    evaluation, data = spec.evaluation, spec.data
+    if evaluation is not None and evaluation.rows is not None and data is not None:
+        lo, hi = data.source.rows or (0.0, 1.0)
+        if max(lo, evaluation.rows[0]) < min(hi, evaluation.rows[1]):
+            notes.append(
+                f"evaluation.rows {list(evaluation.rows)} are trained on, too: data.source.rows is {[lo, hi]}"
+            )
+    return notes
+
+
+async def create(
+    context: Context, checked: Checked, *, request_id: str, submitter: str
+) -> tuple[AcceptedJob, RunRecord]:
+    """Stores the job under a free id. The same request id gives the same job, whatever happened before."""
+    spec_json = checked.spec.model_dump_json()
+    job_id = checked.spec.name
+    if request_id:
+        job_id = await context.store.claim_request(request_id, job_id)
+    while True:
+        job = AcceptedJob(
+            job_id=job_id, spec_json=spec_json, request_id=request_id, submitter=submitter,
+            created=context.clock.now(), data_rows=checked.data_rows, data_bytes=checked.data_bytes,
+            init_snapshot=checked.init_snapshot, init_parts=checked.init_parts,
+        )
+        try:
+            job = await context.store.create_job(job)
+            break
+        except AlreadyExists:
+            existing = await context.store.job(job_id)
+            if existing is not None and _is_same(existing, job):
+                job = existing
+                break
+            job_id = _other_name(context, checked.spec.name)
+            if request_id:
+                await context.store.move_request(request_id, job_id)
+    return job, first_record(job)
+
+
+def _is_same(existing: AcceptedJob, job: AcceptedJob) -> bool:
+    """An earlier try of the same request made it, or this one's answer from the store was lost."""
+    if job.request_id:
+        return existing.request_id == job.request_id
+    return existing.created == job.created and existing.spec_json == job.spec_json
+
+
+def _other_name(context: Context, name: str) -> str:
+    suffix = "".join(context.rng.choice(SUFFIX_LETTERS) for _ in range(5))
+    return f"{name[: MAX_NAME - 6].rstrip('-')}-{suffix}"
+
+
+def first_record(job: AcceptedJob) -> RunRecord:
+    """The run record before the first generation."""
+    return RunRecord(job_id=job.job_id, init_snapshot=job.init_snapshot, init_parts=job.init_parts)
+
+

@@ -1,0 +1,228 @@
+"""Role processes on this machine, through the shim of recmesh.runtime.process.
+
+    <data>/run/jobs/<job>/<role>-<index>-<attempt>.*    start and exit records
+    <data>/logs/jobs/<job>/<role>-<index>.log           what the place's processes wrote, one after another
+    <data>/work/jobs/<job>/<role>-<index>/              the working folder
+
+The kernel tells of an end (a pidfd becomes readable), so nobody polls while processes live.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from recmesh.runtime.errors import AlreadyExists, FailedPrecondition
+from recmesh.runtime.process import ProcessHandle, find, launch
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder
+from services.jobmaster.domain.exits import Exit
+
+logger = get_logger(__name__)
+
+TAIL_BYTES = 256 * 1024
+ROLE_COMMAND = (sys.executable, "-m", "recmesh.trainer")
+_RECORD_WAIT_S = 0.02
+"""Between the end of a process and its shim's record lie milliseconds."""
+_NO_PIDFD_POLL_S = 0.1
+
+
+class LocalController:
+    """Also a component: `start_watching` finds what earlier jobmasters left; `stop_watching` leaves it running."""
+
+    name = "cluster"
+
+    def __init__(self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND) -> None:
+        self._run_root = data_dir / "run" / "jobs"
+        self._log_root = data_dir / "logs" / "jobs"
+        self._work_root = data_dir / "work" / "jobs"
+        self._command = tuple(command)
+        self._handles: dict[tuple[str, str], ProcessHandle] = {}
+        self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._killers: set[asyncio.Task[None]] = set()
+        self._on_change: Callable[[str], None] = lambda job_id: None
+
+    def watch(self, on_change: Callable[[str], None]) -> None:
+        """See `Controller`."""
+        self._on_change = on_change
+
+    async def start_watching(self) -> None:
+        """Finds the processes of all jobs again."""
+        for handle in await asyncio.to_thread(find, self._run_root, recursive=True):
+            self._adopt(handle.run_dir.name, handle)
+
+    async def stop_watching(self) -> None:
+        """Stops looking; the processes go on."""
+        tasks = [*self._watchers.values(), *self._killers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def work_dir(self, job_id: str, role: str, index: int) -> Path:
+        """The place's working folder."""
+        return self._work_root / job_id / f"{role}-{index}"
+
+    async def start(self, order: StartOrder) -> RoleProcess:
+        """See `Controller`. FailedPrecondition when the machine cannot start it."""
+        key = order.job_id, order.name
+        known = self._handles.get(key)
+        if known is None or not known.alive():
+            self._handles.pop(key, None)
+            try:
+                handle = await asyncio.to_thread(self._launch, order)
+            except AlreadyExists:
+                handles = await asyncio.to_thread(find, self._run_root / order.job_id)
+                handle = next(handle for handle in handles if handle.name == order.name)
+            self._adopt(order.job_id, handle)
+        return self._view(order.job_id, self._handles[key])
+
+    def _launch(self, order: StartOrder) -> ProcessHandle:
+        work_dir = self.work_dir(order.job_id, order.role, order.index)
+        try:
+            work_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FailedPrecondition(f"{work_dir} cannot be made: {error}") from error
+        return launch(
+            order.name, self._command,
+            run_dir=self._run_root / order.job_id,
+            log_path=self._log_root / order.job_id / f"{order.role}-{order.index}.log",
+            env=dict(order.env) | {"RECMESH_WORK_DIR": str(work_dir)},
+            cwd=work_dir,
+            cpu_cores=order.cpu or None,
+            memory_bytes=order.memory_bytes or None,
+            oom_score_adj=500,  # before any service of the mesh
+        )
+
+    def _adopt(self, job_id: str, handle: ProcessHandle) -> None:
+        key = job_id, handle.name
+        self._handles[key] = handle
+        if handle.exit() is None and key not in self._watchers:
+            self._watchers[key] = asyncio.create_task(self._await_end(job_id, handle))
+
+    async def _await_end(self, job_id: str, handle: ProcessHandle) -> None:
+        try:
+            await _gone(handle.pid)
+            while handle.alive() or handle.exit() is None:
+                await asyncio.sleep(_RECORD_WAIT_S)
+        finally:
+            self._watchers.pop((job_id, handle.name), None)
+        self._on_change(job_id)
+
+    async def stop(self, job_id: str, name: str, *, grace_s: float) -> None:
+        """See `Controller`."""
+        handle = self._handles.get((job_id, name))
+        if handle is None:
+            return
+        if grace_s <= 0:
+            handle.kill()
+            return
+        handle.terminate(0)
+        task = asyncio.create_task(self._kill_later(handle, grace_s))
+        self._killers.add(task)
+        task.add_done_callback(self._killers.discard)
+
+    async def _kill_later(self, handle: ProcessHandle, grace_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await _gone(handle.pid)
+        handle.kill()
+
+    async def drain(self, job_id: str, name: str) -> None:
+        """See `Controller`."""
+        handle = self._handles.get((job_id, name))
+        if handle is not None:
+            handle.terminate(0)
+
+    async def processes(self, job_id: str) -> list[RoleProcess]:
+        """See `Controller`."""
+        return [self._view(job_id, handle) for (job, _), handle in self._handles.items() if job == job_id]
+
+    def _view(self, job_id: str, handle: ProcessHandle) -> RoleProcess:
+        record = handle.exit()
+        end = None
+        if record is not None:
+            end = Exit(
+                record.exit_code, record.signal, record.oom, record.reason, self._last_line(handle)
+            )
+        note = "" if handle.limits_enforced or not _has_limits(handle) else handle.limits_reason
+        return RoleProcess(job_id, handle.name, str(handle.pid), end, limits_note=note)
+
+    def usage(self, job_id: str, name: str) -> tuple[int, float]:
+        """(resident bytes, CPU seconds) of a living process; zeros otherwise."""
+        handle = self._handles.get((job_id, name))
+        usage = handle.usage() if handle is not None else None
+        return (usage.memory_bytes, usage.cpu_s) if usage is not None else (0, 0.0)
+
+    async def resize(self, job_id: str, name: str, *, cpu: float, memory_bytes: int) -> bool:
+        """See `Controller`. Limits of a running process stay: the kernel was told once, at its start."""
+        handle = self._handles.get((job_id, name))
+        if handle is None:
+            return False
+        same = (handle.start.cpu_cores or 0.0, handle.start.memory_bytes or 0) == (cpu, memory_bytes)
+        return same or not handle.limits_enforced
+
+    async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:
+        """See `Controller`."""
+        path = self._log_root / job_id / f"{name.rpartition('-')[0]}.log"
+        return await asyncio.to_thread(_tail, path, lines)
+
+    def _last_line(self, handle: ProcessHandle) -> str:
+        lines = [line.strip() for line in _tail(Path(handle.start.log_path), 20) if line.strip()]
+        return lines[-1][:2000] if lines else ""
+
+    async def forget(self, job_id: str) -> None:
+        """See `Controller`. FailedPrecondition while one of them runs."""
+        for key in [key for key in self._handles if key[0] == job_id]:
+            self._handles[key].forget()
+            del self._handles[key]
+        for root in (self._run_root, self._log_root, self._work_root):
+            await asyncio.to_thread(shutil.rmtree, root / job_id, ignore_errors=True)
+
+    async def jobs(self) -> list[str]:
+        """See `Controller`."""
+        return sorted({job_id for job_id, _ in self._handles})
+
+    async def capacity(self) -> Capacity:
+        """The machine's cores less its load, and its available memory."""
+        load = os.getloadavg()[0]
+        cores = float(len(os.sched_getaffinity(0)))
+        return Capacity(max(0.0, cores - load), psutil.virtual_memory().available)
+
+
+def _has_limits(handle: ProcessHandle) -> bool:
+    return handle.start.cpu_cores is not None or handle.start.memory_bytes is not None
+
+
+def _tail(path: Path, lines: int) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-lines:] if lines > 0 else []
+    except OSError:
+        return []
+
+
+async def _gone(pid: int) -> None:
+    """Waits until the process has ended; at once when it has, or when the pid is another's by now."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # a kernel or sandbox without pidfd
+        while psutil.pid_exists(pid):
+            await asyncio.sleep(_NO_PIDFD_POLL_S)
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_reader(descriptor, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

@@ -1,0 +1,41 @@
+"""Everything the environment may set for jobmaster."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from recmesh.runtime.settings import ServiceSettings
+from services.jobmaster.domain.limits import Limits
+
+
+class JobmasterSettings(ServiceSettings):
+    """Variables are `RECMESH_` and the field's name in capitals; read once, in __main__."""
+
+    storage_uri: str = ""
+    """Root of code, models and checkpoints; empty: `storage` in the data folder."""
+    shm_dir: Path | None = None
+    """Shared memory of this machine's processes; roles get it as RECMESH_SHM_DIR."""
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    silence_s: float = Field(default=20.0, gt=0)
+    start_grace_s: float = Field(default=180.0, gt=0)
+    drain_s: float = Field(default=30.0, gt=0)
+    snapshot_timeout_s: float = Field(default=900.0, gt=0)
+    leader_ttl_s: float = Field(default=6.0, ge=1.0)
+    """A jobmaster that has not renewed its lease for so long is replaced by another."""
+    max_live_jobs: int = Field(default=1000, gt=0)
+    """Submissions beyond it are refused."""
+    lease_ttl_s: float = Field(default=30.0, gt=0)
+    """Of shards; workers renew with a third of it."""
+
+    @property
+    def limits(self) -> Limits:
+        """What the rules use."""
+        return Limits(
+            heartbeat_s=self.heartbeat_s, silence_s=self.silence_s, start_grace_s=self.start_grace_s,
+            drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
+        )
+
+    @property
+    def storage(self) -> str:
+        """Root of code, models and checkpoints."""
+        return self.storage_uri or str(self.data_dir.absolute() / "storage")

@@ -1,0 +1,341 @@
+"""What jobmaster asks of other services and of parameter servers, in its own words.
+
+A caller holds one of these interfaces; behind it is a stub (`peers.mesh`) or, in tests, a fake. Every call has a
+deadline and raises a MeshError.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from services.jobmaster.domain.facts import JobFacts
+from services.jobmaster.domain.job import RolePlan
+from services.jobmaster.domain.ledgers import Interval, Ledger
+from services.jobmaster.domain.snapshot import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a dataset holds."""
+
+    rows: int
+    size_bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """A queue for a generation."""
+
+    job_id: str
+    gen: int
+    dataset_json: str
+    epochs: int
+    seed: int
+    shuffle: bool
+    batch_size: int
+    shard_batches: int
+    lease_ttl_s: float
+    done: Ledger = ()
+    epoch_floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """The queue is there."""
+
+    total: int
+    to_do: int
+    log_last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A dead worker's leases are queued again."""
+
+    requeued: int
+    suspects: tuple[Interval, ...]
+    """With a crash: the batch in whose compute it died, the likeliest first."""
+    deaths: int
+    """How often the first suspect has killed a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """Hints about the queue."""
+
+    gen: int
+    total: int
+    done: int
+    queued: int
+    leased: int
+    epochs: int
+    drained: bool
+    requeues: int
+
+
+class Shards(Protocol):
+    """shardsvc."""
+
+    async def inspect(self, dataset_json: str) -> Inspection:
+        """InvalidArgument names what is wrong with files or columns."""
+        ...
+
+    async def dataset(self, name: str) -> str:
+        """The specification of a registered dataset, as JSON; NotFound."""
+        ...
+
+    async def open_run(self, order: RunOrder) -> OpenedRun:
+        """Idempotent by generation."""
+        ...
+
+    async def close_run(self, job_id: str, *, forget: bool) -> None:
+        """No more leases; with `forget` the task log goes too."""
+        ...
+
+    async def release_worker(self, job_id: str, *, gen: int, worker: str, crashed: bool) -> Released:
+        """The worker's remainders are queued at once."""
+        ...
+
+    async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
+        """(orphans queued again, positions missing)."""
+        ...
+
+    async def progress(self, job_id: str) -> QueueProgress:
+        """NotFound when shardsvc has lost the run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot as ckptcache knows it."""
+
+    snapshot: int
+    state: str
+    uri: str
+    parts: tuple[str, ...]
+    rows: int
+    size_bytes: int
+    samples: int
+    manifest_json: str = ""
+
+
+AwaitState = Literal["collecting", "stored", "failed", "unknown"]
+
+
+class Checkpoints(Protocol):
+    """ckptcache."""
+
+    async def begin(self, job_id: str, *, gen: int, snapshot: int, ps: Sequence[int], label: str) -> None:
+        """These parts are expected."""
+        ...
+
+    async def await_parts(self, job_id: str, snapshot: int, *, wait_s: float) -> tuple[AwaitState, str]:
+        """(state, reason), after at most `wait_s`."""
+        ...
+
+    async def commit(
+        self, job_id: str, *, gen: int, snapshot: int, manifest_json: str, keep: int
+    ) -> StoredSnapshot:
+        """Idempotent; applies retention."""
+        ...
+
+    async def abort(self, job_id: str, snapshot: int, *, reason: str) -> None:
+        """It will never be committed."""
+        ...
+
+    async def get(self, job_id: str, snapshot: int) -> StoredSnapshot:
+        """With its manifest; 0 is the newest committed. NotFound, DataLoss."""
+        ...
+
+    async def delete(self, job_id: str) -> None:
+        """All snapshots of the job."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOrder:
+    """Start a generation on a PS."""
+
+    job_id: str
+    gen: int
+    term: int
+    incarnation: str
+    ps: int
+    map_version: int
+    owners: bytes
+    snapshot: int
+    parts: tuple[str, ...]
+    voids: tuple[Interval, ...]
+    fresh_ledger: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """What a PS answers to a new term."""
+
+    gen: int
+    term: int
+    marking: int
+
+
+class Servers(Protocol):
+    """Parameter servers, by address."""
+
+    async def restore(self, address: str, order: RestoreOrder, *, timeout_s: float) -> int:
+        """Rows restored. DataLoss when the snapshot is damaged."""
+        ...
+
+    async def takeover(self, address: str, *, job_id: str, gen: int, term: int) -> TakenOver:
+        """Lower terms are refused from then on."""
+        ...
+
+    async def mark(
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+    ) -> Cut:
+        """Cuts the snapshot; its blocks go to ckptcache in the background."""
+        ...
+
+    async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
+        """Forget it."""
+        ...
+
+    async def void(
+        self, address: str, *, job_id: str, gen: int, term: int, batches: Sequence[Interval]
+    ) -> tuple[Interval, ...]:
+        """Enters the batches in every ledger; which were partly applied."""
+        ...
+
+    async def ledgers(self, address: str, *, job_id: str, gen: int) -> tuple[Ledger, int]:
+        """(applied by all groups, newest lease epoch seen)."""
+        ...
+
+    def forget(self, address: str) -> None:
+        """The connection is of no more use."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBounds:
+    """What a user allows for a role; 0: brain chooses."""
+
+    role: str
+    min: int
+    max: int
+    pinned: int
+    cpu: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """brain's first plan."""
+
+    roles: Mapping[str, RolePlan]
+    source: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobProfile:
+    """How a job does, over the last interval."""
+
+    job_id: str
+    at: float
+    workers: int
+    ps: int
+    worker_cpu: float
+    ps_cpu: float
+    batch_size: int
+    samples_per_s: float
+    data_s: float
+    pull_s: float
+    compute_s: float
+    push_s: float
+    ps_busy_share: float
+    ps_memory_bytes: int
+    rows: int
+    samples: int
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """A job's history, for the config DB."""
+
+    facts: JobFacts
+    outcome: str
+    reason: str
+    started: float
+    ended: float
+    plan: Mapping[str, RolePlan]
+    samples_per_s: float
+    samples: int
+    metrics: Mapping[str, float]
+
+
+class Brain(Protocol):
+    """brain."""
+
+    async def plan(
+        self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free_cpu: float, free_memory_bytes: int
+    ) -> Planned:
+        """The first plan of a job."""
+        ...
+
+    async def observe(self, profile: JobProfile) -> None:
+        """Feeds the throughput model."""
+        ...
+
+    async def record_job(self, end: JobEnd) -> None:
+        """The job ended. Idempotent by job id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """A registered model."""
+
+    name: str
+    version: str
+    uri: str
+    job_id: str
+    snapshot: int
+
+
+class Models(Protocol):
+    """The gateway's model registry."""
+
+    async def versions(self, name: str) -> list[ModelVersion]:
+        """All versions of the model."""
+        ...
+
+    async def register(
+        self,
+        model: ModelVersion,
+        *,
+        framework: str,
+        metrics: Mapping[str, float],
+        request_id: str,
+        load: bool,
+    ) -> ModelVersion:
+        """Idempotent by request id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Everybody whom jobmaster calls."""
+
+    shards: Shards
+    checkpoints: Checkpoints
+    servers: Servers
+    brain: Brain
+    models: Models
+
+
+__all__ = [
+    "AwaitState", "Brain", "Checkpoints", "Inspection", "JobEnd", "JobFacts", "JobProfile", "ModelVersion", "Models",
+    "OpenedRun", "Peers", "Planned", "QueueProgress", "Released", "RestoreOrder", "RoleBounds", "RunOrder",
+    "Servers", "Shards", "StoredSnapshot", "TakenOver",
+]

@@ -1,0 +1,325 @@
+"""The peers over gRPC: protobuf in and out, nothing else. Channels raise MeshError (recmesh.runtime.rpc)."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import grpc
+
+from recmesh.pb import (
+    brain_pb2,
+    brain_pb2_grpc,
+    ckptcache_pb2,
+    ckptcache_pb2_grpc,
+    common_pb2,
+    gateway_pb2,
+    gateway_pb2_grpc,
+    ps_pb2,
+    ps_pb2_grpc,
+    shardsvc_pb2,
+    shardsvc_pb2_grpc,
+)
+from services.jobmaster.domain.job import RolePlan
+from services.jobmaster.domain.ledgers import Interval, Ledger, normal
+from services.jobmaster.domain.snapshot import Cut, GroupCut
+from services.jobmaster.peers import (
+    AwaitState,
+    Inspection,
+    JobEnd,
+    JobFacts,
+    JobProfile,
+    ModelVersion,
+    OpenedRun,
+    Planned,
+    QueueProgress,
+    Released,
+    RestoreOrder,
+    RoleBounds,
+    RunOrder,
+    StoredSnapshot,
+    TakenOver,
+)
+
+INDEX_TIMEOUT_S = 600.0
+"""Inspecting and indexing read every file once."""
+QUICK_S = 10.0
+
+
+def _pieces(intervals: Sequence[Interval]) -> list[common_pb2.Piece]:
+    return [common_pb2.Piece(line=line, lo=lo, hi=hi) for line, lo, hi in intervals]
+
+
+def _intervals(pieces: Sequence[common_pb2.Piece]) -> tuple[Interval, ...]:
+    return tuple((piece.line, piece.lo, piece.hi) for piece in pieces)
+
+
+class GrpcShards:
+    """shardsvc over gRPC."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = shardsvc_pb2_grpc.ShardsStub(channel)
+
+    async def inspect(self, dataset_json: str) -> Inspection:
+        """See `peers.Shards`."""
+        request = shardsvc_pb2.InspectRequest(dataset_json=dataset_json)
+        reply = await self._stub.Inspect(request, timeout=INDEX_TIMEOUT_S)
+        return Inspection(reply.rows, reply.size_bytes, reply.files)
+
+    async def dataset(self, name: str) -> str:
+        """See `peers.Shards`."""
+        reply = await self._stub.GetDataset(shardsvc_pb2.GetDatasetRequest(name=name), timeout=QUICK_S)
+        return reply.dataset_json
+
+    async def open_run(self, order: RunOrder) -> OpenedRun:
+        """See `peers.Shards`."""
+        request = shardsvc_pb2.OpenRunRequest(
+            job_id=order.job_id, gen=order.gen, dataset_json=order.dataset_json, epochs=order.epochs,
+            seed=order.seed, shuffle=order.shuffle, batch_size=order.batch_size,
+            shard_batches=order.shard_batches, lease_ttl_s=order.lease_ttl_s,
+            done=common_pb2.Ledger(intervals=_pieces(order.done)), epoch_floor=order.epoch_floor,
+        )
+        reply = await self._stub.OpenRun(request, timeout=INDEX_TIMEOUT_S)
+        return OpenedRun(reply.total, reply.to_do, reply.log_last_sequence)
+
+    async def close_run(self, job_id: str, *, forget: bool) -> None:
+        """See `peers.Shards`."""
+        request = shardsvc_pb2.CloseRunRequest(job_id=job_id, forget=forget)
+        await self._stub.CloseRun(request, timeout=QUICK_S)
+
+    async def release_worker(self, job_id: str, *, gen: int, worker: str, crashed: bool) -> Released:
+        """See `peers.Shards`."""
+        request = shardsvc_pb2.ReleaseWorkerRequest(job_id=job_id, gen=gen, worker=worker, crashed=crashed)
+        reply = await self._stub.ReleaseWorker(request, timeout=QUICK_S)
+        return Released(reply.requeued, _intervals(reply.suspects), reply.deaths)
+
+    async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
+        """See `peers.Shards`."""
+        ledger = common_pb2.Ledger(intervals=_pieces(done))
+        request = shardsvc_pb2.ReconcileRequest(job_id=job_id, gen=gen, done=ledger)
+        reply = await self._stub.Reconcile(request, timeout=60.0)
+        return reply.orphans, reply.missing
+
+    async def progress(self, job_id: str) -> QueueProgress:
+        """See `peers.Shards`."""
+        reply = await self._stub.Progress(shardsvc_pb2.ProgressRequest(job_id=job_id), timeout=QUICK_S)
+        return QueueProgress(
+            gen=reply.gen, total=reply.total, done=reply.done, queued=reply.queued, leased=reply.leased,
+            epochs=reply.epochs, drained=reply.drained, requeues=reply.requeues,
+        )
+
+
+class GrpcCheckpoints:
+    """ckptcache over gRPC."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = ckptcache_pb2_grpc.CheckpointsStub(channel)
+
+    async def begin(self, job_id: str, *, gen: int, snapshot: int, ps: Sequence[int], label: str) -> None:
+        """See `peers.Checkpoints`."""
+        request = ckptcache_pb2.BeginRequest(job_id=job_id, gen=gen, snapshot=snapshot, ps=ps, label=label)
+        await self._stub.Begin(request, timeout=QUICK_S)
+
+    async def await_parts(self, job_id: str, snapshot: int, *, wait_s: float) -> tuple[AwaitState, str]:
+        """See `peers.Checkpoints`."""
+        request = ckptcache_pb2.AwaitRequest(job_id=job_id, snapshot=snapshot, wait_s=wait_s)
+        reply = await self._stub.Await(request, timeout=wait_s + QUICK_S)
+        states: dict[int, AwaitState] = {0: "collecting", 1: "stored", 2: "failed", 3: "unknown"}
+        return states.get(reply.state, "unknown"), reply.reason
+
+    async def commit(
+        self, job_id: str, *, gen: int, snapshot: int, manifest_json: str, keep: int
+    ) -> StoredSnapshot:
+        """See `peers.Checkpoints`."""
+        request = ckptcache_pb2.CommitRequest(
+            job_id=job_id, gen=gen, snapshot=snapshot, manifest_json=manifest_json, keep=keep
+        )
+        return _stored(await self._stub.Commit(request, timeout=60.0))
+
+    async def abort(self, job_id: str, snapshot: int, *, reason: str) -> None:
+        """See `peers.Checkpoints`."""
+        request = ckptcache_pb2.AbortRequest(job_id=job_id, snapshot=snapshot, reason=reason)
+        await self._stub.Abort(request, timeout=QUICK_S)
+
+    async def get(self, job_id: str, snapshot: int) -> StoredSnapshot:
+        """See `peers.Checkpoints`."""
+        request = ckptcache_pb2.GetRequest(job_id=job_id, snapshot=snapshot)
+        return _stored(await self._stub.Get(request, timeout=QUICK_S))
+
+    async def delete(self, job_id: str) -> None:
+        """See `peers.Checkpoints`."""
+        await self._stub.Delete(ckptcache_pb2.DeleteRequest(job_id=job_id, snapshot=0), timeout=60.0)
+
+
+def _stored(reply: ckptcache_pb2.Snapshot) -> StoredSnapshot:
+    return StoredSnapshot(
+        snapshot=reply.snapshot, state=reply.state, uri=reply.uri, parts=tuple(reply.parts), rows=reply.rows,
+        size_bytes=reply.size_bytes, samples=reply.samples, manifest_json=reply.manifest_json,
+    )
+
+
+class GrpcServers:
+    """Parameter servers over gRPC; one channel per address, made when it is first needed."""
+
+    def __init__(self, connect: Callable[[str], grpc.aio.Channel], *, ckptcache: str) -> None:
+        self._connect = connect
+        self._ckptcache = ckptcache
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def _stub(self, address: str) -> "ps_pb2_grpc.ParameterServerAsyncStub":  # exists for checkers only
+        if address not in self._channels:
+            self._channels[address] = self._connect(address)
+        return ps_pb2_grpc.ParameterServerStub(self._channels[address])
+
+    def forget(self, address: str) -> None:
+        """See `peers.Servers`. The channel closes when its last call has ended."""
+        self._channels.pop(address, None)
+
+    async def close(self) -> None:
+        """Closes all channels."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close(grace=None)
+
+    async def restore(self, address: str, order: RestoreOrder, *, timeout_s: float) -> int:
+        """See `peers.Servers`."""
+        request = ps_pb2.RestoreRequest(
+            job_id=order.job_id, gen=order.gen, term=order.term, incarnation=order.incarnation, ps=order.ps,
+            map=common_pb2.SlotMap(version=order.map_version, owners=order.owners), snapshot=order.snapshot,
+            parts=order.parts, voids=_pieces(order.voids), fresh_ledger=order.fresh_ledger,
+            ckptcache=self._ckptcache,
+        )
+        return int((await self._stub(address).Restore(request, timeout=timeout_s)).rows)
+
+    async def takeover(self, address: str, *, job_id: str, gen: int, term: int) -> TakenOver:
+        """See `peers.Servers`."""
+        request = ps_pb2.TakeoverRequest(job_id=job_id, gen=gen, term=term)
+        reply = await self._stub(address).Takeover(request, timeout=QUICK_S)
+        return TakenOver(reply.gen, reply.term, reply.marking)
+
+    async def mark(
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+    ) -> Cut:
+        """See `peers.Servers`."""
+        request = ps_pb2.MarkRequest(job_id=job_id, gen=gen, term=term, snapshot=snapshot)
+        reply = await self._stub(address).Mark(request, timeout=60.0)
+        groups = tuple(
+            GroupCut(normal(_intervals(group.ledger.intervals)), group.step, group.slots)
+            for group in reply.groups
+        )
+        return Cut(ps, reply.slots, groups, reply.latch_ms, reply.rows, reply.size_bytes)
+
+    async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
+        """See `peers.Servers`."""
+        request = ps_pb2.AbortMarkRequest(job_id=job_id, gen=gen, term=term, snapshot=snapshot)
+        await self._stub(address).AbortMark(request, timeout=QUICK_S)
+
+    async def void(
+        self, address: str, *, job_id: str, gen: int, term: int, batches: Sequence[Interval]
+    ) -> tuple[Interval, ...]:
+        """See `peers.Servers`."""
+        request = ps_pb2.VoidRequest(job_id=job_id, gen=gen, term=term, batches=_pieces(batches))
+        return _intervals((await self._stub(address).Void(request, timeout=60.0)).partly_applied)
+
+    async def ledgers(self, address: str, *, job_id: str, gen: int) -> tuple[Ledger, int]:
+        """See `peers.Servers`."""
+        request = ps_pb2.LedgersRequest(job_id=job_id, gen=gen)
+        reply = await self._stub(address).Ledgers(request, timeout=QUICK_S)
+        return normal(_intervals(reply.applied_by_all.intervals)), reply.max_epoch
+
+
+class GrpcBrain:
+    """brain over gRPC."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = brain_pb2_grpc.BrainStub(channel)
+
+    async def plan(
+        self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free_cpu: float, free_memory_bytes: int
+    ) -> Planned:
+        """See `peers.Brain`."""
+        request = brain_pb2.PlanRequest(
+            job=_meta(facts), free_cpu=free_cpu, free_memory_bytes=free_memory_bytes,
+            limits=[
+                brain_pb2.RoleLimits(
+                    role=bound.role, min=bound.min, max=bound.max, pinned=bound.pinned, cpu=bound.cpu,
+                    memory_bytes=bound.memory_bytes,
+                )
+                for bound in bounds
+            ],
+        )
+        # A start must not wait for advice: the small default serves as well at first.
+        reply = await self._stub.Plan(request, timeout=2.0)
+        roles = {
+            role.role: RolePlan(
+                replicas=role.replicas, cpu=role.cpu, memory_bytes=role.memory_bytes, gpu=role.gpu,
+                gpu_kind=role.gpu_kind,
+            )
+            for role in reply.roles
+        }
+        return Planned(roles, reply.source, reply.explanation)
+
+    async def observe(self, profile: JobProfile) -> None:
+        """See `peers.Brain`."""
+        request = brain_pb2.Profile(
+            job_id=profile.job_id, at=profile.at, workers=profile.workers, ps=profile.ps,
+            worker_cpu=profile.worker_cpu, ps_cpu=profile.ps_cpu, batch_size=profile.batch_size,
+            samples_per_s=profile.samples_per_s, data_s=profile.data_s, pull_s=profile.pull_s,
+            compute_s=profile.compute_s, push_s=profile.push_s, ps_busy_share=profile.ps_busy_share,
+            ps_memory_bytes=profile.ps_memory_bytes, rows=profile.rows, samples=profile.samples,
+            remaining=profile.remaining,
+        )
+        await self._stub.Observe(request, timeout=2.0)
+
+    async def record_job(self, end: JobEnd) -> None:
+        """See `peers.Brain`."""
+        plan = [
+            brain_pb2.RolePlan(
+                role=role, replicas=item.replicas, cpu=item.cpu, memory_bytes=item.memory_bytes, gpu=item.gpu,
+                gpu_kind=item.gpu_kind,
+            )
+            for role, item in end.plan.items()
+        ]
+        request = brain_pb2.JobHistory(
+            job=_meta(end.facts), outcome=end.outcome, reason=end.reason, started=end.started, ended=end.ended,
+            final_plan=plan, samples_per_s=end.samples_per_s, samples=end.samples, metrics=dict(end.metrics),
+        )
+        await self._stub.RecordJob(request, timeout=5.0)
+
+
+def _meta(facts: JobFacts) -> brain_pb2.JobMeta:
+    return brain_pb2.JobMeta(
+        job_id=facts.job_id, owner=facts.owner, model=facts.model, framework=facts.framework, dim=facts.dim,
+        tables=facts.tables, batch_size=facts.batch_size, data_rows=facts.data_rows,
+        data_bytes=facts.data_bytes, epochs=facts.epochs, labels=dict(facts.labels), priority=facts.priority,
+        deadline=facts.deadline,
+    )
+
+
+class GrpcModels:
+    """The gateway's model registry over gRPC."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = gateway_pb2_grpc.ModelsStub(channel)
+
+    async def versions(self, name: str) -> list[ModelVersion]:
+        """See `peers.Models`."""
+        reply = await self._stub.List(gateway_pb2.ListRequest(name=name), timeout=QUICK_S)
+        return [_version(model) for model in reply.models if model.name == name]
+
+    async def register(
+        self,
+        model: ModelVersion,
+        *,
+        framework: str,
+        metrics: Mapping[str, float],
+        request_id: str,
+        load: bool,
+    ) -> ModelVersion:
+        """See `peers.Models`."""
+        request = gateway_pb2.RegisterRequest(
+            name=model.name, version=model.version, uri=model.uri, framework=framework, job_id=model.job_id,
+            snapshot=model.snapshot, metrics=dict(metrics), request_id=request_id, load=load,
+        )
+        return _version(await self._stub.Register(request, timeout=60.0))
+
+
+def _version(model: gateway_pb2.Model) -> ModelVersion:
+    return ModelVersion(model.name, model.version, model.uri, model.job_id, model.snapshot)
