@@ -42,7 +42,7 @@ class EmbeddingCollection(nn.Module):
             for feature in table.features:
                 if feature in self._home:
                     other = self._home[feature].name
-                    raise InvalidArgument(f"feature {feature!r} is in the tables {other!r} and {table.name!r}")
+                    raise InvalidArgument(f"feature {feature!r} is in tables {other!r} and {table.name!r}")
                 self._home[feature] = table
 
     def forward(self, batch: Batch) -> Embeddings:

@@ -35,7 +35,7 @@ def export_program(
     metrics: Mapping[str, float],
     to_predictions: Callable[[Any], Tensor],
 ) -> None:
-    """Writes `model.pt2` and `model.json`. The program takes a dictionary of inputs and gives one of outputs."""
+    """Writes `model.pt2` and `model.json`; the program takes a dictionary of inputs, gives one of outputs."""
     served = ServedModel(model, job, tables, rows, to_predictions).eval()
     example = _example(job.features)
     batch = torch.export.Dim("batch", min=1)

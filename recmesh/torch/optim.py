@@ -38,7 +38,8 @@ def translate(group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> Optim
         reason = f"torch.optim.{kind.__name__} is not applied by the servers: take {SUPPORTED}"
         raise InvalidArgument(f"optimizer: {reason}", violations=[Violation("optimizer", reason)])
     if refused:
-        raise InvalidArgument(f"torch.optim.{kind.__name__} can't be applied as it is set", violations=refused)
+        message = f"torch.optim.{kind.__name__} can't be applied as it is set"
+        raise InvalidArgument(message, violations=refused)
     return Optimizer.parse(optimizer | common)
 
 

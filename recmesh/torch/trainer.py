@@ -136,7 +136,11 @@ class Trainer:
     # ---- evaluation and export: see ServableModel
 
     def predict(
-        self, batch: "Columns", rows: Mapping[str, Floats], index: Mapping[str, Ints], dense: Mapping[str, Floats]
+        self,
+        batch: "Columns",
+        rows: Mapping[str, Floats],
+        index: Mapping[str, Ints],
+        dense: Mapping[str, Floats],
     ) -> Floats:
         """See ServableModel.predict."""
         self.model.eval()

@@ -197,7 +197,8 @@ class LocalSession:
         def finish(grads: Gradients) -> None:
             with self.store.reserved({number: ids.size for number, ids in enumerate(prepared.unique)}):
                 for number, ids in enumerate(prepared.unique):
-                    self.store.apply(number, ids, grads.rows[number], prepared.counts[number], step=self._step)
+                    counts = prepared.counts[number]
+                    self.store.apply(number, ids, grads.rows[number], counts, step=self._step)
                 self.store.apply_dense(self.layout.all_chunks(grads.dense), step=self._step)
             self._step += 1
 

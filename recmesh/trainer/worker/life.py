@@ -29,9 +29,7 @@ from recmesh.trainer.ports import (
     Declared,
     Lease,
     LeaseProgress,
-    ParameterServer,
     Piece,
-    Pulled,
     RenewReply,
     RunRecord,
     Runs,
@@ -43,6 +41,7 @@ from recmesh.trainer.worker.cutting import cut_at, missing_batches
 from recmesh.trainer.worker.fleet import Connect, Fleet, StaleGeneration, WrongMap
 from recmesh.trainer.worker.leases import LeaseBook
 from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.pulling import fill, pull_from
 from recmesh.trainer.worker.push import Applied, NotOurs, Overlap, push_everywhere
 
 if TYPE_CHECKING:
@@ -299,7 +298,7 @@ class Life:
             under = placement
             try:
                 pulled = self._fleet.each(
-                    lambda ps, server: self._pull_from(ps, server, prepared, declared, under),  # noqa: B023
+                    lambda ps, server: pull_from(ps, server, prepared, declared, under),  # noqa: B023  # at once
                     placement=placement,
                     what="pull",
                     gone=self.gone,
@@ -308,30 +307,10 @@ class Life:
                 placement = self._newer_map(refusal.since)
                 continue
             for k, ps in enumerate(placement.servers):
-                self._fill(k, pulled[ps], prepared, declared, rows)
+                fill(k, pulled[ps], prepared, declared, rows)
                 self._declaration.layout.put(dense, pulled[ps].dense)
             self._meter.times(data_s=read.data_s + prepared_s, pull_s=perf_counter() - start - prepared_s)
             return Ready(read, prepared, made, rows, dense)
-
-    def _pull_from(
-        self, ps: int, server: ParameterServer, prepared: Prepared, declared: Declared, placement: Placement
-    ) -> Pulled:
-        k = placement.servers.index(ps)
-        wanted = []
-        for number in range(len(declared.tables)):
-            bound = prepared.bounds[number]
-            if bound[k + 1] > bound[k]:
-                wanted.append((number, prepared.unique[number][bound[k]:bound[k + 1]]))
-        return server.pull(placement.gen, map_version=placement.version, tables=wanted, dense=True)
-
-    def _fill(
-        self, k: int, pulled: Pulled, prepared: Prepared, declared: Declared, rows: dict[str, Floats]
-    ) -> None:
-        answers = iter(pulled.rows)
-        for number, table in enumerate(declared.tables):
-            lo, hi = prepared.bounds[number][k], prepared.bounds[number][k + 1]
-            if hi > lo:
-                rows[table.name][lo:hi] = next(answers).reshape(hi - lo, table.dim)
 
     def _declare(self, declared: Declared) -> None:
         layout = self._declaration.layout

@@ -50,7 +50,8 @@ class DIN(nn.Module):
         candidate = looked[self.candidate]
         values, mask = looked.sequence(self.history)
         others = [looked.cat(self.others)] if self.others else []
-        return self.deep(torch.cat([candidate, self._attend(candidate, values, mask), *others, batch.dense], dim=1))
+        attended = self._attend(candidate, values, mask)
+        return self.deep(torch.cat([candidate, attended, *others, batch.dense], dim=1))
 
     def _attend(self, candidate: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Eq. 3: Σ_j a(e_j, v)·e_j, weights not normalised, so that they keep the interest's intensity."""

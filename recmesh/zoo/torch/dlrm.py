@@ -1,4 +1,4 @@
-"""DLRM (Naumov et al. 2019): dot products between all pairs of embeddings, and a bottom network of the numbers."""
+"""DLRM (Naumov et al. 2019): dot products of all pairs of embeddings, and of the numbers' bottom network."""
 
 import torch
 from torch import Tensor, nn
