@@ -1,0 +1,38 @@
+"""`python -m bench NAME [--quick] [--json]`; without a name, what there is."""
+
+import argparse
+import importlib
+import inspect
+import pkgutil
+import sys
+from pathlib import Path
+
+from bench.figures import Result
+
+_NOT_BENCHES = {"figures", "mesh", "synthetic", "peers", "__main__"}
+
+
+def names() -> list[str]:
+    """Modules of this package that have a `run`."""
+    return sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.name not in _NOT_BENCHES)
+
+
+def main(argv: list[str]) -> int:
+    """Run one benchmark and print its figures."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("name", nargs="?", choices=names(), help="which figures")
+    parser.add_argument("--quick", action="store_true", help="within a minute, with smaller sizes")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    options = parser.parse_args(argv)
+    if options.name is None:
+        for name in names():
+            doc = inspect.getdoc(importlib.import_module(f"bench.{name}")) or ""
+            print(f"{name:<12} {doc.splitlines()[0] if doc else ''}")
+        return 0
+    result: Result = importlib.import_module(f"bench.{options.name}").run(quick=options.quick)
+    print(result.as_json() if options.json else result.as_table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Other systems that the figures stand beside, run in the same minutes on the same machine."""

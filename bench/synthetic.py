@@ -1,0 +1,41 @@
+"""Criteo-like data: 13 dense and 26 categorical columns whose ids follow a bounded zipf law."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+TABLES, DENSE = 26, 13
+ZIPF = 1.05
+IDS_PER_TABLE = 1_000_000
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Criteo:
+    """ids [rows, 26] in [0, 1e6), dense [rows, 13], label [rows] drawn from a hidden linear model."""
+
+    ids: I64
+    dense: F32
+    label: F32
+
+
+def zipf_ids(rng: np.random.Generator, shape: tuple[int, ...], *, ids: int, exponent: float = ZIPF) -> I64:
+    """Ids by inverse CDF of P(k) ∝ (k+1)^-exponent; id 0 is the most frequent."""
+    cdf = np.cumsum(np.arange(1, ids + 1, dtype=np.float64) ** -exponent)
+    return np.searchsorted(cdf, rng.random(shape) * cdf[-1]).astype(np.int64)
+
+
+def criteo_like(rows: int, *, seed: int, ids: int = IDS_PER_TABLE) -> Criteo:
+    """Rows with something to learn: each id and each dense column shifts the log-odds."""
+    rng = np.random.default_rng(seed)
+    truth = np.random.default_rng(20_26)
+    weights = truth.normal(0, 0.5, size=(TABLES, ids)).astype(np.float32)
+    dense_weights = truth.normal(0, 0.2, size=DENSE).astype(np.float32)
+    drawn = zipf_ids(rng, (rows, TABLES), ids=ids)
+    dense = rng.normal(size=(rows, DENSE)).astype(np.float32)
+    logit = weights[np.arange(TABLES), drawn].sum(1) / np.sqrt(TABLES) * 2 + dense @ dense_weights - 1.2
+    label = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    return Criteo(drawn, dense, label)
