@@ -37,21 +37,21 @@ class FakeKv:
     """KV in a dict."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, bytes] = {}
+        self.held: dict[str, bytes] = {}
 
     async def get(self, key: str) -> KvEntry | None:
-        value = self.entries.get(key)
+        value = self.held.get(key)
         return None if value is None else KvEntry(value)
 
     async def put(self, key: str, value: bytes) -> int:
-        self.entries[key] = value
+        self.held[key] = value
         return 1
 
     async def delete(self, key: str) -> None:
-        self.entries.pop(key, None)
+        self.held.pop(key, None)
 
-    async def keys(self, prefix: str = "") -> list[str]:
-        return sorted(key for key in self.entries if key.startswith(prefix))
+    async def entries(self, prefix: str = "") -> list[KvEntry]:
+        return [KvEntry(self.held[key]) for key in sorted(self.held) if key.startswith(prefix)]
 
 
 @dataclass
@@ -167,6 +167,7 @@ class Node:
             entries=self.entries,
             announce=self.told,
             policy=self.policy,
+            clock=self.clock,
         ).run()
 
     def put_in_shm(self, blob: bytes) -> str:

@@ -31,7 +31,7 @@ def smoothed(values: Sequence[float], *, mu: float) -> float:
 
 
 def most_similar(job: Job, past: Sequence[History], rule: WarmStart) -> list[tuple[Similar, History]]:
-    """At most k successful jobs with a plan, from the least to the most similar; of equals the newest last."""
+    """At most k successful jobs with a plan, least similar first; of equals the newest last."""
     found = []
     for history in past:
         if history.outcome != SUCCEEDED or not history.final_plan or history.job.job_id == job.job_id:

@@ -16,7 +16,7 @@ from recmesh.runtime.errors import (
     ResourceExhausted,
     Violation,
 )
-from services.ckptcache.app.entry import Entries, Entry
+from services.ckptcache.app.entry import Entries, Entry, in_background
 from services.ckptcache.app.flush import Flusher
 from services.ckptcache.app.ports import Announcements, Meter, Policy
 from services.ckptcache.domain import manifest
@@ -214,7 +214,7 @@ class Checkpoints:
             entry.become(done)
             self._meter.ended("committed")
             await self._catalogue.put(done)
-        task = asyncio.create_task(self._retire(job_id, keep or self._policy.keep), name=f"retire {job_id}")
+        task = in_background(self._retire(job_id, keep or self._policy.keep), name=f"retire {job_id}")
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
         return done, text

@@ -3,12 +3,20 @@
 import asyncio
 import threading
 from collections import defaultdict
+from collections.abc import Coroutine
+from contextvars import Context
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.ckptcache.domain.parts import Part
 from services.ckptcache.domain.snapshot import Snapshot
 
 Key = tuple[str, int]
+
+
+def in_background(work: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":
+    """A task that does not inherit the deadline of the call that started it."""
+    return asyncio.create_task(work, name=name, context=Context())
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
-from services.ckptcache.app.entry import Entry
+from services.ckptcache.app.entry import Entry, in_background
 from services.ckptcache.app.ports import Announcements, Meter, Policy
 from services.ckptcache.domain.parts import Part
 from services.ckptcache.domain.retention import Copy, to_evict
@@ -57,9 +57,7 @@ class Flusher:
 
     def start(self, entry: Entry, part: Part) -> None:
         """Begin to write a part whose copy was adopted."""
-        entry.writing[part.ps] = asyncio.create_task(
-            self._write(entry, part), name=f"flush {entry.key} {part.ps}"
-        )
+        entry.writing[part.ps] = in_background(self._write(entry, part), name=f"flush {entry.key} {part.ps}")
 
     async def _write(self, entry: Entry, part: Part) -> None:
         snapshot = entry.snapshot
@@ -107,7 +105,7 @@ class Flusher:
         entry.cancelled.set()
         entry.become(failed(entry.snapshot, reason))
         self._meter.ended("failed")
-        task = asyncio.create_task(self.discard(entry), name=f"discard {entry.key}")
+        task = in_background(self.discard(entry), name=f"discard {entry.key}")
         self._cleaning.add(task)
         task.add_done_callback(self._cleaned)
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
+from recmesh.runtime.clock import Clock
 from services.ckptcache.app.entry import Entries, Entry
 from services.ckptcache.app.flush import Flusher
 from services.ckptcache.app.ports import Announcements, Policy
@@ -38,9 +39,10 @@ class Recovery:
         entries: Entries,
         announce: Announcements,
         policy: Policy,
+        clock: Clock,
     ) -> None:
         self._files, self._memory, self._catalogue, self._flusher = files, memory, catalogue, flusher
-        self._entries, self._announce, self._policy = entries, announce, policy
+        self._entries, self._announce, self._policy, self._clock = entries, announce, policy, clock
 
     async def run(self) -> Recovered:
         """Rebuild entries and catalogue from storage, and remove what counts for nothing.
@@ -71,7 +73,8 @@ class Recovery:
         return Recovered(found, unfinished, removed, copies)
 
     async def _give_up(self, snapshot: Snapshot) -> int:
-        if snapshot.node != self._policy.node:
+        age_s = self._clock.now() - snapshot.created
+        if snapshot.node != self._policy.node and age_s < self._policy.abandoned_after_s:
             return 0
         await asyncio.to_thread(self._files.delete, snapshot.job_id, snapshot.number)
         self._entries.put(Entry(failed(snapshot, "ckptcache was restarted while the snapshot was collected")))

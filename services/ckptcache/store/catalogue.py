@@ -1,7 +1,7 @@
 """The index of committed snapshots, shared by all replicas: one KV entry each."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from services.ckptcache.domain.snapshot import Snapshot, State
@@ -31,8 +31,8 @@ class KeyValue(Protocol):
         """Remove, if it is there."""
         ...
 
-    async def keys(self, prefix: str = "") -> list[str]:
-        """All keys that start with the prefix."""
+    async def entries(self, prefix: str = "") -> Sequence[Entry]:
+        """All live entries whose keys start with the prefix."""
         ...
 
 
@@ -58,11 +58,8 @@ class Catalogue:
 
     async def of_job(self, job_id: str) -> list[Snapshot]:
         """A job's snapshots, ascending; all jobs' for an empty id."""
-        found = []
-        for key in await self._kv.keys(f"{job_id}." if job_id else ""):
-            entry = await self._kv.get(key)
-            if entry is not None:
-                found.append(_from_json(json.loads(entry.value)))
+        entries = await self._kv.entries(f"{job_id}." if job_id else "")
+        found = [_from_json(json.loads(entry.value)) for entry in entries]
         return sorted(found, key=lambda snapshot: (snapshot.job_id, snapshot.number))
 
 

@@ -284,11 +284,11 @@ async def test_a_restart_fails_what_was_being_collected_and_keeps_what_was_store
 async def test_the_catalogue_is_rebuilt_from_storage(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.committed("job", 1, A)
-    good = dict(node.kv.entries)
-    node.kv.entries.clear()
-    node.kv.entries["ghost.00000001"] = good["job.00000001"].replace(b'"job"', b'"ghost"')
+    good = dict(node.kv.held)
+    node.kv.held.clear()
+    node.kv.held["ghost.00000001"] = good["job.00000001"].replace(b'"job"', b'"ghost"')
     await node.again().recover()
-    assert node.kv.entries == good
+    assert node.kv.held == good
 
 
 async def test_a_deletion_cut_off_half_way_is_finished_at_the_next_start(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ async def test_retention_keeps_as_many_as_the_job_says(tmp_path: Path) -> None:
         await node.committed("job", number, A, keep=2)
     assert [s.number for s in await node.app.snapshots("job")] == [3, 4]
     assert sorted(path.name for path in folder(node, 1).parent.iterdir()) == ["00000003", "00000004"]
-    assert sorted(node.kv.entries) == ["job.00000003", "job.00000004"]
+    assert sorted(node.kv.held) == ["job.00000003", "job.00000004"]
 
 
 async def test_the_newest_committed_snapshot_goes_only_with_all_others(tmp_path: Path) -> None:
