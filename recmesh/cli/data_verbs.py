@@ -1,6 +1,6 @@
 """dataset register, list, inspect."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,17 +18,23 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group)
 
 
-def register_dataset(file: FileArgument, home: HomeOption = None, json: JsonOption = False) -> None:
+def register_dataset(
+    file: FileArgument,
+    name: Annotated[str, typer.Option(help="Else the file's `name`, else the file's own name.")] = "",
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
     """Register a dataset from its file."""
     from recmesh.client.jobfile import load_dataset
 
     spec = load_dataset(file)
+    name = name or spec.pop("name", "") or file.stem
     with connect(home) as mesh:
-        answer = mesh.register_dataset(spec)
+        answer = mesh.register_dataset(name, spec)
     if json:
         output.print_json(answer)
     else:
-        print(f"Registered {answer.get('name', spec.get('name', ''))}.")
+        print(f"Registered {name}, revision {answer.get('revision', 1)}.")
 
 
 def list_datasets(home: HomeOption = None, json: JsonOption = False) -> None:
@@ -38,7 +44,7 @@ def list_datasets(home: HomeOption = None, json: JsonOption = False) -> None:
     if json:
         output.print_json(found)
         return
-    columns = ["name", "version", "format", "files", "rows", "tasks"]
+    columns = ["name", "revision", "rows", "created"]
     output.print_table(
         columns, [[_cell(item, c) for c in columns] for item in found], empty="There are no datasets."
     )
@@ -69,6 +75,8 @@ def inspect(file: FileArgument, home: HomeOption = None, json: JsonOption = Fals
 
 def _cell(item: dict[str, Any], name: str) -> str:
     value = item.get(name, "")
+    if name == "created":
+        return output.clock(float(value or 0))
     if isinstance(value, list):
         return str(len(value)) if name == "files" else ", ".join(map(str, value))
     return (

@@ -90,7 +90,7 @@ def jobs(
 def describe(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:
     """Show everything about a job."""
     with connect(home) as mesh:
-        found = mesh.job(job)
+        found = mesh.job(mesh.find_job(job))
     if json:
         output.print_json(found.model_dump())
         return
@@ -148,7 +148,7 @@ def events(
 ) -> None:
     """Show what has happened to a job."""
     with connect(home) as mesh:
-        for event in mesh.follow(job) if follow else mesh.events(job):
+        for event in mesh.follow(mesh.find_job(job)) if follow else mesh.events(mesh.find_job(job)):
             print(json_module.dumps(event.model_dump()) if json else _event_line(event), flush=follow)
 
 
@@ -160,7 +160,7 @@ def stop(
 ) -> None:
     """Stop a job."""
     with connect(home) as mesh:
-        found = mesh.stop(job, reason=reason, finish=finish)
+        found = mesh.stop(mesh.find_job(job), reason=reason, finish=finish)
     print(f"{found.name} ({found.job_id}) is {found.phase}.")
 
 
@@ -175,8 +175,9 @@ def scale(
     """Pin how many processes a role has, while training goes on."""
     wanted = [_count(text) for text in roles]
     with connect(home) as mesh:
+        job_id = mesh.find_job(job)
         for role, replicas in wanted:
-            found = mesh.scale(job, role, replicas)
+            found = mesh.scale(job_id, role, replicas)
             print(
                 f"{found.name}: {role} {'is left to brain' if replicas is None else f'will be {replicas}'}."
             )
@@ -185,7 +186,7 @@ def scale(
 def checkpoints(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:
     """List a job's checkpoints."""
     with connect(home) as mesh:
-        found = mesh.checkpoints(job)
+        found = mesh.checkpoints(mesh.find_job(job))
     if json:
         output.print_json([item.model_dump() for item in found])
         return
@@ -206,13 +207,13 @@ def checkpoints(job: JobArgument, home: HomeOption = None, json: JsonOption = Fa
 def checkpoint(job: JobArgument, home: HomeOption = None) -> None:
     """Take a checkpoint now."""
     with connect(home) as mesh:
-        print(f"Checkpoint {mesh.checkpoint(job)}.")
+        print(f"Checkpoint {mesh.checkpoint(mesh.find_job(job))}.")
 
 
 def delete(job: JobArgument, home: HomeOption = None) -> None:
     """Delete an ended job's record and checkpoints; its model stays."""
     with connect(home) as mesh:
-        mesh.delete(job)
+        mesh.delete(mesh.find_job(job))
     print(f"{job} is deleted.")
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,12 @@ from recmesh.cli.options import HomeOption, home_of
 from recmesh.runtime.errors import NotFound
 
 _POLL_S = 0.2
+_JOB_POLL_S = 1.0
+_JOB_LINES = 2000
 _READ_BYTES = 1 << 20
+
+if TYPE_CHECKING:
+    from recmesh.client import RoleLog
 
 
 def register(app: typer.Typer) -> None:
@@ -75,13 +80,22 @@ def _job_lines(
     name: str, role: str, index: int, tail: int, *, follow: bool, home: str | None
 ) -> Iterator[str]:
     with connect(home) as mesh:
-        seen = mesh.logs(name, role=role, index=index, tail=tail)
+        job_id = mesh.find_job(name)
+        over, seen = False, _lines(mesh.logs(job_id, role=role, index=index, tail=max(1, tail)))
         yield from seen
-        while follow and not mesh.job(name).over:
-            time.sleep(1.0)
-            now = mesh.logs(name, role=role, index=index, tail=1000)
+        while follow and not over:
+            time.sleep(_JOB_POLL_S)
+            over = mesh.job(job_id).over  # asked first, so that the last lines are read after the end
+            now = _lines(mesh.logs(job_id, role=role, index=index, tail=_JOB_LINES))
             yield from _new(seen, now)
             seen = now
+
+
+def _lines(logs: "list[RoleLog]") -> list[str]:
+    """All lines; each with its process's name when there are several."""
+    if len(logs) == 1:
+        return logs[0].lines
+    return [f"{log.role}-{log.index}  {line}" for log in logs for line in log.lines]
 
 
 def _new(before: list[str], now: list[str]) -> list[str]:

@@ -10,9 +10,9 @@ cannot be reached is `Unavailable`. Calls that are safe to repeat are retried wi
 
 from recmesh.client.jobfile import load_job
 from recmesh.client.rest import Client
-from recmesh.client.views import Checkpoint, Event, Job, JobPage, Model, Progress, Role, StepTimes, Transition
+from recmesh.client.views import Checkpoint, Event, Job, JobPage, Model, Progress, Role, RoleLog, StepTimes
 
 __all__ = [
-    "Checkpoint", "Client", "Event", "Job", "JobPage", "Model", "Progress", "Role", "StepTimes",
-    "Transition", "load_job",
+    "Checkpoint", "Client", "Event", "Job", "JobPage", "Model", "Progress", "Role", "RoleLog", "StepTimes",
+    "load_job",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from recmesh.client.packing import pack
 from recmesh.client.problems import error_of
-from recmesh.client.views import Checkpoint, Event, Job, JobPage, Model, View
+from recmesh.client.views import OVER, Checkpoint, Event, Job, JobPage, Model, RoleLog, View
 from recmesh.runtime.errors import DeadlineExceeded, Internal, NotFound, Unavailable
 
 V = TypeVar("V", bound=View)
@@ -90,8 +90,22 @@ class Client:
         return self._view(JobPage, "GET", "/v1/jobs", params={key: v for key, v in params.items() if v})
 
     def job(self, job_id: str) -> Job:
-        """One job, by id or name (the newest of that name)."""
+        """One job."""
         return self._view(Job, "GET", f"/v1/jobs/{_part(job_id)}")
+
+    def find_job(self, job: str) -> str:
+        """The id meant by an id, or by a name (the newest job of that name); NotFound when there is none."""
+        try:
+            return self.job(job).job_id
+        except NotFound:
+            page = self.jobs(limit=1000)
+            while True:
+                for found in page.jobs:
+                    if found.name == job:
+                        return found.job_id
+                if not page.next_page_token:
+                    raise
+                page = self.jobs(limit=1000, page_token=page.next_page_token)
 
     def stop(self, job_id: str, *, reason: str = "", finish: bool = False) -> Job:
         """Stops a job; with `finish` it succeeds at the next snapshot instead."""
@@ -109,35 +123,46 @@ class Client:
 
     def events(self, job_id: str) -> list[Event]:
         """What has happened to a job so far, oldest first."""
-        return _list(Event, self._call("GET", f"/v1/jobs/{_part(job_id)}/events").json(), "events")
+        found: list[Event] = []
+        while True:
+            params = {"after": found[-1].sequence if found else 0, "limit": 1000}
+            body = self._call("GET", f"/v1/jobs/{_part(job_id)}/events", params=params).json()
+            page = _list(Event, body, "events")
+            found.extend(page)
+            if len(page) < 1000:
+                return found
 
     def follow(self, job_id: str) -> Iterator[Event]:
         """Events as they happen, after those that have; ends with the job. Goes on after interruptions."""
-        last = ""
+        last = 0
         while True:
+            over = self.job(job_id).over  # asked first: what happened until then is on the bus by now
             try:
                 for event in self._stream(f"/v1/jobs/{_part(job_id)}/events", last):
-                    last = event.id or last
+                    last = event.sequence or last
                     yield event
+                    if ends_job(event):
+                        return
             except (httpx.TransportError, Unavailable):
-                pass
-            if self.job(job_id).over:
+                over = False
+            if over:
                 return
             time.sleep(_REOPEN_S)
 
-    def logs(self, job_id: str, *, role: str = "", index: int = 0, tail: int = 200) -> list[str]:
-        """The last lines that a role wrote."""
-        params = {"role": role or "worker", "index": index, "tail": tail}
-        response = self._call("GET", f"/v1/jobs/{_part(job_id)}/logs", params=params)
-        if not response.headers.get("content-type", "").startswith("application/json"):
-            return response.text.splitlines()
-        body = response.json()
-        return [str(line) for line in (body.get("lines", []) if isinstance(body, dict) else body)]
+    def logs(
+        self, job_id: str, *, role: str = "", index: int | None = None, tail: int = 200
+    ) -> list[RoleLog]:
+        """The last lines of each process of a job; of one role, or one of its processes, when named."""
+        params: dict[str, Any] = {"tail": tail}
+        params |= {"role": role} if role else {}
+        params |= {"index": index} if index is not None else {}
+        body = self._call("GET", f"/v1/jobs/{_part(job_id)}/logs", params=params).json()
+        return _list(RoleLog, body, "logs")
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """A job's snapshots, newest last."""
         body = self._call("GET", f"/v1/jobs/{_part(job_id)}/checkpoints").json()
-        return _list(Checkpoint, body, "checkpoints")
+        return _list(Checkpoint, body, "snapshots")
 
     def checkpoint(self, job_id: str, *, timeout_s: float = 300.0) -> int:
         """Takes a snapshot now; its number."""
@@ -155,9 +180,9 @@ class Client:
 
     # -- data ---------------------------------------------------------------------------------------------
 
-    def register_dataset(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """Registers a dataset under its name."""
-        return self._mapping("POST", "/v1/datasets", json=dict(spec))
+    def register_dataset(self, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Registers a dataset; a different one under a known name is its next revision."""
+        return self._mapping("POST", "/v1/datasets", json={"name": name, "dataset": dict(spec)}, retry=True)
 
     def datasets(self) -> list[dict[str, Any]]:
         """All registered datasets."""
@@ -242,8 +267,8 @@ class Client:
             time.sleep(delay_s)
             delay_s = min(delay_s * 2, 2.0)
 
-    def _stream(self, path: str, last_id: str) -> Iterator[Event]:
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+    def _stream(self, path: str, after: int) -> Iterator[Event]:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(after)} if after else {})
         timeout = httpx.Timeout(self._timeout_s, read=_STREAM_SILENCE_S)
         with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
             if not response.is_success:
@@ -254,21 +279,22 @@ class Client:
 
 
 def server_sent(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a text/event-stream; its `id` fills in for one that the object lacks."""
+    """The JSON objects of a text/event-stream; comments, ids and an unfinished last event are left out."""
     data: list[str] = []
-    event_id = ""
     for line in lines:
         name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
         if name == "data":
-            data.append(value)
-        elif name == "id":
-            event_id = value
+            data.append(value.removeprefix(" "))
         elif not line and data:
             item = json.loads("\n".join(data))
             data = []
             if isinstance(item, dict):
-                yield {"id": event_id} | item
+                yield item
+
+
+def ends_job(event: Event) -> bool:
+    """True for the last event of a job's life."""
+    return event.type.endswith("job.transitioned") and event.data.get("to_phase") in OVER
 
 
 def _list(view: type[V], body: Any, *keys: str) -> list[V]:

@@ -2,13 +2,25 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+OVER = ("Succeeded", "Failed", "Stopped")
+"""Phases after which nothing more happens."""
 
 
 class View(BaseModel):
     """Lenient on purpose: an older client must read a newer server's answer."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """Null is "not known": a message that is not set, or a number that JSON cannot hold."""
+        if not isinstance(value, dict):
+            return value
+        known = {key: item for key, item in value.items() if item is not None}
+        return {key: _without_nulls(item) if key == "metrics" else item for key, item in known.items()}
 
 
 class StepTimes(View):
@@ -98,7 +110,7 @@ class Job(View):
     @property
     def over(self) -> bool:
         """True when nothing more will happen."""
-        return self.phase in ("Succeeded", "Failed", "Stopped")
+        return self.phase in OVER
 
 
 class JobPage(View):
@@ -111,6 +123,8 @@ class JobPage(View):
 class Event(View):
     """A fact about a job."""
 
+    sequence: int = 0
+    """Its place on the bus; grows, with gaps."""
     id: str = ""
     type: str = ""
     time: float | str = 0.0
@@ -124,9 +138,21 @@ class Checkpoint(View):
     snapshot: int = 0
     state: str = ""
     created: float = 0.0
-    size_bytes: int = 0
+    committed: float = 0.0
+    rows: int = 0
     samples: int = 0
+    size_bytes: int = 0
     uri: str = ""
+    tiers: list[str] = Field(default_factory=list)
+
+
+class RoleLog(View):
+    """The last lines that one process of a job wrote."""
+
+    role: str = ""
+    index: int = 0
+    incarnation: str = ""
+    lines: list[str] = Field(default_factory=list)
 
 
 class Model(View):
@@ -142,3 +168,9 @@ class Model(View):
     created: float = 0.0
     state: str = ""
     reason: str = ""
+
+
+def _without_nulls(items: Any) -> Any:
+    if not isinstance(items, dict):
+        return items
+    return {key: item for key, item in items.items() if item is not None}

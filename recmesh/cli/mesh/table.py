@@ -1,6 +1,7 @@
 """The components of the mesh on one machine: which processes, with which settings, at which addresses."""
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -96,6 +97,9 @@ def _service(
             else f"sqlite:///{home.root / 'db' / f'{name}.sqlite'}"
         ),
     }  # fmt: skip
+    if public:
+        pages = {service: f"http://127.0.0.1:{ports[f'{service}.http']}" for service in SERVICES}
+        env["RECMESH_DASHBOARDS"] = json.dumps(pages)
     if public and config.key:
         env["RECMESH_PUBLIC_API_KEY"] = config.key
     return Component(
