@@ -49,7 +49,9 @@ class ModelCard:
         wrong: list[Violation] = []
         framework = document.get("framework")
         if framework not in FRAMEWORKS:
-            wrong.append(Violation("model.json.framework", f"{framework!r} is none of {', '.join(FRAMEWORKS)}"))
+            wrong.append(
+                Violation("model.json.framework", f"{framework!r} is none of {', '.join(FRAMEWORKS)}")
+            )
         inputs = _specs(document.get("inputs"), "inputs", wrong)
         outputs = _specs(document.get("outputs"), "outputs", wrong)
         if wrong:
@@ -58,7 +60,11 @@ class ModelCard:
             str(framework),
             _with_companions(inputs),
             outputs,
-            {key: float(value) for key, value in _mapping(document.get("metrics")).items() if _is_number(value)},
+            {
+                key: float(value)
+                for key, value in _mapping(document.get("metrics")).items()
+                if _is_number(value)
+            },
             {key: str(value) for key, value in _mapping(document.get("versions")).items()},
         )
 

@@ -34,11 +34,17 @@ DATATYPES: Mapping[str, Datatype] = {
     item.name: item
     for item in (
         _datatype("BOOL", "bool", "?"),
-        _datatype("UINT8", "uint", "u1"), _datatype("UINT16", "uint", "<u2"),
-        _datatype("UINT32", "uint", "<u4"), _datatype("UINT64", "uint", "<u8"),
-        _datatype("INT8", "int", "i1"), _datatype("INT16", "int", "<i2"),
-        _datatype("INT32", "int", "<i4"), _datatype("INT64", "int", "<i8"),
-        _datatype("FP16", "float", "<f2"), _datatype("FP32", "float", "<f4"), _datatype("FP64", "float", "<f8"),
+        _datatype("UINT8", "uint", "u1"),
+        _datatype("UINT16", "uint", "<u2"),
+        _datatype("UINT32", "uint", "<u4"),
+        _datatype("UINT64", "uint", "<u8"),
+        _datatype("INT8", "int", "i1"),
+        _datatype("INT16", "int", "<i2"),
+        _datatype("INT32", "int", "<i4"),
+        _datatype("INT64", "int", "<i8"),
+        _datatype("FP16", "float", "<f2"),
+        _datatype("FP32", "float", "<f4"),
+        _datatype("FP64", "float", "<f8"),
         _datatype("BYTES", "bytes", "O"),
     )
 }
@@ -61,7 +67,7 @@ def datatype(name: str, *, path: str) -> Datatype:
 
 
 def from_dtype(name: str) -> Datatype | None:
-    """The datatype that a framework's dtype name (`int64`, `float32`, `string`) or a protocol's name means."""
+    """The datatype that a framework's dtype (`int64`, `float32`, `string`) or a protocol's name means."""
     return DATATYPES.get(name) or _BY_NUMPY_NAME.get(name) or _BY_OTHER_NAME.get(name)
 
 

@@ -44,7 +44,7 @@ class InferResponse:
 
 
 def check_inputs(card: ModelCard, inputs: Sequence[Tensor]) -> int:
-    """The batch size, when the inputs are those of the model; InvalidArgument names every input that is not."""
+    """The batch size, when the inputs are the model's; InvalidArgument names every one that is not."""
     wrong: list[Violation] = []
     given: dict[str, Tensor] = {}
     for tensor in inputs:
@@ -53,10 +53,14 @@ def check_inputs(card: ModelCard, inputs: Sequence[Tensor]) -> int:
         given[tensor.name] = tensor
     expected = {spec.name: spec for spec in card.inputs}
     for name in given.keys() - expected.keys():
-        wrong.append(Violation(f"inputs.{name}", f"the model has no such input; it has {', '.join(expected)}"))
+        wrong.append(
+            Violation(f"inputs.{name}", f"the model has no such input; it has {', '.join(expected)}")
+        )
     for name, spec in expected.items():
         if name not in given:
-            wrong.append(Violation(f"inputs.{name}", f"is missing; {spec.datatype.name} {list(spec.shape)} expected"))
+            wrong.append(
+                Violation(f"inputs.{name}", f"is missing; {spec.datatype.name} {list(spec.shape)} expected")
+            )
         else:
             reason = misfit(spec, given[name])
             if reason:
@@ -70,7 +74,9 @@ def check_inputs(card: ModelCard, inputs: Sequence[Tensor]) -> int:
             if size != sizes[first]
         )
     if wrong:
-        raise InvalidArgument("the inputs do not fit the model", reason="INPUT_MISMATCH", violations=sort(wrong))
+        raise InvalidArgument(
+            "the inputs do not fit the model", reason="INPUT_MISMATCH", violations=sort(wrong)
+        )
     return next(iter(sizes.values()), 1)
 
 

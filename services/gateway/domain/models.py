@@ -74,7 +74,9 @@ class Registration:
     load: bool = False
 
 
-def register(existing: Sequence[ModelVersion], wanted: Registration, *, now: float) -> tuple[ModelVersion, bool]:
+def register(
+    existing: Sequence[ModelVersion], wanted: Registration, *, now: float
+) -> tuple[ModelVersion, bool]:
     """The record for a registration, and whether it is new.
 
     Asking twice is asking once: by request id, or by an equal version, the record that is there is answered.
@@ -87,7 +89,7 @@ def register(existing: Sequence[ModelVersion], wanted: Registration, *, now: flo
             if (record.uri, record.framework, record.job_id) == (wanted.uri, wanted.framework, wanted.job_id):
                 return record, False
             raise AlreadyExists(
-                f"model {wanted.name!r} version {wanted.version} is registered with other content ({record.uri})",
+                f"model {wanted.name!r} version {wanted.version} is registered with other content",
                 reason="VERSION_TAKEN",
             )
     newest = max((record.number for record in existing), default=0)
@@ -124,7 +126,9 @@ def check(wanted: Registration) -> None:
 def is_name(text: str) -> bool:
     """True for a lower-case DNS label, which is also a file name and a subject token."""
     alphabet = set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    return 0 < len(text) <= 63 and set(text) <= alphabet and not text.startswith("-") and not text.endswith("-")
+    return (
+        0 < len(text) <= 63 and set(text) <= alphabet and not text.startswith("-") and not text.endswith("-")
+    )
 
 
 def is_version(text: str) -> bool:

@@ -123,7 +123,7 @@ class RateCounter:
         current = int(now // self.step_s)
         if self.window < 0:
             self.window = current
-        if current - self.window > 360:        # asleep for long: what is older than the memory is dropped
+        if current - self.window > 360:  # asleep for long: what is older than the memory is dropped
             self._close(self.window)
             self.window, self.count = current - 360, 0
         while self.window < current:

@@ -51,7 +51,9 @@ def checked_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
         _refuse(name, f"has {len(shape)} dimensions, more than {MAX_RANK}")
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_DIMENSION:
-            _refuse(name, f"shape {list(shape)} has a size that is not a whole number from 0 to {MAX_DIMENSION}")
+            _refuse(
+                name, f"shape {list(shape)} has a size that is not a whole number from 0 to {MAX_DIMENSION}"
+            )
     return tuple(shape)
 
 
@@ -63,7 +65,10 @@ def from_raw(name: str, datatype_name: str, shape: Sequence[Any], raw: bytes | m
     if kind.kind == "bytes":
         return Tensor(name, kind, _objects(_split_elements(name, memoryview(raw), count), sizes))
     if len(raw) != count * kind.item_bytes:
-        _refuse(name, f"has {len(raw)} bytes, but shape {list(sizes)} of {kind.name} needs {count * kind.item_bytes}")
+        _refuse(
+            name,
+            f"has {len(raw)} bytes, but shape {list(sizes)} of {kind.name} needs {count * kind.item_bytes}",
+        )
     array = np.frombuffer(raw, dtype=kind.numpy)
     if kind.kind == "bool" and count and int(array.view(np.uint8).max()) > 1:
         _refuse(name, "a BOOL is a byte of 0 or 1")
@@ -196,5 +201,7 @@ def _path(name: str, root: str = "inputs") -> str:
 
 def _refuse(name: str, why: str, *, root: str = "inputs") -> NoReturn:
     raise InvalidArgument(
-        f"{root.removesuffix('s')} {name!r}: {why}", reason="BAD_TENSOR", violations=[Violation(_path(name, root), why)]
+        f"{root.removesuffix('s')} {name!r}: {why}",
+        reason="BAD_TENSOR",
+        violations=[Violation(_path(name, root), why)],
     )

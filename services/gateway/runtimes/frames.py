@@ -2,7 +2,8 @@
 
     uint32 header size | uint64 body size | header (JSON, UTF-8) | body
 
-The header's `tensors` say name, datatype, shape and size of each tensor, in the order in which their bytes follow.
+The header's `tensors` say name, datatype, shape and size of each tensor, in the order in which their bytes
+follow.
 """
 
 import json
@@ -27,7 +28,12 @@ def encode(header: Header, tensors: Sequence[Tensor] = ()) -> list[bytes]:
     """The frame as buffers to be written one after another."""
     bodies = [to_raw(tensor) for tensor in tensors]
     described = [
-        {"name": item.name, "datatype": item.datatype.name, "shape": list(item.shape), "size_bytes": len(body)}
+        {
+            "name": item.name,
+            "datatype": item.datatype.name,
+            "shape": list(item.shape),
+            "size_bytes": len(body),
+        }
         for item, body in zip(tensors, bodies, strict=True)
     ]
     head = json.dumps({**header, "tensors": described}, separators=(",", ":")).encode()

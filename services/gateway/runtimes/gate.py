@@ -22,13 +22,14 @@ class Gate:
         return sum(not future.done() for _, _, future in self._waiting)
 
     async def enter(self, *, priority: int, timeout_s: float) -> None:
-        """Take a slot. ResourceExhausted when the queue is full; DeadlineExceeded when none came free in time."""
+        """Take a slot. ResourceExhausted: the queue is full. DeadlineExceeded: none came free in time."""
         if self._free and not self.queued:
             self._free -= 1
             return
         if self.queued >= self._limit:
             raise ResourceExhausted(
-                f"{self._limit} requests wait for this model's runtime already; try again later", reason="QUEUE_FULL"
+                f"{self._limit} requests wait for this model's runtime already; try again later",
+                reason="QUEUE_FULL",
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._order), turn))
@@ -37,7 +38,9 @@ class Gate:
                 await turn
         except TimeoutError:
             self._give_back(turn)
-            raise DeadlineExceeded("the deadline was over before the model was free", reason="DEADLINE_IN_QUEUE") from None
+            raise DeadlineExceeded(
+                "the deadline was over before the model was free", reason="DEADLINE_IN_QUEUE"
+            ) from None
         except asyncio.CancelledError:
             self._give_back(turn)
             raise

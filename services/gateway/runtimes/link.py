@@ -1,4 +1,4 @@
-"""One run of a model server's process, from its start to its end: calls are sent, answers are matched to them."""
+"""One run of a model server's process: calls are sent, answers are matched to them."""
 
 import asyncio
 import contextlib
@@ -78,7 +78,7 @@ class Link:
         timeout_s: float,
         answered: Callable[[], None] | None = None,
     ) -> Reply:
-        """Ask and wait. `answered` is called when the process is done with it, even after the caller gave up."""
+        """Ask and wait. `answered` is called when the process is done with it, even if nobody waits."""
         if self.ended.is_set():
             if answered:
                 answered()
@@ -93,7 +93,7 @@ class Link:
         self._writer.writelines(frames.encode({**header, "call": call}, tensors))
         try:
             async with asyncio.timeout(timeout_s):
-                with contextlib.suppress(ConnectionError):      # the reader sees the end, and fails the future
+                with contextlib.suppress(ConnectionError):  # the reader sees the end, and fails the future
                     await self._writer.drain()
                 return await asyncio.shield(future)
         except TimeoutError:
@@ -151,7 +151,9 @@ class Link:
         future.set_exception(kind(str(header["error"]), reason=str(header["reason"]), violations=violations))
 
     def _gone(self) -> Unavailable:
-        return Unavailable(f"the model server ended ({self.exit}); it is started again", reason="RUNTIME_CRASHED")
+        return Unavailable(
+            f"the model server ended ({self.exit}); it is started again", reason="RUNTIME_CRASHED"
+        )
 
 
 def _observe(future: "asyncio.Future[Reply]") -> None:

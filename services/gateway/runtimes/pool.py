@@ -29,7 +29,12 @@ class Runtimes:
     name = "model runtimes"
 
     def __init__(
-        self, *, environment: Mapping[str, str], limits: Limits, log: Callable[[str], None], lost: Lost | None = None
+        self,
+        *,
+        environment: Mapping[str, str],
+        limits: Limits,
+        log: Callable[[str], None],
+        lost: Lost | None = None,
     ) -> None:
         self._environment = environment
         self._limits = limits
@@ -94,7 +99,9 @@ class Runtimes:
     def status(self) -> list[RuntimeStatus]:
         """All model servers."""
         return [
-            RuntimeStatus(item.framework, item.version, item.pid, item.restarts, item.queued, tuple(item.models))
+            RuntimeStatus(
+                item.framework, item.version, item.pid, item.restarts, item.queued, tuple(item.models)
+            )
             for item in self._servers.values()
         ]
 

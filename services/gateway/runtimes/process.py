@@ -40,7 +40,13 @@ class ModelServer:
     """Keeps a process running, and its models loaded in it."""
 
     def __init__(
-        self, framework: str, *, environment: Mapping[str, str], limits: Limits, lost: Lost, log: Callable[[str], None]
+        self,
+        framework: str,
+        *,
+        environment: Mapping[str, str],
+        limits: Limits,
+        lost: Lost,
+        log: Callable[[str], None],
     ) -> None:
         self.framework = framework
         self.version = ""
@@ -82,14 +88,14 @@ class ModelServer:
         try:
             await link.call(_load(key, folder), timeout_s=timeout_s)
         except DeadlineExceeded:
-            link.kill()                    # its loading thread is stuck; the others come back in seconds
+            link.kill()  # its loading thread is stuck; the others come back in seconds
             raise
         self._folders[key] = folder
 
     async def unload(self, key: str) -> None:
         """Forget the model."""
         if self._folders.pop(key, None) is not None and self._link is not None and self._up.is_set():
-            with contextlib.suppress(MeshError):        # a dead process has forgotten it already
+            with contextlib.suppress(MeshError):  # a dead process has forgotten it already
                 await self._link.call({"op": "unload", "model": key}, timeout_s=10.0)
 
     async def infer(
@@ -101,13 +107,17 @@ class ModelServer:
         link = self._link
         if link is None or not self._up.is_set():
             self._gate.leave()
-            raise Unavailable(f"the {self.framework} model server is down: {self._reason}", reason="RUNTIME_DOWN")
+            raise Unavailable(
+                f"the {self.framework} model server is down: {self._reason}", reason="RUNTIME_DOWN"
+            )
         waited_s = time.monotonic() - arrived
         left_s = max(0.001, timeout_s - waited_s)
         header = {"op": "infer", "model": key, "outputs": list(outputs), "budget_ns": int(left_s * 1e9)}
         reply, tensors = await link.call(header, inputs, timeout_s=left_s, answered=self._gate.leave)
         queue_ns = int(waited_s * 1e9) + int(reply["queue_ns"])
-        return tensors, Times(queue_ns, int(reply["input_ns"]), int(reply["compute_ns"]), int(reply["output_ns"]))
+        return tensors, Times(
+            queue_ns, int(reply["input_ns"]), int(reply["compute_ns"]), int(reply["output_ns"])
+        )
 
     async def stop(self) -> None:
         """End the process; calls in flight fail."""
@@ -146,7 +156,9 @@ class ModelServer:
             failures = 1 if loop.time() - began > STABLE_S else failures + 1
             self.restarts += 1
             delay_s = self._limits.backoff_s[min(failures, len(self._limits.backoff_s)) - 1]
-            self._log(f"the {self.framework} model server ended: {self._reason}; starting again in {delay_s} s")
+            self._log(
+                f"the {self.framework} model server ended: {self._reason}; starting again in {delay_s} s"
+            )
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> None:

@@ -1,7 +1,7 @@
 """The model server's program: `python -m services.gateway.runtimes.server --framework torch --fd 3`.
 
-Reads frames from the socket it inherited and answers each. One thread runs models, another loads them, so that
-requests go on while the next version is read. Ends when the gateway's side of the socket is closed.
+Reads frames from the socket it inherited and answers each. One thread runs models, another loads them, so
+that requests go on while the next version is read. Ends when the gateway's side of the socket is closed.
 """
 
 import argparse
@@ -92,12 +92,13 @@ class Server:
         except MeshError as error:
             self._connection.write(
                 {
-                    "call": call, "error": error.message, "reason": error.reason, "kind": type(error).__name__,
+                    "call": call, "error": error.message, "reason": error.reason,
+                    "kind": type(error).__name__,
                     "violations": [[item.path, item.reason] for item in error.violations],
                 }
             )  # fmt: skip
             return
-        except Exception as error:  # noqa: BLE001 - a model may raise anything; the caller must hear of it
+        except Exception as error:
             self._connection.write(
                 {"call": call, "error": f"{type(error).__name__}: {error}"[:2000], "reason": "MODEL_ERROR"}
             )
@@ -121,7 +122,9 @@ class Server:
     def _infer(self, header: frames.Header, tensors: list[Tensor], arrived: int) -> "Answer":
         started = time.monotonic_ns()
         if started > arrived + int(header["budget_ns"]):
-            raise DeadlineExceeded("the deadline was over before the model could run", reason="DEADLINE_IN_QUEUE")
+            raise DeadlineExceeded(
+                "the deadline was over before the model could run", reason="DEADLINE_IN_QUEUE"
+            )
         found = self._programs.get(str(header["model"]))
         if found is None:
             raise Unavailable(f"model {header['model']!r} is not loaded", reason="NOT_LOADED")
@@ -180,18 +183,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--framework", required=True)
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)      # Ctrl-C is the gateway's to handle; it closes the socket
-    warnings.simplefilter("ignore")                   # frameworks warn of their own future
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the gateway's to handle; it closes the socket
+    warnings.simplefilter("ignore")  # frameworks warn of their own future
     connection = Connection(socket.socket(fileno=options.fd))
     try:
         chosen = framework(options.framework)
         version = chosen.prepare()
     except ImportError as error:
-        connection.write({"call": 0, "error": f"{options.framework} is not installed: {error}", "reason": "NO_FRAMEWORK"})
+        connection.write(
+            {"call": 0, "error": f"{options.framework} is not installed: {error}", "reason": "NO_FRAMEWORK"}
+        )
         return 78
     connection.write({"call": 0, "framework_version": version})
     Server(chosen, connection).serve()
-    os._exit(0)                                       # a model may be running; nothing of it is wanted any more
+    os._exit(0)  # a model may be running; nothing of it is wanted any more
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ class TensorFlowFramework:
         """The signature `serving_default` of the SavedModel in `saved_model/`."""
         path = folder / FOLDER
         if not (path / "saved_model.pb").is_file():
-            raise InvalidArgument(f"the model folder has no {FOLDER}/saved_model.pb", reason="BAD_MODEL_FOLDER")
+            raise InvalidArgument(
+                f"the model folder has no {FOLDER}/saved_model.pb", reason="BAD_MODEL_FOLDER"
+            )
         model = tf.saved_model.load(str(path))
         if SIGNATURE not in model.signatures:
             raise InvalidArgument(f"the SavedModel has no signature {SIGNATURE!r}", reason="BAD_MODEL_FOLDER")
@@ -38,17 +40,20 @@ class TensorFlowProgram:
     """A signature, called with keywords."""
 
     def __init__(self, model: Any, card: ModelCard) -> None:
-        self._model = model                      # its variables live as long as it does
+        self._model = model  # its variables live as long as it does
         self._signature = model.signatures[SIGNATURE]
         specs = self._signature.structured_input_signature[1]
         self._keyword = _keywords(list(specs), [spec.name for spec in card.inputs])
         self._dtypes = {name: specs[keyword].dtype for name, keyword in self._keyword.items()}
-        self._outputs = _output_keys(list(self._signature.structured_outputs), [spec.name for spec in card.outputs])
+        self._outputs = _output_keys(
+            list(self._signature.structured_outputs), [spec.name for spec in card.outputs]
+        )
 
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs by name."""
         arguments = {
-            self._keyword[name]: tf.constant(array, dtype=self._dtypes[name]) for name, array in inputs.items()
+            self._keyword[name]: tf.constant(array, dtype=self._dtypes[name])
+            for name, array in inputs.items()
         }
         result = self._signature(**arguments)
         return {name: np.asarray(result[key].numpy()) for name, key in self._outputs.items()}
@@ -59,7 +64,7 @@ def _keywords(taken: list[str], listed: list[str]) -> dict[str, str]:
     found = {name: next((key for key in (name, _identifier(name)) if key in taken), "") for name in listed}
     if "" in found.values() or len(set(found.values())) != len(taken):
         raise InvalidArgument(
-            f"the signature takes {', '.join(sorted(taken))}, but model.json lists {', '.join(sorted(listed))}",
+            f"the signature takes {', '.join(sorted(taken))}; model.json lists {', '.join(sorted(listed))}",
             reason="BAD_MODEL_FOLDER",
         )
     return found

@@ -72,7 +72,7 @@ def _caller(exported: Any, card: ModelCard) -> Callable[[Any, dict[str, Any]], A
     if positional and not keywords:
         if len(positional) != len(names):
             raise InvalidArgument(
-                f"the program takes {len(positional)} inputs, but model.json lists {len(names)}: {', '.join(names)}",
+                f"the program takes {len(positional)} inputs; model.json lists {len(names)}: {names}",
                 reason="BAD_MODEL_FOLDER",
             )
         return lambda module, tensors: module(*(tensors[name] for name in names))
@@ -84,7 +84,7 @@ def _caller(exported: Any, card: ModelCard) -> Callable[[Any, dict[str, Any]], A
 def _same(wanted: list[str], listed: list[str]) -> None:
     if set(wanted) != set(listed):
         raise InvalidArgument(
-            f"the program takes {', '.join(sorted(wanted))}, but model.json lists {', '.join(sorted(listed))}",
+            f"the program takes {', '.join(sorted(wanted))}; model.json lists {', '.join(sorted(listed))}",
             reason="BAD_MODEL_FOLDER",
         )
 
@@ -99,7 +99,8 @@ def _named(result: Any, names: list[str]) -> dict[str, Any]:
     values = result if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(names):
         raise InvalidArgument(
-            f"the program gives {len(values)} outputs, but model.json lists {len(names)}", reason="BAD_MODEL_FOLDER"
+            f"the program gives {len(values)} outputs, but model.json lists {len(names)}",
+            reason="BAD_MODEL_FOLDER",
         )
     return dict(zip(names, values, strict=True))
 

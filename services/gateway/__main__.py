@@ -1,0 +1,101 @@
+"""Composition root of gateway: the only place where its parts are chosen and joined."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from recmesh.runtime import lifecycle, telemetry
+from recmesh.runtime.bus import Bus
+from recmesh.runtime.clock import system_clock
+from recmesh.runtime.lifecycle import Component, Loop
+from services.gateway.app.inference import Inference
+from services.gateway.app.models import Models
+from services.gateway.app.observation import Observation
+from services.gateway.app.serving import Serving, ServingLimits
+from services.gateway.config import PEERS, PREFIX, Config, child_environment
+from services.gateway.domain.access import is_loopback
+from services.gateway.events.facts import Facts
+from services.gateway.events.history import JobHistory
+from services.gateway.ops import page
+from services.gateway.ops.view import View
+from services.gateway.peers.data import DataPeer, PlanningPeer
+from services.gateway.peers.jobs import JobsPeer
+from services.gateway.peers.mesh import Mesh
+from services.gateway.rest import api
+from services.gateway.rest.guard import BodyLimits
+from services.gateway.rest.server import HttpServer
+from services.gateway.rpc import server as rpc
+from services.gateway.runtimes.pool import Runtimes
+from services.gateway.runtimes.process import Limits
+from services.gateway.store.code import CodeStore
+from services.gateway.store.folders import ModelFolders
+from services.gateway.store.registry import BUCKET, Registry
+
+DESCRIPTION = "The public API: jobs, models, inference"
+
+_log = telemetry.get_logger(__name__)
+
+
+async def build(env: Mapping[str, str]) -> Sequence[Component]:
+    """Gateway's components, in start order."""
+    config = Config.from_env(env, PREFIX)
+    release = _version()
+    bus = Bus(config.nats_url, "gateway", token=_secret(config.nats_token))
+    facts = Facts(bus)
+    limits = ServingLimits(config.infer_timeout_s, config.max_infer_timeout_s, config.load_timeout_s)
+    observation = Observation(clock=system_clock, rate_step_s=config.rate_step_s, tell_rate=facts.rate)
+    runtimes = Runtimes(
+        environment=child_environment(env), limits=Limits(queue=config.infer_queue), log=_log.warning
+    )
+    serving = Serving(runtimes, observation, clock=system_clock, limits=limits)
+    models = Models(
+        Registry(bus.kv(BUCKET)), ModelFolders(config.storage_root), runtimes, serving, observation,
+        tell=facts.model, clock=system_clock, limits=limits,
+    )  # fmt: skip
+    inference = Inference(models, observation, version=release)
+    mesh = Mesh({name: getattr(config, name) for name in PEERS}, token=config.token, tls=config.tls)
+    closing = asyncio.Event()
+    view = View(models, observation, runtimes, mesh, dashboards=config.dashboards)
+    parts = api.Parts(
+        models, inference, _code(config), JobsPeer(mesh), DataPeer(mesh), PlanningPeer(mesh), mesh,
+        JobHistory(bus), config.dashboards, release,
+    )  # fmt: skip
+    app = api.create(
+        parts, ops=page.router(view), api_key=config.access_key,
+        loopback=is_loopback(config.http_address), closing=closing,
+        limits=BodyLimits(config.max_body_bytes, config.max_infer_bytes, config.max_code_bytes),
+    )  # fmt: skip
+    return [
+        bus, mesh, runtimes, models,
+        Loop("rates", observation.tell),
+        Loop("ops view", view.refresh),
+        bus.service("gateway", release, DESCRIPTION, view.summary),
+        rpc.server(
+            config.rpc_address, models, inference,
+            token=config.token, api_key=config.access_key, tls=config.tls,
+        ),
+        HttpServer("http", config.http_address, app, closing=closing),
+    ]  # fmt: skip
+
+
+def _code(config: Config) -> CodeStore:
+    return CodeStore(
+        config.storage_root, max_bytes=config.max_code_bytes,
+        max_unpacked_bytes=config.max_code_unpacked_bytes, max_members=config.max_code_members,
+    )  # fmt: skip
+
+
+def _secret(value: object) -> str | None:
+    reveal = getattr(value, "get_secret_value", None)
+    return str(reveal()) if reveal is not None else None
+
+
+def _version() -> str:
+    try:
+        return version("recmesh")
+    except PackageNotFoundError:
+        return "0"
+
+
+if __name__ == "__main__":
+    lifecycle.main("gateway", build)

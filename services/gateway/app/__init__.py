@@ -1,0 +1,1 @@
+"""Use cases of gateway: load, decide, save, tell."""

@@ -1,0 +1,89 @@
+"""The Open Inference Protocol's questions about server and models, the same for REST and gRPC."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from services.gateway.app.models import Models
+from services.gateway.app.observation import Observation
+from services.gateway.domain import inference
+from services.gateway.domain.card import ModelCard
+from services.gateway.domain.models import ModelVersion, State
+from services.gateway.domain.statistics import ModelStatistics
+
+EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics", "schedule_policy")
+STATES: Mapping[State, str] = {
+    State.REGISTERED: "UNAVAILABLE", State.LOADING: "LOADING", State.READY: "READY",
+    State.FAILED: "UNAVAILABLE",
+    State.UNLOADED: "UNAVAILABLE",
+}  # fmt: skip
+"""Ours in the repository extension's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """Who answers."""
+
+    name: str
+    version: str
+    extensions: Sequence[str] = EXTENSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A model version in the repository index."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Inference:
+    """Reads what `Models` and `Observation` know."""
+
+    def __init__(self, models: Models, observation: Observation, *, version: str) -> None:
+        self._models = models
+        self._observation = observation
+        self._version = version
+
+    @property
+    def ready(self) -> bool:
+        """True once what served before a restart serves again, or has failed."""
+        return self._models.restored.is_set()
+
+    def server(self) -> ServerDescription:
+        """Who answers."""
+        return ServerDescription("recmesh", self._version)
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """True when a request would be run now; NotFound for an unknown model."""
+        if self._models.serving.is_ready(name, version):
+            return True
+        await self._models.get(name, version)
+        return False
+
+    async def metadata(self, name: str, version: str = "") -> tuple[ModelVersion, ModelCard, list[str]]:
+        """A model, what it takes and gives, and its versions."""
+        record, card = await self._models.card(name, version)
+        versions = [version] if version else [item.version for item in await self._models.versions(name)]
+        return record, card, versions
+
+    async def statistics(self, name: str = "", version: str = "") -> dict[tuple[str, str], ModelStatistics]:
+        """Of one version, one model, or all; models without requests have zeros."""
+        records = await self._models.versions(name)
+        chosen = [item for item in records if version in ("", item.version)]
+        if name and not chosen:
+            raise inference.unknown_model(name, version if records else "")
+        counted = self._observation.statistics
+        return {
+            (item.name, item.version): counted.get((item.name, item.version), ModelStatistics())
+            for item in chosen
+        }
+
+    async def index(self, *, only_ready: bool = False) -> list[IndexEntry]:
+        """All versions with their states."""
+        entries = [
+            IndexEntry(item.name, item.version, STATES[item.state], item.reason or str(item.state))
+            for item in await self._models.versions()
+        ]
+        return [item for item in entries if item.state == "READY" or not only_ready]

@@ -1,0 +1,274 @@
+"""The model registry's use cases: register, load, unload, and bring back what served before a restart."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
+
+from recmesh.runtime import telemetry
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import Aborted, AlreadyExists, FailedPrecondition, MeshError, Unavailable
+from services.gateway.app.observation import Observation
+from services.gateway.app.ports import Fact, Runtimes, TellModel
+from services.gateway.app.serving import Served, Serving, ServingLimits
+from services.gateway.domain import inference
+from services.gateway.domain import models as rules
+from services.gateway.domain.card import ModelCard
+from services.gateway.domain.inference import InferRequest, InferResponse
+from services.gateway.domain.models import ModelVersion, Registration, State
+from services.gateway.store.folders import ModelFolders
+from services.gateway.store.registry import Registry
+
+ATTEMPTS = 16
+
+_log = telemetry.get_logger(__name__)
+
+
+class Models:
+    """Gateway's models, with their wires given."""
+
+    name = "models"
+
+    def __init__(
+        self,
+        registry: Registry,
+        folders: ModelFolders,
+        runtimes: Runtimes,
+        serving: Serving,
+        observation: Observation,
+        *,
+        tell: TellModel,
+        clock: Clock,
+        limits: ServingLimits,
+    ) -> None:
+        self._registry = registry
+        self._folders = folders
+        self._runtimes = runtimes
+        self.serving = serving
+        self._observation = observation
+        self._tell = tell
+        self._clock = clock
+        self._limits = limits
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.restored = asyncio.Event()
+        """Set once the models of before the start serve again, or have failed."""
+        runtimes.lost = self._lost
+
+    async def start(self) -> None:
+        """Begin to bring back what served; requests for other things need not wait for it."""
+        self._background(self._restore(await self._registry.all()), "restore models")
+
+    async def stop(self) -> None:
+        """End loads that are under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def register(self, wanted: Registration) -> ModelVersion:
+        """Record a new version, or answer with the equal one that is there; it is loaded after the answer."""
+        rules.check(wanted)
+        folder = await asyncio.to_thread(self._folders.resolve, wanted.uri)
+        await asyncio.to_thread(self._checked_card, folder, wanted.framework)
+        record, created = await self._create(wanted)
+        if created:
+            await self._say("registered", record)
+            if wanted.load:
+                self._background(self._load(record), f"load {record.key}")
+        return record
+
+    async def versions(self, name: str = "") -> list[ModelVersion]:
+        """All versions of a model, or of all."""
+        records = await (self._registry.versions(name) if name else self._registry.all())
+        return [self._seen(item) for item in records]
+
+    async def get(self, name: str, version: str = "") -> ModelVersion:
+        """A version; with none named the one that serves, else the newest."""
+        if version:
+            return self._seen(await self._registry.get(name, version))
+        records = await self.versions(name)
+        served = self.serving.current(name)
+        chosen = next((item for item in records if served and item.version == served.record.version), None)
+        chosen = chosen or rules.newest(records)
+        if chosen is None:
+            raise inference.unknown_model(name)
+        return chosen
+
+    async def load(self, name: str, version: str = "") -> ModelVersion:
+        """Make a version (the newest) the one that serves; returns when it does, raises why it cannot."""
+        records = await self._registry.versions(name)
+        wanted = (
+            next((item for item in records if item.version == version), None)
+            if version
+            else rules.newest(records)
+        )
+        if wanted is None:
+            raise inference.unknown_model(name, version)
+        record = await self._mark(wanted, State.LOADING)
+        return await self._load(record, raises=True)
+
+    async def unload(self, name: str, version: str = "") -> list[ModelVersion]:
+        """Serve a model (or only if it is this version) no more. What is in flight is answered."""
+        async with self._lock(name):
+            records = await self._registry.versions(name)
+            chosen = [item for item in records if version in ("", item.version)]
+            if not chosen:
+                raise inference.unknown_model(name, version)
+            served = self.serving.find(name, version)
+            if served is not None:
+                self.serving.take_out(name)
+                self._observation.forget(name)
+            active = [item for item in chosen if item.state in (State.READY, State.LOADING)]
+            changed = [
+                await self._mark(item, State.UNLOADED, reason="unloaded on request") for item in active
+            ]
+            for record in changed:
+                await self._say("unloaded", record)
+            if served is not None:
+                await self.serving.retire(served)
+            return changed
+
+    async def unregister(self, name: str, version: str = "") -> None:
+        """Unload and forget a version, or all; the files stay."""
+        await self.unload(name, version)
+        for record in await self._registry.versions(name):
+            if version in ("", record.version):
+                await self._registry.delete(name, record.version)
+
+    async def card(self, name: str, version: str = "") -> tuple[ModelVersion, ModelCard]:
+        """A version and what it says of itself."""
+        served = self.serving.find(name, version)
+        if served is not None:
+            return served.record, served.card
+        record = await self.get(name, version)
+        folder = await asyncio.to_thread(self._folders.resolve, record.uri)
+        return record, await asyncio.to_thread(self._folders.card, folder)
+
+    async def infer(self, request: InferRequest, *, budget_s: float | None = None) -> InferResponse:
+        """Run a model that serves, within `budget_s`; else the error says what is known of it."""
+        served = self.serving.find(request.model, request.version)
+        if served is None:
+            raise await self._not_serving(request.model, request.version)
+        return await self.serving.infer(served, request, budget_s=budget_s)
+
+    async def _not_serving(self, name: str, version: str) -> MeshError:
+        records = await self.versions(name)
+        matching = [item for item in records if version in ("", item.version)]
+        newest = rules.newest(matching)
+        if newest is None:
+            return inference.unknown_model(name, version if records else "")
+        if newest.state is State.LOADING:
+            return Unavailable(f"model {newest.key} is being loaded", reason="MODEL_LOADING")
+        why = f": {newest.reason}" if newest.reason else ""
+        return FailedPrecondition(
+            f"model {newest.key} is {newest.state}, not serving{why}", reason="MODEL_NOT_READY"
+        )
+
+    async def _create(self, wanted: Registration) -> tuple[ModelVersion, bool]:
+        for _ in range(ATTEMPTS):
+            existing = await self._registry.versions(wanted.name)
+            record, is_new = rules.register(existing, wanted, now=self._clock.now())
+            if not is_new:
+                return record, False
+            try:
+                await self._registry.create(record)
+            except AlreadyExists:  # another took the number; look again
+                continue
+            return record, True
+        raise Unavailable(f"model {wanted.name!r} is registered by others all the time", reason="CONTENTION")
+
+    async def _load(self, record: ModelVersion, *, raises: bool = False) -> ModelVersion:
+        """Check, load, warm up, swap. The one that serves stays until then, for good when this one fails."""
+        async with self._lock(record.name):
+            current = await self._registry.get(record.name, record.version)
+            if current.state not in (State.LOADING, State.READY):
+                raise Aborted(f"model {record.key} was {current.state} meanwhile", reason="NOT_WANTED")
+            try:
+                folder = await asyncio.to_thread(self._folders.resolve, record.uri)
+                card = await asyncio.to_thread(self._checked_card, folder, record.framework)
+                await self._runtimes.load(
+                    record.framework, record.key, folder, timeout_s=self._limits.load_timeout_s
+                )
+            except MeshError as error:
+                failed = await self._mark(record, State.FAILED, reason=str(error))
+                await self._say("failed", failed)
+                _log.error("model %s cannot be loaded: %s", record.key, error)
+                if raises:
+                    raise
+                return failed
+            return await self._swap(record, card)
+
+    async def _swap(self, record: ModelVersion, card: ModelCard) -> ModelVersion:
+        ready = await self._mark(record, State.READY)
+        replaced = self.serving.swap_in(ready, card)
+        self._observation.watch(record.name)
+        await self._say("ready", ready)
+        if replaced is not None and replaced.record.version != record.version:
+            reason = f"replaced by version {record.version}"
+            gone = await self._mark(replaced.record, State.UNLOADED, reason=reason)
+            await self._say("unloaded", gone)
+            self._background(self.serving.retire(replaced), f"retire {replaced.record.key}")
+        return ready
+
+    async def _restore(self, records: list[ModelVersion]) -> None:
+        chosen = rules.to_load_at_start(records)
+        try:
+            for record in chosen:
+                await self._load(record)
+            for record in records:
+                if record not in chosen and record.state in (State.LOADING, State.READY):
+                    await self._mark(record, State.UNLOADED, reason="a newer version was loaded instead")
+        finally:
+            self.restored.set()
+
+    def _seen(self, record: ModelVersion) -> ModelVersion:
+        """As callers see it: after a restart, what was ready is not ready before it is loaded again."""
+        if record.state is State.READY and not self.restored.is_set() and not self.serving.find(record.name):
+            return replace(record, state=State.LOADING, reason="loaded again after a restart")
+        return record
+
+    def _checked_card(self, folder: Any, framework: str) -> ModelCard:
+        card = self._folders.card(folder)
+        if card.framework != framework:
+            raise FailedPrecondition(
+                f"registered as {framework}, but model.json says {card.framework}",
+                reason="FRAMEWORK_MISMATCH",
+            )
+        return card
+
+    def _lost(self, key: str, reason: str) -> None:
+        """A runtime could not bring a model back after a crash."""
+        name, _, version = key.partition("/")
+        served = self.serving.find(name, version)
+        if served is not None:
+            self.serving.take_out(name)
+            self._background(self._fail(served, reason), f"fail {key}")
+
+    async def _fail(self, served: Served, reason: str) -> None:
+        await self._say("failed", await self._mark(served.record, State.FAILED, reason=reason))
+
+    async def _mark(self, record: ModelVersion, state: State, *, reason: str = "") -> ModelVersion:
+        return await self._registry.change(
+            record.name, record.version, lambda item: rules.moved(item, state, reason=reason)
+        )
+
+    async def _say(self, fact: Fact, record: ModelVersion) -> None:
+        """Facts follow what is stored; a bus that is away must not undo it."""
+        try:
+            await self._tell(fact, record)
+        except MeshError as error:
+            _log.warning("model.%s of %s cannot be told: %s", fact, record.key, error)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def _background(self, work: Awaitable[Any], what: str) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception:
+                _log.exception("%s failed", what)
+
+        task = asyncio.create_task(guarded(), name=what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,80 @@
+"""What happened to requests: totals, rates, percentiles, the last ones. In memory, since the start."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from recmesh.runtime import telemetry
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import MeshError
+from services.gateway.app.ports import TellRate
+from services.gateway.domain.statistics import ModelStatistics, Outcome, RateCounter
+
+RECENT = 200
+
+_log = telemetry.get_logger(__name__)
+_metrics = telemetry.Metrics("gateway")
+_seconds = _metrics.histogram(
+    "infer_seconds", "Time to answer inference requests, without the wire", labels=("model", "outcome")
+)
+_samples = _metrics.counter("infer_samples", "Samples that models were run on", labels=("model",))
+
+
+def series_of(model: str) -> str:
+    """The name under which a model's request rate is forecast."""
+    return f"model/{model}"
+
+
+class Observation:
+    """Counts outcomes; tells rates on the bus."""
+
+    def __init__(self, *, clock: Clock, rate_step_s: float, tell_rate: TellRate) -> None:
+        self._clock = clock
+        self._step_s = rate_step_s
+        self._tell_rate = tell_rate
+        self.statistics: dict[tuple[str, str], ModelStatistics] = {}
+        self.rates: dict[str, RateCounter] = {}
+        self.recent: deque[Outcome] = deque(maxlen=RECENT)
+
+    def watch(self, model: str) -> None:
+        """Count this model's rate from now on: no requests are zeros, which a forecast must see too."""
+        if model not in self.rates:
+            self.rates[model] = RateCounter(self._step_s)
+            self.rates[model].advance(self._clock.now())
+
+    def forget(self, model: str) -> None:
+        """Tell this model's rate no more."""
+        self.rates.pop(model, None)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one request."""
+        key = (outcome.model, outcome.version)
+        self.statistics.setdefault(key, ModelStatistics()).add(outcome)
+        self.watch(outcome.model)
+        self.rates[outcome.model].add(outcome.at)
+        self.recent.append(outcome)
+        _seconds.labels(outcome.model, "error" if outcome.error else "ok").observe(outcome.total_s)
+        if not outcome.error:
+            _samples.labels(outcome.model).inc(outcome.samples)
+
+    async def tell(self) -> float:
+        """Publish the windows that ended; answers when the next one ends. What cannot be told is kept."""
+        now = self._clock.now()
+        for model, counter in list(self.rates.items()):
+            points = counter.take(now)
+            if points:
+                await self._try(model, counter, points)
+        return self._step_s - now % self._step_s + 0.05
+
+    def chart(self) -> dict[str, Sequence[tuple[float, float]]]:
+        """Requests per second of each model over the last hour."""
+        now = self._clock.now()
+        for counter in self.rates.values():
+            counter.advance(now)
+        return {model: list(counter.closed) for model, counter in self.rates.items()}
+
+    async def _try(self, model: str, counter: RateCounter, points: list[tuple[float, float]]) -> None:
+        try:
+            await self._tell_rate(series_of(model), self._step_s, points)
+        except MeshError as error:
+            counter.unsent.extendleft(reversed(points))
+            _log.warning("the rate of %s cannot be told: %s", model, error)

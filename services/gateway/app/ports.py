@@ -1,0 +1,58 @@
+"""What the use cases need from the outside, so that tests bring their own."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from services.gateway.domain.models import ModelVersion
+from services.gateway.domain.statistics import Times
+from services.gateway.domain.tensors import Tensor
+
+Fact = Literal["registered", "ready", "failed", "unloaded"]
+
+TellModel = Callable[[Fact, ModelVersion], Awaitable[None]]
+"""Publish `model.<fact>`."""
+
+TellRate = Callable[[str, float, Sequence[tuple[float, float]]], Awaitable[None]]
+"""Publish `rate.observed`: series, step in seconds, points (start of the step, mean per second)."""
+
+
+class Runtimes(Protocol):
+    """Where models run."""
+
+    lost: Callable[[str, str], None]
+
+    def serves(self, framework: str, key: str) -> bool:
+        """True when a request for the model would be run now."""
+        ...
+
+    async def load(self, framework: str, key: str, folder: Path, *, timeout_s: float) -> None:
+        """Returns when the model can serve."""
+        ...
+
+    async def unload(self, framework: str, key: str) -> None:
+        """Forget a model."""
+        ...
+
+    async def infer(
+        self, framework: str, key: str, inputs: Sequence[Tensor], outputs: Sequence[str],
+        *, timeout_s: float, priority: int,
+    ) -> tuple[list[Tensor], Times]:  # fmt: skip
+        """Run a model."""
+        ...
+
+
+Document = dict[str, Any]
+"""A JSON object of the REST API."""
+
+
+class JobEvents(Protocol):
+    """The facts about a job, in the order of the bus."""
+
+    async def history(self, job_id: str, *, after: int, limit: int) -> list[Document]:
+        """Those with a sequence above `after`, oldest first: `sequence`, `type`, `time`, `id`, `data`."""
+        ...
+
+    def live(self, job_id: str, *, after: int) -> AsyncIterator[Document | None]:
+        """The same, then new ones as they come; None now and then while none comes."""
+        ...

@@ -1,0 +1,1 @@
+"""Facts out to the bus, and jobs' facts back from it."""

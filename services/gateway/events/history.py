@@ -1,0 +1,66 @@
+"""A job's events, read from the bus: what is stored, then what comes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from recmesh.runtime.bus import Bus
+from recmesh.runtime.events import SUBJECT_ROOT, Event, token
+from services.gateway.app.ports import Document
+
+ALIVE_S = 10.0
+AHEAD = 256
+"""Events read ahead of a slow reader; the bus keeps the rest."""
+
+
+class JobHistory:
+    """Events whose entity is the job, whichever service told them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def history(self, job_id: str, *, after: int, limit: int) -> list[Document]:
+        """Those that are stored, oldest first."""
+        found: list[Document] = []
+        async with aclosing(self._bus.events(_subject(job_id), after=after, to_end=True)) as events:
+            async for sequence, event in events:
+                found.append(_document(sequence, event))
+                if len(found) == limit:
+                    break
+        return found
+
+    async def live(self, job_id: str, *, after: int) -> AsyncIterator[Document | None]:
+        """Those that are stored, then new ones; None whenever none came for a while."""
+        arrived: asyncio.Queue[Document] = asyncio.Queue(AHEAD)
+
+        async def read() -> None:
+            async with aclosing(self._bus.events(_subject(job_id), after=after, to_end=False)) as events:
+                async for sequence, event in events:
+                    await arrived.put(_document(sequence, event))
+
+        reading = asyncio.create_task(read(), name=f"events of {job_id}")
+        try:
+            while not reading.done() or not arrived.empty():
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        yield await arrived.get()
+                except TimeoutError:
+                    yield None
+            reading.result()
+        finally:
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+
+
+def _subject(job_id: str) -> str:
+    return f"{SUBJECT_ROOT}.*.*.*.{token(job_id)}"
+
+
+def _document(sequence: int, event: Event[Any]) -> Document:
+    return {
+        "sequence": sequence, "id": event.id, "type": event.type.name, "service": event.type.service,
+        "time": event.time, "source": event.source, "data": event.data.model_dump(mode="json"),
+    }  # fmt: skip

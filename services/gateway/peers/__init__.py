@@ -1,0 +1,1 @@
+"""Calls to the other services. Answers are JSON documents with the messages' field names."""

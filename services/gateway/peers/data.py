@@ -1,0 +1,79 @@
+"""shardsvc, forecaster and brain: datasets, forecasts, plans."""
+
+from typing import Any
+
+from recmesh.pb import (
+    brain_pb2,
+    brain_pb2_grpc,
+    forecaster_pb2,
+    forecaster_pb2_grpc,
+    shardsvc_pb2,
+    shardsvc_pb2_grpc,
+)
+from services.gateway.peers.documents import document
+from services.gateway.peers.mesh import Mesh
+
+QUICK_S = 10.0
+INSPECT_S = 60.0
+"""Opens every file of a dataset."""
+
+Document = dict[str, Any]
+
+
+class DataPeer:
+    """Datasets, by shardsvc."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    @property
+    def _shards(self) -> "shardsvc_pb2_grpc.ShardsAsyncStub":
+        return shardsvc_pb2_grpc.ShardsStub(self._mesh.channel("shardsvc"))
+
+    async def inspect(self, dataset_json: str) -> Document:
+        """Columns and counts of a dataset; creates nothing."""
+        request = shardsvc_pb2.InspectRequest(dataset_json=dataset_json)
+        return document(await self._shards.Inspect(request, timeout=INSPECT_S))
+
+    async def register(self, name: str, dataset_json: str) -> Document:
+        """Give a dataset a name."""
+        request = shardsvc_pb2.RegisterDatasetRequest(name=name, dataset_json=dataset_json)
+        return document(await self._shards.RegisterDataset(request, timeout=INSPECT_S))
+
+    async def get(self, name: str) -> Document:
+        """A registered dataset."""
+        request = shardsvc_pb2.GetDatasetRequest(name=name)
+        return document(await self._shards.GetDataset(request, timeout=QUICK_S))
+
+    async def list(self) -> Document:
+        """All registered datasets."""
+        return document(await self._shards.ListDatasets(shardsvc_pb2.ListDatasetsRequest(), timeout=QUICK_S))
+
+
+class PlanningPeer:
+    """Forecasts and plans."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    async def forecast(
+        self, series: str, *, horizon: int, step_s: float, level: float, season_s: float
+    ) -> Document:
+        """What is expected of a series, by forecaster."""
+        stub = forecaster_pb2_grpc.ForecasterStub(self._mesh.channel("forecaster"))
+        request = forecaster_pb2.ForecastRequest(
+            series=series, horizon=horizon, step_s=step_s, level=level, season_s=season_s
+        )
+        return document(await stub.Forecast(request, timeout=QUICK_S))
+
+    async def series(self, *, prefix: str, limit: int) -> Document:
+        """The series that forecaster knows."""
+        stub = forecaster_pb2_grpc.ForecasterStub(self._mesh.channel("forecaster"))
+        return document(
+            await stub.Series(forecaster_pb2.SeriesRequest(prefix=prefix, limit=limit), timeout=QUICK_S)
+        )
+
+    async def explain(self, job_id: str) -> Document:
+        """Why a job has the resources it has, by brain."""
+        stub = brain_pb2_grpc.BrainStub(self._mesh.channel("brain"))
+        return document(await stub.Explain(brain_pb2.ExplainRequest(job_id=job_id), timeout=QUICK_S))

@@ -1,0 +1,80 @@
+"""jobmaster and ckptcache: jobs and their checkpoints."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from recmesh.pb import ckptcache_pb2, ckptcache_pb2_grpc, jobmaster_pb2, jobmaster_pb2_grpc
+from services.gateway.peers.documents import document
+from services.gateway.peers.mesh import Mesh
+
+SUBMIT_S = 60.0
+"""A first submit indexes the dataset's headers and asks brain."""
+CHECKPOINT_S = 120.0
+"""Until all parts are on storage."""
+QUICK_S = 10.0
+
+Document = dict[str, Any]
+
+
+class JobsPeer:
+    """Jobs, by jobmaster."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    @property
+    def _jobs(self) -> "jobmaster_pb2_grpc.JobsAsyncStub":
+        return jobmaster_pb2_grpc.JobsStub(self._mesh.channel("jobmaster"))
+
+    async def submit(self, spec_json: str, *, request_id: str, submitter: str, dry_run: bool) -> Document:
+        """Check a job, and unless it is a dry run, create it."""
+        request = jobmaster_pb2.SubmitRequest(
+            spec_json=spec_json, request_id=request_id, submitter=submitter, dry_run=dry_run
+        )
+        return document(await self._jobs.Submit(request, timeout=SUBMIT_S))
+
+    async def get(self, job_id: str) -> Document:
+        """One job."""
+        return document(await self._jobs.Get(jobmaster_pb2.JobRequest(job_id=job_id), timeout=QUICK_S))
+
+    async def list(
+        self, *, owner: str, phase: str, limit: int, page_token: str, labels: Mapping[str, str]
+    ) -> Document:
+        """Jobs, newest first."""
+        request = jobmaster_pb2.ListRequest(
+            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=dict(labels)
+        )
+        return document(await self._jobs.List(request, timeout=QUICK_S))
+
+    async def stop(self, job_id: str, *, reason: str, finish: bool) -> Document:
+        """End a job."""
+        request = jobmaster_pb2.StopRequest(job_id=job_id, reason=reason, finish=finish)
+        return document(await self._jobs.Stop(request, timeout=QUICK_S))
+
+    async def scale(self, job_id: str, *, role: str, replicas: int | None) -> Document:
+        """Pin a role's count; None clears the pin."""
+        request = jobmaster_pb2.ScaleRequest(
+            job_id=job_id, role=role, replicas=replicas or 0, clear=replicas is None
+        )
+        return document(await self._jobs.Scale(request, timeout=QUICK_S))
+
+    async def checkpoint(self, job_id: str) -> Document:
+        """Cut a snapshot now."""
+        request = jobmaster_pb2.JobRequest(job_id=job_id)
+        return document(await self._jobs.Checkpoint(request, timeout=CHECKPOINT_S))
+
+    async def delete(self, job_id: str) -> None:
+        """Forget an ended job."""
+        await self._jobs.Delete(jobmaster_pb2.JobRequest(job_id=job_id), timeout=QUICK_S)
+
+    async def logs(self, job_id: str, *, role: str, index: int | None, tail: int) -> Document:
+        """The last lines of a job's processes."""
+        request = jobmaster_pb2.LogsRequest(
+            job_id=job_id, role=role, index=-1 if index is None else index, tail=tail
+        )
+        return document(await self._jobs.Logs(request, timeout=QUICK_S))
+
+    async def checkpoints(self, job_id: str) -> Document:
+        """A job's snapshots."""
+        stub = ckptcache_pb2_grpc.CheckpointsStub(self._mesh.channel("ckptcache"))
+        return document(await stub.List(ckptcache_pb2.ListRequest(job_id=job_id), timeout=QUICK_S))

@@ -1,0 +1,69 @@
+"""Channels to the other services, and whether they are well."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from recmesh.runtime.errors import MeshError
+from recmesh.runtime.rpc import Tls, channel
+
+PROBE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceHealth:
+    """What a service's health endpoint says."""
+
+    service: str
+    status: str
+    """serving | not_serving | unreachable"""
+    reason: str
+    latency_s: float
+    address: str
+
+
+class Mesh:
+    """One channel for each service, opened on first use, kept."""
+
+    name = "peers"
+
+    def __init__(self, addresses: Mapping[str, str], *, token: str | None, tls: Tls | None) -> None:
+        self._addresses = dict(addresses)
+        self._channels = {
+            service: channel(address, token=token, tls=tls)
+            for service, address in addresses.items()
+            if address
+        }
+
+    async def start(self) -> None:
+        """Channels connect when they are used."""
+
+    async def stop(self) -> None:
+        """Close the channels."""
+        await asyncio.gather(*(item.close(None) for item in self._channels.values()))
+
+    def channel(self, service: str) -> grpc.aio.Channel:
+        """The channel to a service that has an address."""
+        return self._channels[service]
+
+    async def health(self) -> list[ServiceHealth]:
+        """All services, asked at the same time."""
+        return list(await asyncio.gather(*(self._probe(service) for service in self._addresses)))
+
+    async def _probe(self, service: str) -> ServiceHealth:
+        address = self._addresses[service]
+        if not address:
+            return ServiceHealth(service, "unreachable", "its address is not configured", 0.0, "")
+        started = time.monotonic()
+        stub = health_pb2_grpc.HealthStub(self._channels[service])
+        try:
+            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_S)
+        except MeshError as error:
+            return ServiceHealth(service, "unreachable", error.message, time.monotonic() - started, address)
+        serving = reply.status == health_pb2.HealthCheckResponse.SERVING
+        status, reason = ("serving", "") if serving else ("not_serving", "starting or draining")
+        return ServiceHealth(service, status, reason, time.monotonic() - started, address)

@@ -1,0 +1,1 @@
+"""HTTP face of gateway: the REST API, the Open Inference Protocol, live events, the ops page."""

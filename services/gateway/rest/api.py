@@ -1,0 +1,86 @@
+"""The FastAPI application."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from recmesh.runtime.telemetry import TraceMiddleware
+from services.gateway.app.inference import Inference
+from services.gateway.app.models import Models
+from services.gateway.app.ports import JobEvents
+from services.gateway.peers.data import DataPeer, PlanningPeer
+from services.gateway.peers.jobs import JobsPeer
+from services.gateway.peers.mesh import Mesh
+from services.gateway.rest import code, datasets, inference, jobs, models, openapi, planning, problems
+from services.gateway.rest.guard import Asgi, BodyLimits, Guard
+from services.gateway.store.code import CodeStore
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the routes are made of."""
+
+    models: Models
+    inference: Inference
+    code: CodeStore
+    jobs: JobsPeer
+    data: DataPeer
+    planning: PlanningPeer
+    mesh: Mesh
+    events: JobEvents
+    dashboards: Mapping[str, str]
+    version: str
+
+
+def create(
+    parts: Parts,
+    *,
+    ops: APIRouter | None,
+    api_key: str | None,
+    loopback: bool,
+    limits: BodyLimits,
+    closing: asyncio.Event,
+) -> Asgi:
+    """The application behind its middleware."""
+    app = FastAPI(
+        title="recmesh gateway", version=parts.version, description=openapi.DESCRIPTION,
+        openapi_tags=openapi.TAGS, redoc_url=None, redirect_slashes=False,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    )  # fmt: skip
+    problems.install(app)
+    for routes in (
+        jobs.router(parts.jobs, parts.events, closing=closing),
+        code.router(parts.code),
+        datasets.router(parts.data),
+        models.router(parts.models),
+        inference.router(parts.models, parts.inference),
+        planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
+    ):
+        app.include_router(routes)
+    if ops is not None:
+        app.include_router(ops, include_in_schema=False)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
+    guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits)
+    return TraceMiddleware(guarded, service="gateway")
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes,
+            tags=app.openapi_tags, license_info=app.license_info,
+        )  # fmt: skip
+        schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
+        schemes["apiKey"] = {"type": "http", "scheme": "bearer", "description": "The mesh's API key."}
+        schema["security"] = [{"apiKey": []}]
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)  # wrong fields are answered with 400
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schema["components"].get("schemas", {}).pop(unused, None)
+        app.openapi_schema = schema
+    return app.openapi_schema

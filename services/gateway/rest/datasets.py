@@ -1,0 +1,87 @@
+"""`/v1/datasets`: named datasets, by shardsvc."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from recmesh.runtime.errors import InvalidArgument, Violation
+from services.gateway.app.ports import Document
+from services.gateway.peers.data import DataPeer
+from services.gateway.rest import openapi
+from services.gateway.rest.bodies import as_json, read_document
+
+EXAMPLE: Document = {
+    "source": {"files": ["data/flights-*.parquet"]},
+    "label": "delayed",
+    "features": [{"name": "origin", "kind": "single"}, {"name": "distance", "kind": "dense"}],
+}
+
+
+class DatasetBody(BaseModel):
+    """A dataset and its name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(examples=["flights"])
+    dataset: dict[str, Any] = Field(examples=[EXAMPLE])
+
+
+def router(data: DataPeer) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["datasets"])
+
+    @routes.post(
+        "/v1/datasets", status_code=201, operation_id="registerDataset", summary="Give a dataset a name",
+        responses=openapi.problems(400, 409),
+        openapi_extra=openapi.documents({"name": "flights", "dataset": EXAMPLE}, about="Name and spec."),
+    )  # fmt: skip
+    async def register(request: Request) -> Document:
+        """An equal specification changes nothing; a different one is a new revision."""
+        name, dataset = _named(await read_document(request))
+        return await data.register(name, as_json(dataset))
+
+    @routes.get(
+        "/v1/datasets", operation_id="listDatasets", summary="All datasets", responses=openapi.problems()
+    )
+    async def list_datasets() -> Document:
+        """With their newest revisions."""
+        return await data.list()
+
+    @routes.get(
+        "/v1/datasets/{name}",
+        operation_id="getDataset",
+        summary="One dataset",
+        responses=openapi.problems(404),
+    )
+    async def get(name: Annotated[str, Path(max_length=63)]) -> Document:
+        """Its newest revision."""
+        return await data.get(name)
+
+    @routes.post(
+        "/v1/datasets:inspect", operation_id="inspectDataset", summary="Check a dataset",
+        responses=openapi.problems(400),
+        openapi_extra=openapi.documents(EXAMPLE, about="A DatasetSpec."),
+    )  # fmt: skip
+    async def inspect(request: Request) -> Document:
+        """Opens its files and answers with columns and counts; creates nothing."""
+        document = await read_document(request)
+        if isinstance(document, dict) and set(document) <= {"name", "dataset"} and "dataset" in document:
+            document = document["dataset"]
+        return await data.inspect(as_json(document))
+
+    return routes
+
+
+def _named(document: Any) -> tuple[str, Any]:
+    if not isinstance(document, dict):
+        document = {}
+    wrong = [Violation(key, "is missing") for key in ("name", "dataset") if key not in document]
+    wrong += [Violation(key, "there is no such field") for key in document if key not in ("name", "dataset")]
+    if not wrong and not isinstance(document["name"], str):
+        wrong.append(Violation("name", "is not a string"))
+    if wrong:
+        raise InvalidArgument(
+            "a dataset is given as name and dataset", reason="INVALID_REQUEST", violations=wrong
+        )
+    return document["name"], document["dataset"]

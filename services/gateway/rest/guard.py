@@ -1,0 +1,140 @@
+"""What every request passes before it reaches a route: its id, who asks, from where, how much.
+
+The gateway runs users' code, so on loopback too it must not be reachable through a browser that shows a
+stranger's page: names other than the machine's own are refused (DNS rebinding), and so are writes that
+another site's page sends.
+"""
+
+import base64
+import binascii
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from recmesh.runtime import telemetry
+from recmesh.runtime.errors import MeshError, PermissionDenied, ResourceExhausted
+from services.gateway.domain.access import LOOPBACK_HOSTS, authorize
+from services.gateway.rest.problems import problem, unexpected
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json")
+"""No key needed: they tell nothing of jobs or models."""
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+MAX_ID_CHARS = 128
+
+_log = telemetry.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Largest bodies, in bytes."""
+
+    default: int
+    infer: int
+    code: int
+
+    def of(self, path: str) -> int:
+        """The limit for a path."""
+        if path == "/v1/code":
+            return self.code
+        return self.infer if path.startswith("/v2/") else self.default
+
+
+class Guard:
+    """ASGI middleware."""
+
+    def __init__(self, app: Asgi, *, api_key: str | None, loopback: bool, limits: BodyLimits) -> None:
+        self._app = app
+        self._api_key = api_key
+        self._loopback = loopback
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            return
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        request_id = _request_id(headers)
+        scope["recmesh.request_id"] = request_id
+        path = str(scope["path"])
+        started = finished = False
+
+        async def tagged(message: Message) -> None:
+            nonlocal started, finished
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
+            elif message["type"] == "http.response.body":
+                finished = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            self._admit(scope, headers, path)
+            await self._app(scope, self._bounded(receive, headers, path), tagged)
+        except Exception as error:
+            if not isinstance(error, MeshError):
+                _log.exception("%s %s failed", scope["method"], path, extra={"request_id": request_id})
+                error = unexpected(request_id)
+            if started and not finished:
+                raise  # the server closes the connection: the reader must not take it for whole
+            if not started:
+                await problem(error, path=path, request_id=request_id)(scope, receive, tagged)
+
+    def _admit(self, scope: Scope, headers: Mapping[str, str], path: str) -> None:
+        host = headers.get("host", "")
+        if self._loopback and urlsplit(f"//{host}").hostname not in LOOPBACK_HOSTS:
+            raise PermissionDenied(
+                f"this gateway answers on loopback only, not as {host!r}", reason="WRONG_HOST"
+            )
+        origin = headers.get("origin", "")
+        if scope["method"] not in SAFE_METHODS and origin and urlsplit(origin).netloc != host:
+            raise PermissionDenied(f"writes from pages of {origin} are refused", reason="CROSS_ORIGIN")
+        if self._api_key is not None and not path.startswith(OPEN_PATHS):
+            authorize(_bearer(headers.get("authorization", "")), self._api_key)
+
+    def _bounded(self, receive: Receive, headers: Mapping[str, str], path: str) -> Receive:
+        limit = self._limits.of(path)
+        announced = headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > limit:
+            raise _too_large(limit)
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise _too_large(limit)
+            return message
+
+        return counted
+
+
+def _too_large(limit: int) -> ResourceExhausted:
+    return ResourceExhausted(f"the body has more than {limit} bytes", reason="TOO_LARGE")
+
+
+def _request_id(headers: Mapping[str, str]) -> str:
+    given = headers.get("x-request-id", "")
+    usable = 0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable()
+    return given if usable else uuid.uuid4().hex
+
+
+def _bearer(header: str) -> str:
+    """A browser can only ask for name and password: the password is the key."""
+    scheme, _, credential = header.partition(" ")
+    if scheme.lower() != "basic":
+        return header
+    try:
+        return "Bearer " + base64.b64decode(credential, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return header

@@ -1,0 +1,209 @@
+"""`/v1/jobs`: training jobs, by jobmaster."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import StreamingResponse
+
+from recmesh.runtime.errors import InvalidArgument, Violation
+from services.gateway.app.ports import Document, JobEvents
+from services.gateway.peers.jobs import JobsPeer
+from services.gateway.rest import openapi
+from services.gateway.rest.bodies import as_json, read_document, read_model
+
+EXAMPLE: Document = {
+    "name": "flights",
+    "model": {"zoo": "torch_dcn_v2", "params": {"embedding_dim": 8}},
+    "dataset": "flights",
+    "roles": {"ps": {"replicas": 2}, "worker": {"replicas": 2}},
+    "training": {"batch_size": 512, "epochs": 2},
+}
+
+JobId = Annotated[str, Path(description="The job's id", examples=["flights-7f3a"], max_length=128)]
+
+
+class StopBody(BaseModel):
+    """How to end a job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(default="", max_length=500, examples=["superseded"])
+    """Kept with the job."""
+    finish: bool = False
+    """Succeed at the next snapshot, with what is trained so far, instead of stopping."""
+
+
+class ScaleBody(BaseModel):
+    """How many processes of a role."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: str = Field(examples=["worker"])
+    replicas: int | None = Field(default=None, ge=0, examples=[3])
+    """Pins the count; null lets brain choose again."""
+
+
+def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+    @routes.post(
+        "", status_code=201, operation_id="submitJob", summary="Submit a training job",
+        responses=openapi.problems(400, 409, 415),
+        openapi_extra=openapi.documents(EXAMPLE, about="A TrainingJob, as for `recmesh submit`."),
+    )  # fmt: skip
+    async def submit(
+        request: Request,
+        response: Response,
+        dry_run: Annotated[bool, Query(description="Check only; nothing is created")] = False,
+        idempotency_key: Annotated[
+            str, Header(description="Sent again after a lost answer, it gives the same job", max_length=128)
+        ] = "",
+    ) -> Document:
+        """Checks the job and starts it. Every wrong field is named; then nothing is created."""
+        spec = await read_document(request)
+        job = await jobs.submit(
+            as_json(spec), request_id=idempotency_key or request.scope["recmesh.request_id"],
+            submitter="rest",
+            dry_run=dry_run,
+        )  # fmt: skip
+        if dry_run:
+            response.status_code = 200
+        else:
+            response.headers["Location"] = f"/v1/jobs/{job['job_id']}"
+        return job
+
+    @routes.get("", operation_id="listJobs", summary="List jobs", responses=openapi.problems(400))
+    async def list_jobs(
+        owner: Annotated[str, Query(description="Only this owner's")] = "",
+        phase: Annotated[str, Query(description="Only in this phase", examples=["Running"])] = "",
+        label: Annotated[list[str] | None, Query(description="Only with this label: `key=value`")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        page_token: Annotated[str, Query(description="`next_page_token` of the page before")] = "",
+    ) -> Document:
+        """Newest first, page by page."""
+        return await jobs.list(
+            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=_labels(label or [])
+        )
+
+    @routes.get("/{job_id}", operation_id="getJob", summary="One job", responses=openapi.problems(404))
+    async def get(job_id: JobId) -> Document:
+        """Phase, progress, roles, metrics, specification."""
+        return await jobs.get(job_id)
+
+    @routes.delete(
+        "/{job_id}", status_code=204, operation_id="deleteJob", summary="Forget an ended job",
+        responses=openapi.problems(404, 409),
+    )  # fmt: skip
+    async def delete(job_id: JobId) -> None:
+        """Deletes its record and checkpoints; a model that it made stays."""
+        await jobs.delete(job_id)
+
+    @routes.post(
+        "/{job_id}:stop", operation_id="stopJob", summary="Stop a job", responses=openapi.problems(404, 409),
+        openapi_extra=openapi.body(StopBody, required=False),
+    )  # fmt: skip
+    async def stop(job_id: JobId, request: Request) -> Document:
+        """Ends its processes after a last snapshot."""
+        given = await read_model(request, StopBody)
+        return await jobs.stop(job_id, reason=given.reason, finish=given.finish)
+
+    @routes.post(
+        "/{job_id}:scale", operation_id="scaleJob", summary="Add or remove processes of a role",
+        responses=openapi.problems(400, 404, 409), openapi_extra=openapi.body(ScaleBody),
+    )  # fmt: skip
+    async def scale(job_id: JobId, request: Request) -> Document:
+        """Training goes on meanwhile."""
+        given = await read_model(request, ScaleBody)
+        return await jobs.scale(job_id, role=given.role, replicas=given.replicas)
+
+    @routes.post(
+        "/{job_id}:checkpoint", operation_id="checkpointJob", summary="Cut a snapshot now",
+        responses=openapi.problems(404, 409, 504),
+    )  # fmt: skip
+    async def checkpoint(job_id: JobId) -> Document:
+        """Answers when it is committed."""
+        return await jobs.checkpoint(job_id)
+
+    @routes.get(
+        "/{job_id}/checkpoints", operation_id="listCheckpoints", summary="A job's snapshots",
+        responses=openapi.problems(404),
+    )  # fmt: skip
+    async def checkpoints(job_id: JobId) -> Document:
+        """With state, size and place."""
+        return await jobs.checkpoints(job_id)
+
+    @routes.get(
+        "/{job_id}/logs", operation_id="jobLogs", summary="The last lines of a job's processes",
+        responses=openapi.problems(404),
+    )  # fmt: skip
+    async def logs(
+        job_id: JobId,
+        role: Annotated[str, Query(description="Only this role's", examples=["worker"])] = "",
+        index: Annotated[int | None, Query(ge=0, description="Only this process of the role")] = None,
+        tail: Annotated[int, Query(ge=1, le=10_000, description="Lines of each process")] = 100,
+    ) -> Document:
+        """What they wrote to stdout and stderr."""
+        return await jobs.logs(job_id, role=role, index=index, tail=tail)
+
+    @routes.get(
+        "/{job_id}/events", operation_id="jobEvents", summary="What happened to a job",
+        responses={**openapi.problems(404), 200: _EVENTS_RESPONSE}, response_model=None,
+    )  # fmt: skip
+    async def job_events(
+        job_id: JobId,
+        request: Request,
+        after: Annotated[int, Query(ge=0, description="Only events with a higher sequence")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+        last_event_id: Annotated[str, Header(description="Sent by an EventSource that connects again")] = "",
+    ) -> Document | Response:
+        """A list; with `Accept: text/event-stream` a live stream, from the start or after `Last-Event-ID`."""
+        await jobs.get(job_id)
+        if last_event_id:
+            after = _sequence(last_event_id)
+        if "text/event-stream" not in request.headers.get("accept", ""):
+            return {"events": await events.history(job_id, after=after, limit=limit)}
+        stream = _stream(events.live(job_id, after=after), closing)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    return routes
+
+
+_EVENTS_RESPONSE: dict[str, Any] = {
+    "description": "Events, oldest first; as a stream, the SSE id is the sequence.",
+    "content": {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}},
+}
+
+
+async def _stream(live: AsyncIterator[Document | None], closing: asyncio.Event) -> AsyncIterator[bytes]:
+    """Server-sent events; ends when the gateway stops, so that the reader connects again elsewhere."""
+    yield b"retry: 2000\n\n"
+    async for event in live:
+        if closing.is_set():
+            return
+        if event is None:
+            yield b": alive\n\n"
+        else:
+            data = orjson.dumps(event).decode()
+            yield f"id: {event['sequence']}\nevent: {event['type']}\ndata: {data}\n\n".encode()
+
+
+def _sequence(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InvalidArgument(
+            "the header Last-Event-ID is no id of this stream", reason="INVALID_REQUEST",
+            violations=[Violation("header.last-event-id", "is not a whole number")],
+        )  # fmt: skip
+    return int(text)
+
+
+def _labels(items: list[str]) -> dict[str, str]:
+    wrong = [Violation("query.label", f"{item!r} is not key=value") for item in items if "=" not in item]
+    if wrong:
+        raise InvalidArgument("a label filter is key=value", reason="INVALID_REQUEST", violations=wrong)
+    return dict(item.split("=", 1) for item in items)

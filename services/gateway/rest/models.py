@@ -1,0 +1,102 @@
+"""`/v1/models`: the model registry."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.gateway.app.models import Models
+from services.gateway.app.ports import Document
+from services.gateway.domain.models import Registration
+from services.gateway.rest import openapi
+from services.gateway.rest.bodies import read_model
+from services.gateway.wire.registry import document
+
+Name = Annotated[str, Path(description="The model's name", examples=["flights"], max_length=63)]
+
+
+class RegisterBody(BaseModel):
+    """A model version to be registered."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(examples=["flights"])
+    version: str = Field(default="", examples=["2"])
+    """A number above all before it; empty: the next."""
+    uri: str = Field(examples=["models/flights/2"])
+    """The exported folder, in the mesh's storage: absolute, or below its root."""
+    framework: str = Field(examples=["torch"])
+    job_id: str = ""
+    snapshot: int = Field(default=0, ge=0)
+    metrics: dict[str, float] = {}
+    request_id: str = ""
+    load: bool = True
+    """Serve it as soon as it is loaded."""
+
+
+def router(models: Models) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(prefix="/v1/models", tags=["models"])
+
+    @routes.post(
+        "", status_code=201, operation_id="registerModel", summary="Register a model version",
+        responses=openapi.problems(400, 404, 409), openapi_extra=openapi.body(RegisterBody),
+    )  # fmt: skip
+    async def register(request: Request, response: Response) -> Document:
+        """Idempotent by `request_id`. Loading goes on after the answer."""
+        given = await read_model(request, RegisterBody)
+        record = await models.register(Registration(**given.model_dump()))
+        response.headers["Location"] = f"/v1/models/{record.name}"
+        return document(record)
+
+    @routes.get(
+        "", operation_id="listModels", summary="All versions of all models", responses=openapi.problems()
+    )
+    async def list_models() -> Document:
+        """By name, then version."""
+        return {"models": [document(item) for item in await models.versions()]}
+
+    @routes.get("/{name}", operation_id="getModel", summary="One model", responses=openapi.problems(404))
+    async def get(
+        name: Name,
+        version: Annotated[str, Query(description="Which; else the one that serves, or the newest")] = "",
+    ) -> Document:
+        """The version with all versions of that name beside it."""
+        record = await models.get(name, version)
+        return {**document(record), "versions": [document(item) for item in await models.versions(name)]}
+
+    @routes.delete(
+        "/{name}", status_code=204, operation_id="unregisterModel", summary="Forget a model",
+        responses=openapi.problems(404),
+    )  # fmt: skip
+    async def unregister(
+        name: Name, version: Annotated[str, Query(description="Only this one; else all")] = ""
+    ) -> None:
+        """Unloads it first; its files stay."""
+        await models.unregister(name, version)
+
+    @routes.post(
+        "/{name}:load",
+        operation_id="loadModel",
+        summary="Serve a version",
+        responses=openapi.problems(400, 404, 409),
+    )
+    async def load(
+        name: Name, version: Annotated[str, Query(description="Which; else the newest")] = ""
+    ) -> Document:
+        """Answers when it serves. The version before it serves until then."""
+        return document(await models.load(name, version))
+
+    @routes.post(
+        "/{name}:unload",
+        operation_id="unloadModel",
+        summary="Serve a model no more",
+        responses=openapi.problems(404),
+    )
+    async def unload(
+        name: Name, version: Annotated[str, Query(description="Only if it is this one")] = ""
+    ) -> Document:
+        """Requests in flight are answered."""
+        return {"models": [document(item) for item in await models.unload(name, version)]}
+
+    return routes

@@ -1,0 +1,65 @@
+"""`/v1/forecasts`, `/v1/plans`, `/v1/mesh`: what forecaster and brain say, and how the services are."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from services.gateway.app.ports import Document
+from services.gateway.peers.data import PlanningPeer
+from services.gateway.peers.mesh import Mesh
+from services.gateway.rest import openapi
+
+
+def router(planning: PlanningPeer, mesh: Mesh, *, dashboards: Mapping[str, str], version: str) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(prefix="/v1")
+
+    @routes.get(
+        "/forecasts", tags=["planning"], operation_id="listSeries", summary="Series of rates",
+        responses=openapi.problems(),
+    )  # fmt: skip
+    async def series(
+        prefix: Annotated[str, Query(examples=["model/"])] = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Document:
+        """Those that forecaster has heard of."""
+        return await planning.series(prefix=prefix, limit=limit)
+
+    @routes.get(
+        "/forecasts/{series:path}", tags=["planning"], operation_id="forecast",
+        summary="What is expected of a series",
+        responses=openapi.problems(400, 404),
+    )  # fmt: skip
+    async def forecast(
+        series: Annotated[str, Path(examples=["model/flights"], max_length=200)],
+        horizon: Annotated[int, Query(ge=1, le=10_000, description="Steps ahead")] = 24,
+        step_s: Annotated[float, Query(ge=0, description="Seconds of a step; 0: as measured")] = 0,
+        level: Annotated[float, Query(gt=0, lt=1, description="Of the interval")] = 0.9,
+        season_s: Annotated[float, Query(ge=0, description="Seconds of a season; 0: found")] = 0,
+    ) -> Document:
+        """Mean and interval of each step."""
+        return await planning.forecast(series, horizon=horizon, step_s=step_s, level=level, season_s=season_s)
+
+    @routes.get(
+        "/plans/{job_id}", tags=["planning"], operation_id="explainPlan",
+        summary="Why a job has its resources",
+        responses=openapi.problems(404),
+    )  # fmt: skip
+    async def plan(job_id: Annotated[str, Path(max_length=128)]) -> Document:
+        """The plan, where it came from, and the profiles since."""
+        return await planning.explain(job_id)
+
+    @routes.get("/mesh", tags=["mesh"], operation_id="mesh", summary="The services and how they are",
+                responses=openapi.problems())  # fmt: skip
+    async def services() -> Document:
+        """Each service's health, asked now, with the address of its dashboard."""
+        found = [asdict(item) for item in await mesh.health()]
+        return {
+            "version": version,
+            "healthy": all(item["status"] == "serving" for item in found),
+            "services": [{**item, "dashboard": dashboards.get(item["service"], "")} for item in found],
+        }
+
+    return routes

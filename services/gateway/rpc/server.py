@@ -1,0 +1,31 @@
+"""The gRPC port: the registry for the mesh, the inference protocol for everyone."""
+
+import grpc
+
+from recmesh.pb import gateway_pb2_grpc, inference_pb2_grpc
+from recmesh.runtime.rpc import RpcServer, Tls
+from services.gateway.app.inference import Inference
+from services.gateway.app.models import Models
+from services.gateway.rpc import inference as inference_rpc
+from services.gateway.rpc import models as models_rpc
+
+
+def server(
+    address: str,
+    models: Models,
+    inference: Inference,
+    *,
+    token: str | None,
+    api_key: str | None,
+    tls: Tls | None,
+) -> RpcServer:
+    """The component. Each service checks its own credential: the mesh's token, or the public API key."""
+    registry = models_rpc.ModelsServicer(models, token=token)
+    public = inference_rpc.InferenceServicer(models, inference, api_key=api_key)
+
+    def register(target: grpc.aio.Server) -> None:
+        gateway_pb2_grpc.add_ModelsServicer_to_server(registry, target)
+        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(public, target)
+
+    names = [models_rpc.SERVICE, inference_rpc.SERVICE]
+    return RpcServer("rpc", address, [register], tls=tls, service_names=names)

@@ -1,0 +1,1 @@
+"""What gateway keeps: model records in JetStream KV; model folders and user code on storage."""

@@ -1,0 +1,1 @@
+"""Between the domain and what travels: protobuf messages, the inference protocol's JSON."""
