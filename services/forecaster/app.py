@@ -1,0 +1,147 @@
+"""Use cases of forecaster: load, compute, tell."""
+
+import asyncio
+import difflib
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
+from services.forecaster.domain.forecast import (
+    MAX_HORIZON,
+    MAX_LEVEL,
+    MIN_LEVEL,
+    Ask,
+    Forecast,
+    Predicted,
+    answer,
+)
+from services.forecaster.domain.season import season_for
+from services.forecaster.domain.series import Floats, Point, checked, regular
+from services.forecaster.store import SeriesInfo, SqlStore
+
+DEFAULT_HORIZON = 24
+DEFAULT_LEVEL = 0.8
+SERIES_LIMIT, HISTORY_LIMIT = 10_000, 100_000
+
+
+class Models(Protocol):
+    """Where predictions are computed."""
+
+    async def predict(
+        self, values: Floats, *, horizon: int, season: int, level: float
+    ) -> tuple[Predicted, float]:
+        """The next values, and the error of the last ones."""
+        ...
+
+
+class App:
+    """forecaster without its wires."""
+
+    def __init__(
+        self, store: SqlStore, models: Models, *, clock: Clock, updated: Callable[[Forecast], Awaitable[None]]
+    ) -> None:
+        self._store, self._models, self._clock, self._updated = store, models, clock, updated
+        self.made: deque[Forecast] = deque(maxlen=100)
+        """The newest forecasts, for the ops page."""
+
+    async def observe(self, series: str, step_s: float, points: Sequence[Point]) -> int:
+        """Store rates; the same again replaces itself. Returns how many steps were stored."""
+        return await asyncio.to_thread(self._store.put, series, step_s, checked(series, step_s, points))
+
+    async def forecast(self, ask: Ask) -> Forecast:
+        """The next rates of a series, from its end or from `now` on."""
+        ask = _checked_ask(ask)
+        own_step_s = await self._own_step(ask)
+        step_s = ask.step_s or own_step_s
+        points = await asyncio.to_thread(
+            self._store.points, ask.series, own_step_s, until=ask.now, limit=HISTORY_LIMIT
+        )
+        if not points:
+            raise FailedPrecondition(
+                f"series {ask.series!r} has no values before {ask.now:.0f}", reason="NO_HISTORY"
+            )
+        grid = regular(points, step_s=step_s, own_step_s=own_step_s)
+        skipped = max(0, math.floor((ask.now - grid.end) / step_s + 1e-9)) if ask.now else 0
+        if skipped + ask.horizon > MAX_HORIZON:
+            raise FailedPrecondition(
+                f"the history of {ask.series!r} ends {skipped} steps before now",
+                reason="STALE_HISTORY",
+            )
+        season = season_for(count=len(grid.values), step_s=step_s, wanted_s=ask.season_s)
+        predicted, error = await self._models.predict(
+            grid.values, horizon=skipped + ask.horizon, season=season.steps, level=ask.level
+        )
+        made = answer(ask, grid, predicted, season, skipped=skipped, error=error, made=self._clock.now())
+        self.made.append(made)
+        return made
+
+    async def _own_step(self, ask: Ask) -> float:
+        """The stored step to start from: the coarsest that divides the asked one, else the finest."""
+        steps = await asyncio.to_thread(self._store.steps, ask.series)
+        if not steps:
+            names = await asyncio.to_thread(self._store.names)
+            near = difflib.get_close_matches(ask.series, names, n=5, cutoff=0.5)
+            hint = f"; did you mean {', '.join(near)}?" if near else f"; {len(names)} others are known"
+            raise NotFound(f"series {ask.series!r} is unknown{hint}", metadata={"near": ",".join(near)})
+        if not ask.step_s:
+            return steps[0]
+        fitting = [step_s for step_s in steps if _divides(step_s, ask.step_s)]
+        if not fitting:
+            known = ", ".join(f"{step_s:g}" for step_s in steps)
+            raise InvalidArgument(
+                f"series {ask.series!r} cannot be forecast at this step",
+                violations=[Violation("step_s", f"{ask.step_s:g} is not a multiple of its step ({known})")],
+            )
+        return fitting[-1]
+
+    async def series(self, *, prefix: str = "", limit: int = 0) -> list[SeriesInfo]:
+        """What is stored."""
+        return await asyncio.to_thread(self._store.info, prefix=prefix, limit=min(limit or 100, SERIES_LIMIT))
+
+    async def history(
+        self, series: str, *, since: float = 0.0, until: float = 0.0
+    ) -> tuple[float, list[Point]]:
+        """A series' step and its values in [since, until)."""
+        step_s = await self._own_step(Ask(series, horizon=1))
+        return step_s, await asyncio.to_thread(self._store.points, series, step_s, since=since, until=until)
+
+    async def watch(self, names: Sequence[str], *, horizon: int) -> None:
+        """Forecast the series that someone waits for, and tell; unknown ones are passed over."""
+        for name in names:
+            try:
+                made = await self.forecast(Ask(name, horizon=horizon))
+            except NotFound:
+                continue
+            await self._updated(made)
+
+    async def forget(self, *, older_than_s: float, points_per_series: int) -> int:
+        """Keep the store bounded; returns how many values went."""
+        before = self._clock.now() - older_than_s
+        return await asyncio.to_thread(self._store.forget, before=before, points_per_series=points_per_series)
+
+
+def _divides(step_s: float, into_s: float) -> bool:
+    times = into_s / step_s
+    return times > 1 - 1e-9 and abs(times - round(times)) < 1e-9 * times
+
+
+def _checked_ask(ask: Ask) -> Ask:
+    filled = replace(ask, horizon=ask.horizon or DEFAULT_HORIZON, level=ask.level or DEFAULT_LEVEL)
+    violations = []
+    if not filled.series:
+        violations.append(Violation("series", "is empty"))
+    if not 1 <= filled.horizon <= MAX_HORIZON:
+        violations.append(Violation("horizon", f"{filled.horizon} is not in 1..{MAX_HORIZON}"))
+    if not MIN_LEVEL <= filled.level <= MAX_LEVEL:
+        violations.append(Violation("level", f"{filled.level:g} is not in {MIN_LEVEL:g}..{MAX_LEVEL:g}"))
+    for name in ("step_s", "now", "season_s"):
+        value = getattr(filled, name)
+        if not math.isfinite(value) or value < 0:
+            violations.append(Violation(name, f"{value} is not a number from 0 up"))
+    if violations:
+        raise InvalidArgument("cannot forecast", violations=violations)
+    return filled

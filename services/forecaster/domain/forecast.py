@@ -1,0 +1,120 @@
+"""What a forecast says, and how wrong the last ones were."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.forecaster.domain.season import Season
+from services.forecaster.domain.series import Floats, Grid
+
+MAX_HORIZON = 10_000
+MIN_LEVEL, MAX_LEVEL = 0.5, 0.999
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What was asked; `horizon` steps from the end of the history on."""
+
+    series: str
+    horizon: int
+    step_s: float = 0.0
+    level: float = 0.8
+    now: float = 0.0
+    season_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastPoint:
+    """Mean rate over [at, at + step), and the interval that holds it with the asked probability."""
+
+    at: float
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """An answer."""
+
+    series: str
+    step_s: float
+    points: tuple[ForecastPoint, ...]
+    model: str
+    season_s: float
+    level: float
+    history: int
+    error_wape: float
+    note: str
+    made: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A model's word on the next steps."""
+
+    model: str
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+def wape(actual: Floats, predicted: Floats) -> float:
+    """Σ|a − f| / Σ|a|; 0 when both are all zero, and 1 when only the truth is (or nothing is known)."""
+    if not len(actual):
+        return 1.0
+    total = float(np.abs(actual).sum())
+    wrong = float(np.abs(actual - predicted).sum())
+    if total == 0:
+        return 0.0 if wrong == 0 else 1.0
+    return wrong / total
+
+
+def backtest_origins(count: int, *, season: int, horizon: int, folds: int = 5) -> list[int]:
+    """Where rolling-origin tests cut the history: over its last season, newest last.
+
+    Each origin leaves at least one season before it, and at least one value after it.
+    """
+    span = max(season, horizon, 1)
+    first = max(season, count - span, 1)
+    last = count - 1
+    if first > last:
+        return []
+    return sorted(
+        {int(cut) for cut in np.linspace(first, last - min(horizon, last - first) + 1, folds) if cut <= last}
+    )
+
+
+def answer(
+    ask: Ask, grid: Grid, predicted: Predicted, season: Season, *, skipped: int, error: float, made: float
+) -> Forecast:
+    """Rates are never negative, and the mean lies in its interval. The first `skipped` steps are past."""
+    low = np.clip(predicted.low, 0.0, None)
+    mean = np.clip(predicted.mean, 0.0, None)
+    high = np.clip(predicted.high, 0.0, None)
+    points = tuple(
+        ForecastPoint(
+            at=grid.end + step * grid.step_s,
+            mean=float(mean[step]),
+            low=float(min(low[step], mean[step])),
+            high=float(max(high[step], mean[step])),
+        )
+        for step in range(skipped, len(mean))
+    )
+    notes = [season.note]
+    if grid.filled:
+        notes.append(f"{grid.filled} of {len(grid.values)} values were missing and are filled in")
+    if skipped:
+        notes.append(f"the history ends {skipped} step(s) before now")
+    return Forecast(
+        series=ask.series,
+        step_s=grid.step_s,
+        points=points,
+        model=predicted.model,
+        season_s=season.seconds(grid.step_s),
+        level=ask.level,
+        history=len(grid.values),
+        error_wape=error,
+        note="; ".join(notes),
+        made=made,
+    )

@@ -1,0 +1,107 @@
+"""Rates on a regular grid."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from recmesh.runtime.errors import InvalidArgument, Violation
+
+Floats = npt.NDArray[np.float64]
+MAX_POINTS = 10_000
+"""Of one observation; longer histories come in several."""
+MAX_STEP_S = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Mean rate over [at, at + step)."""
+
+    at: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A rate for every step from `start` on, without gaps."""
+
+    start: float
+    step_s: float
+    values: Floats
+    filled: int = 0
+    """How many of the values were missing and were filled in."""
+
+    @property
+    def end(self) -> float:
+        """The first moment after the last value."""
+        return self.start + len(self.values) * self.step_s
+
+
+def snapped(at: float, step_s: float) -> float:
+    """The step that a moment lies in. Steps are counted from the epoch, so all series of a step agree."""
+    return math.floor(at / step_s + 1e-9) * step_s
+
+
+def checked(series: str, step_s: float, points: Iterable[Point]) -> list[Point]:
+    """The points by step, the last of a step wins; InvalidArgument names what is wrong."""
+    violations: list[Violation] = []
+    if not series or len(series) > 200:
+        violations.append(Violation("series", "is empty or longer than 200 characters"))
+    if not 0 < step_s <= MAX_STEP_S:
+        violations.append(Violation("step_s", f"{step_s} is not in (0, {MAX_STEP_S:g}]"))
+    given = list(points)
+    if len(given) > MAX_POINTS:
+        violations.append(Violation("points", f"{len(given)} points; at most {MAX_POINTS} at a time"))
+    for index, point in enumerate(given[:MAX_POINTS]):
+        if not (math.isfinite(point.at) and 0 <= point.at < 1e11):
+            violations.append(Violation(f"points[{index}].at", f"{point.at} is not a moment in unix seconds"))
+        if not (math.isfinite(point.value) and point.value >= 0):
+            violations.append(Violation(f"points[{index}].value", f"{point.value} is not a rate from 0 up"))
+    if violations:
+        raise InvalidArgument("the observation is refused", violations=violations[:20])
+    by_step = {snapped(point.at, step_s): point.value for point in given}
+    return [Point(at, by_step[at]) for at in sorted(by_step)]
+
+
+def regular(points: Sequence[Point], *, step_s: float, own_step_s: float) -> Grid:
+    """The points on a grid of `step_s`, a multiple of their own step.
+
+    A step holds the mean of what was observed in it. A gap of up to three steps is bridged by a
+    straight line; a longer one takes the values one day before, where there are any, as a line
+    through a night would hide the daily cycle.
+    """
+    if not points:
+        return Grid(0.0, step_s, np.zeros(0))
+    if step_s < own_step_s - 1e-9:
+        raise InvalidArgument(
+            "cannot forecast on a finer step than was observed",
+            violations=[Violation("step_s", f"{step_s:g} is below the series' own {own_step_s:g}")],
+        )
+    start = snapped(points[0].at, step_s)
+    count = round((snapped(points[-1].at, step_s) - start) / step_s) + 1
+    index = np.array([round((snapped(point.at, step_s) - start) / step_s) for point in points])
+    sums = np.bincount(index, weights=np.array([point.value for point in points]), minlength=count)
+    seen = np.bincount(index, minlength=count)
+    values = np.full(count, np.nan)
+    np.divide(sums, seen, out=values, where=seen > 0)
+    return Grid(start, step_s, _without_gaps(values, step_s), filled=int((seen == 0).sum()))
+
+
+def _without_gaps(values: Floats, step_s: float) -> Floats:
+    missing = np.isnan(values)
+    if not missing.any():
+        return values
+    known = np.flatnonzero(~missing)
+    line = np.interp(np.arange(len(values)), known, values[known])
+    filled = np.where(missing, line, values)
+    day = round(86_400 / step_s)
+    if day < 1 or abs(day * step_s - 86_400) > 1e-6:
+        return filled
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], missing, [False]]).astype(np.int8)))
+    for lo, hi in edges.reshape(-1, 2):
+        if hi - lo > 3 and lo >= day:
+            for at in range(lo, hi):  # in order, so that a gap of days repeats the day before it
+                filled[at] = filled[at - day]
+    return filled

@@ -1,0 +1,1 @@
+"""Where models compute: a process of its own, so that the event loop never waits for one."""
