@@ -143,6 +143,7 @@ class Beat:
     window_samples: int = 0
     memory_bytes: int = 0
     cpu_s: float = 0.0
+    rows: int = 0
     busy_s: float = 0.0
     skipped_nan: int = 0
     note: str = ""

@@ -74,6 +74,7 @@ class RemoteRuns:
                 window_samples=beat.window_samples,
                 memory_bytes=beat.memory_bytes,
                 cpu_s=beat.cpu_s,
+                rows=beat.rows,
                 busy_s=beat.busy_s,
                 skipped_nan=beat.skipped_nan,
                 note=beat.note,
