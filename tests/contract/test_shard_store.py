@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from recmesh.formats import IntervalSet
 from services.shardsvc.domain.lease import Granted, Opening, State, View
-from services.shardsvc.store.queue import QueueStore
+from services.shardsvc.store.queue import MOST_HELD, MOST_SHARDS, QueueStore
 from services.shardsvc.store.valkey import ValkeyQueue, connect
 from tests.support.servers import ValkeyServer, valkey_server
 from tests.support.shard_queue import MemoryQueue
@@ -77,7 +77,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         await asyncio.to_thread(server.restart)
 
     yield Harness(store, over, flush, kill)
-    await store.close()
+    await store.stop()
 
 
 def opening(
@@ -204,6 +204,30 @@ async def test_progress_never_goes_back_nor_beyond_the_lease(harness: Harness) -
 
 
 @pytest.mark.asyncio
+async def test_a_lease_completed_and_renewed_in_one_call_ends_once(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=100))
+    first, second = (await harness.lease(shards=2)).leases
+    both = [(first.epoch, first.hi, True), (first.epoch, first.hi, True), (second.epoch, second.lo, False)]
+    assert (await harness.store.renew(JOB, 1, worker="w0", progress=both)).lost == ()
+    view = await harness.view()
+    assert [lease.epoch for lease in view.leases] == [second.epoch]
+    assert view.done == 10
+
+
+@pytest.mark.asyncio
+async def test_no_worker_hoards_leases(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=BATCH * (MOST_HELD + 500)))
+    got = 0
+    while (granted := await harness.lease(shards=MOST_SHARDS)).state is State.GRANTED:
+        got += len(granted.leases)
+    assert granted.state is State.WAIT
+    assert got == MOST_HELD
+    assert (await harness.lease("w1")).state is State.GRANTED
+    released = await harness.store.release(JOB, 1, worker="w0", crashed=False)
+    assert len(released.requeued) == MOST_HELD
+
+
+@pytest.mark.asyncio
 async def test_another_worker_cannot_complete_a_lease(harness: Harness) -> None:
     await harness.store.open(JOB, opening(total=10))
     lease = (await harness.lease()).leases[0]
@@ -247,7 +271,7 @@ async def test_release_queues_the_rest_at_once_and_names_no_suspect(harness: Har
 
 
 @pytest.mark.asyncio
-async def test_deaths_are_counted_per_position_over_generations_for_the_batch_in_work(harness: Harness) -> None:
+async def test_deaths_are_counted_per_position_over_generations(harness: Harness) -> None:
     for gen in (1, 2, 3):
         await harness.store.open(JOB, opening(gen=gen, total=1000, shard_batches=3, to_do=((30, 1000),)))
         first, second = (await harness.lease(f"w{gen}", shards=2, gen=gen)).leases
@@ -255,7 +279,7 @@ async def test_deaths_are_counted_per_position_over_generations_for_the_batch_in
         released = await harness.store.release(JOB, gen, worker=f"w{gen}", crashed=True)
         assert released.suspects == ((45, 50), (second.lo, second.lo + 10))
         assert released.deaths == gen
-    again = await harness.store.release(JOB, 3, worker="w3", crashed=True)      # the answer may have been lost
+    again = await harness.store.release(JOB, 3, worker="w3", crashed=True)      # its answer may be lost
     assert again.suspects[0] == (45, 50)
     assert again.deaths == 3
     assert again.requeued == ()

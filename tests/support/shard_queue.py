@@ -17,7 +17,7 @@ from services.shardsvc.domain.lease import (
     State,
     View,
 )
-from services.shardsvc.store.queue import Opened
+from services.shardsvc.store.queue import MOST_HELD, Opened
 
 
 @dataclass
@@ -118,7 +118,8 @@ class MemoryQueue:
             return Granted(State.GRANTED, tuple(before), ttl_s, 0.0, told)
         holders = len({lease.worker for lease in queue.leases.values()} | {worker})
         granted: list[Lease] = []
-        while len(granted) < shards and queue.queued:
+        held = sum(lease.worker == worker for lease in queue.leases.values())
+        while len(granted) < min(shards, MOST_HELD - held) and queue.queued:
             lo, hi = queue.queued.pairs()[0]
             size, most = queue.opening.batch_size, queue.opening.shard_batches
             batches = shard_batches(queue.queued.size, holders=holders, batch_size=size, most=most)
@@ -207,8 +208,8 @@ class MemoryQueue:
             replace(lease, age_s=self.now_s - queue.since[epoch])
             for epoch, lease in sorted(queue.leases.items())
         )
-        total, queued = queue.opening.total, queue.queued
-        view = View(gen, total, queued.size, held, queue.expirations, queue.requeues, queue.granted, len(queued))
+        total, size, pieces = queue.opening.total, queue.queued.size, len(queue.queued)
+        view = View(gen, total, size, held, queue.expirations, queue.requeues, queue.granted, pieces)
         return Released(State.GRANTED, told), view
 
     async def sweep(self, job_id: str, gen: int) -> Released:

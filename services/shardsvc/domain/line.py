@@ -16,6 +16,7 @@ class Line:
         self.closed = bool(records) and records[-1].close
         self.end = records[-1].base + records[-1].rows if records else 0
         self.last_sequence = records[-1].sequence if records else 0
+        self.tasks = len(self._tasks)
         self.epochs = self._tasks[-1].epoch + 1 if self._tasks else 0
 
     def tasks_of(self, lo: int, hi: int) -> list[TaskRecord]:

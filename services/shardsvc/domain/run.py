@@ -8,7 +8,7 @@ from services.shardsvc.domain.lease import Opening
 from services.shardsvc.domain.line import Line
 
 EPOCHS_PER_LIFE = 1 << 32
-"""Lease epochs of one life of the queue; lives count up, so none comes twice. 2^53 is 2 million lives away."""
+"""Lease epochs of one life of the queue; lives count up, so none comes twice; 2^53 is 2 million lives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ from services.shardsvc.domain.lease import Granted, Opening, Reconciled, Release
 MOST_SHARDS = 256
 """Leases in one answer."""
 
+MOST_HELD = 4096
+"""Leases of one worker: more are not granted, so that ending them all stays one short script."""
+
 Opened = Literal["opened", "exists", "adopted", "stale"]
 
 

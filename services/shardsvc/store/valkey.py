@@ -12,6 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as ValkeyLate
 
 from recmesh.formats import IntervalSet
+from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import Internal, InvalidArgument, Unavailable
 from services.shardsvc.domain.lease import (
     Cause,
@@ -25,7 +26,7 @@ from services.shardsvc.domain.lease import (
     State,
     View,
 )
-from services.shardsvc.store.queue import Opened
+from services.shardsvc.store.queue import MOST_HELD, Opened
 
 _SCRIPTS = Path(__file__).parent / "lua"
 _KINDS = ("queue", "leases", "expiry", "workers", "recent", "lapsed")
@@ -56,8 +57,14 @@ def connect(url: str, *, connections: int = 32, timeout_s: float = 5.0) -> Redis
 class ValkeyQueue:
     """`QueueStore` in Valkey. Scripts are sent again when the server forgot them."""
 
-    def __init__(self, client: Redis) -> None:
+    name = "valkey"
+
+    def __init__(
+        self, client: Redis, *, clock: Clock = system_clock, start_timeout_s: float = 30.0
+    ) -> None:
         self._client = client
+        self._clock = clock
+        self._start_timeout_s = start_timeout_s
         prelude = (_SCRIPTS / "prelude.lua").read_text()
         self._scripts = {
             path.stem: client.register_script(prelude + path.read_text())
@@ -65,11 +72,19 @@ class ValkeyQueue:
             if path.stem != "prelude"
         }
 
-    async def ping(self) -> None:
-        """Unavailable when the server does not answer."""
-        await _guarded(lambda: self._client.ping())
+    async def start(self) -> None:
+        """Returns when the server answers; Unavailable when it does not within the time."""
+        deadline = self._clock.monotonic() + self._start_timeout_s
+        while True:
+            try:
+                await _guarded(lambda: self._client.ping())
+                return
+            except Unavailable:
+                if self._clock.monotonic() >= deadline:
+                    raise
+                await self._clock.sleep(0.2)
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Drops all connections."""
         await self._client.aclose()
 
@@ -93,7 +108,7 @@ class ValkeyQueue:
         """See QueueStore."""
         request = f"rm:{{{job_id}}}:{gen}:request:{worker}:{request_id}"
         kept_ms = _REQUEST_KEPT_MS if request_id else 0
-        reply = await self._run("lease", job_id, gen, worker, shards, kept_ms, more=[request])
+        reply = await self._run("lease", job_id, gen, worker, shards, kept_ms, MOST_HELD, more=[request])
         state = State(reply[0].decode())
         if len(reply) == 1:
             return Granted(state)
@@ -169,7 +184,7 @@ async def _guarded(call: Callable[[], Awaitable[T]]) -> T:
     except (ValkeyGone, ValkeyLate) as error:
         raise Unavailable(f"Valkey does not answer: {error}", reason="VALKEY_DOWN") from error
     except ResponseError as error:
-        if str(error).startswith(("LOADING", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "CLUSTERDOWN")):
+        if str(error).startswith(("LOADING", "BUSY", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "CLUSTERDOWN")):
             raise Unavailable(f"Valkey refuses writes now: {error}", reason="VALKEY_DOWN") from error
         raise Internal(f"a queue script failed: {error}") from error
     except RedisError as error:

@@ -1,4 +1,4 @@
--- KEYS 8 answer to this request   ARGV 2 worker  3 shards wanted  4 request known for ms (0: not kept)
+-- KEYS 8 answer to this request   ARGV 2 worker  3 shards wanted  4 request known for ms (0: not kept)  5 most held
 local no = refusal()
 if no then return {no} end
 local REQUEST, worker, wanted, keep_ms = KEYS[8], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -23,8 +23,10 @@ if before then
 end
 
 -- 2. Shards from the front of the line: domain/cutting.py has the rule.
+local mine = tonumber(call('HGET', WORKERS, worker) or 0)
+wanted = math.min(wanted, tonumber(ARGV[5]) - mine)            -- nobody hoards: release and sweep stay short
 local holders = call('HLEN', WORKERS)
-if call('HEXISTS', WORKERS, worker) == 0 then holders = holders + 1 end
+if mine == 0 then holders = holders + 1 end
 local least = math.max(1, math.ceil(most / 8))
 local leases, expiries, epochs = {}, {}, {}
 local lo, hi = nil, nil

@@ -53,37 +53,73 @@ local function enqueue(lo, hi)
   call('HINCRBY', RUN, 'queued', int(hi - lo))
 end
 
+-- Runs a command over a flat list of arguments, in portions that fit Lua's stack.
+local function portions(command, key, list, width)
+  local step = 1000 * width
+  for i = 1, #list, step do call(command, key, unpack(list, i, math.min(i + step - 1, #list))) end
+end
+
 -- At most 100,000 pieces are remembered: a forgotten one costs a lease, after the next reconcile.
-local function remember(lo, hi)
-  if lo < hi then
-    call('ZADD', RECENT, int(lo), int(lo) .. ' ' .. int(hi))
-    if call('ZCARD', RECENT) > 100000 then call('ZREMRANGEBYRANK', RECENT, 0, 0) end
+local function remember(pieces)
+  local list = {}
+  for _, piece in ipairs(pieces) do
+    if piece[1] < piece[2] then
+      list[#list + 1] = int(piece[1])
+      list[#list + 1] = int(piece[1]) .. ' ' .. int(piece[2])
+    end
+  end
+  if #list == 0 then return end
+  portions('ZADD', RECENT, list, 2)
+  local excess = call('ZCARD', RECENT) - 100000
+  if excess > 0 then call('ZREMRANGEBYRANK', RECENT, 0, excess - 1) end
+end
+
+-- Ends leases (each with its epoch), whatever becomes of their positions.
+local function drop(leases)
+  local epochs, counts = {}, {}
+  for _, lease in ipairs(leases) do
+    epochs[#epochs + 1] = lease.epoch
+    counts[lease.worker] = (counts[lease.worker] or 0) + 1
+  end
+  portions('HDEL', LEASES, epochs, 1)
+  portions('ZREM', EXPIRY, epochs, 1)
+  for worker, count in pairs(counts) do
+    if call('HINCRBY', WORKERS, worker, -count) <= 0 then call('HDEL', WORKERS, worker) end
   end
 end
 
-local function drop(epoch, lease)
-  call('HDEL', LEASES, epoch)
-  call('ZREM', EXPIRY, epoch)
-  if call('HINCRBY', WORKERS, lease.worker, -1) <= 0 then call('HDEL', WORKERS, lease.worker) end
-end
-
--- Ends a lease: what is trained is remembered, the rest is queued and told.
-local function give_back(epoch, lease, told)
-  drop(epoch, lease)
-  remember(lease.lo, lease.progress)
-  if lease.progress < lease.hi then
-    enqueue(lease.progress, lease.hi)
-    call('HINCRBY', RUN, 'requeues', 1)
-    told[#told + 1] = {lease.worker, tonumber(epoch), lease.progress, lease.hi}
+-- Ends leases: what is trained is remembered, the rest is queued and told.
+local function give_back(leases, told)
+  drop(leases)
+  local trained, list, positions, before = {}, {}, 0, #told
+  for _, lease in ipairs(leases) do
+    trained[#trained + 1] = {lease.lo, lease.progress}
+    if lease.progress < lease.hi then
+      list[#list + 1] = int(lease.progress)
+      list[#list + 1] = int(lease.progress) .. ' ' .. int(lease.hi)
+      positions = positions + lease.hi - lease.progress
+      told[#told + 1] = {lease.worker, tonumber(lease.epoch), lease.progress, lease.hi}
+    end
+  end
+  remember(trained)
+  if #list > 0 then
+    portions('ZADD', QUEUE, list, 2)
+    call('HINCRBY', RUN, 'queued', int(positions))
+    call('HINCRBY', RUN, 'requeues', #told - before)
   end
 end
 
 -- A lease is over from its deadline on.
 local function expire(told)
-  for _, epoch in ipairs(call('ZRANGEBYSCORE', EXPIRY, '-inf', int(now), 'LIMIT', 0, 1000)) do
-    local lease = parse(call('HGET', LEASES, epoch))
-    give_back(epoch, lease, told)
-    call('HINCRBY', RUN, 'expirations', 1)
+  local epochs = call('ZRANGEBYSCORE', EXPIRY, '-inf', int(now), 'LIMIT', 0, 1000)
+  if #epochs == 0 then return end
+  local leases = {}
+  for i, text in ipairs(call('HMGET', LEASES, unpack(epochs))) do
+    local lease = parse(text)
+    lease.epoch = epochs[i]
+    leases[i] = lease
     call('HSETNX', LAPSED, lease.worker, int(lease.lo) .. ' ' .. int(lease.hi) .. ' ' .. int(lease.progress))
   end
+  call('HINCRBY', RUN, 'expirations', #leases)
+  give_back(leases, told)
 end

@@ -16,7 +16,7 @@ if call('HEXISTS', WORKERS, worker) == 1 then
   end
 end
 table.sort(mine, function(a, b) return tonumber(a.epoch) < tonumber(b.epoch) end)
-for _, lease in ipairs(mine) do give_back(lease.epoch, lease, told) end
+give_back(mine, told)
 if not crashed then
   call('HDEL', LAPSED, worker)
   return {'granted', told, {}, 0}

@@ -4,7 +4,7 @@ local no = refusal()
 if no then return {no} end
 local worker = ARGV[2]
 local ttl_ms = tonumber(call('HGET', RUN, 'ttl_ms'))
-local lost = {}
+local lost, complete, trained, ended = {}, {}, {}, {}
 for i = 3, #ARGV, 3 do
   local epoch = ARGV[i]
   local text = call('HGET', LEASES, epoch)
@@ -12,8 +12,12 @@ for i = 3, #ARGV, 3 do
   if not lease or lease.worker ~= worker then
     lost[#lost + 1] = tonumber(epoch)
   elseif ARGV[i + 2] == '1' then
-    drop(epoch, lease)
-    remember(lease.lo, lease.hi)
+    if not ended[epoch] then
+      ended[epoch] = true
+      lease.epoch = epoch
+      complete[#complete + 1] = lease
+      trained[#trained + 1] = {lease.lo, lease.hi}
+    end
   else
     local progress = math.max(lease.progress, math.min(tonumber(ARGV[i + 1]), lease.hi))
     if progress > lease.progress then
@@ -23,4 +27,6 @@ for i = 3, #ARGV, 3 do
     call('ZADD', EXPIRY, int(now + ttl_ms), epoch)
   end
 end
+drop(complete)
+remember(trained)
 return {'granted', lost}

@@ -1,0 +1,8 @@
+"""Use cases of shardsvc: load, decide, save, tell."""
+
+from services.shardsvc.app.datasets import Datasets, Inspected
+from services.shardsvc.app.indexing import Indexer
+from services.shardsvc.app.runs import LeaseAnswer, OpenRun, RunProgress, Runs
+from services.shardsvc.app.tasklog import TaskLog
+
+__all__ = ["Datasets", "Indexer", "Inspected", "LeaseAnswer", "OpenRun", "RunProgress", "Runs", "TaskLog"]

@@ -1,0 +1,80 @@
+"""Datasets by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from recmesh.data import Index
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, Violation
+from recmesh.runtime.events import Event
+from recmesh.runtime.events.catalog import DATASET_REGISTERED, DatasetRegistered
+from recmesh.spec.dataset import DatasetSpec
+from services.shardsvc import wire
+from services.shardsvc.app.indexing import Indexer
+from services.shardsvc.domain.dataset import Dataset
+from services.shardsvc.store.durable import KeyValueStore
+
+Emit = Callable[[Event[DatasetRegistered]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What a dataset's files hold."""
+
+    index: Index
+
+
+class Datasets:
+    """The registry: names to specifications that were checked against their files."""
+
+    def __init__(self, store: KeyValueStore, indexer: Indexer, *, clock: Clock, emit: Emit) -> None:
+        self._store = store
+        self._indexer = indexer
+        self._clock = clock
+        self._emit = emit
+
+    async def inspect(self, spec: DatasetSpec) -> Inspected:
+        """Counts and columns; errors as of recmesh.data.index_dataset."""
+        return Inspected(await self._indexer.index(spec))
+
+    async def register(self, name: str, spec: DatasetSpec) -> Dataset:
+        """A name for a dataset. The same specification again changes nothing, another is a new revision."""
+        if spec.name not in (None, name):
+            reason = f"the specification is named {spec.name!r}, not {name!r}"
+            raise InvalidArgument(reason, violations=[Violation("data.name", reason)])
+        spec = DatasetSpec.parse(spec.model_dump() | {"name": name})
+        index = await self._indexer.index(spec)
+        while True:
+            entry = await self._store.get(name)
+            known = wire.dataset_from_bytes(entry.value) if entry else None
+            if known is not None and known.same_as(spec):
+                return known
+            revision = known.revision + 1 if known else 1
+            dataset = Dataset(name, revision, spec, self._clock.now(), index.rows, len(index.files))
+            try:
+                if entry is None:
+                    await self._store.create(name, wire.dataset_to_bytes(dataset))
+                else:
+                    await self._store.update(name, wire.dataset_to_bytes(dataset), entry.revision)
+            except (Aborted, AlreadyExists):
+                continue
+            self._emit(self._registered(dataset, index))
+            return dataset
+
+    async def get(self, name: str) -> Dataset:
+        """NotFound when nothing is registered under the name."""
+        entry = await self._store.get(name)
+        if entry is None:
+            raise NotFound(f"there is no dataset {name!r}", violations=[Violation("dataset", f"no {name!r}")])
+        return wire.dataset_from_bytes(entry.value)
+
+    async def list(self) -> list[Dataset]:
+        """All, by name."""
+        return [wire.dataset_from_bytes(entry.value) for entry in await self._store.entries()]
+
+    def _registered(self, dataset: Dataset, index: Index) -> Event[DatasetRegistered]:
+        data = DatasetRegistered(
+            name=dataset.name, rows=dataset.rows, files=dataset.files, tasks=len(index.slices)
+        )
+        identity = f"{dataset.name}-{dataset.revision}-{dataset.created:.6f}"
+        return Event(DATASET_REGISTERED, dataset.name, data, id=identity)

@@ -1,0 +1,166 @@
+"""Between messages and values. Nothing else in shardsvc knows protobuf or the bytes of a stored record."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import orjson
+
+from recmesh.data.records import FileSlice, TaskRecord
+from recmesh.formats import IntervalSet
+from recmesh.pb import common_pb2 as common
+from recmesh.pb import shardsvc_pb2 as pb
+from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
+from recmesh.spec.dataset import DatasetSpec
+from services.shardsvc.domain.dataset import Dataset
+from services.shardsvc.domain.lease import Lease, State, View
+from services.shardsvc.domain.run import Run
+from services.shardsvc.domain.tasks import LINE
+
+MOST_RECORDS = 1_000
+MOST_BYTES = 512 * 1024
+
+STATES = {
+    State.GRANTED: pb.LeaseReply.GRANTED,
+    State.WAIT: pb.LeaseReply.WAIT,
+    State.REOPEN: pb.LeaseReply.WAIT,
+    State.DRAINED: pb.LeaseReply.DRAINED,
+    State.STALE_GEN: pb.LeaseReply.STALE_GEN,
+}
+
+
+def task_to_pb(task: TaskRecord) -> common.TaskRecord:
+    """The record as it is logged and handed to workers."""
+    message = common.TaskRecord(
+        sequence=task.sequence, line=task.line, base=task.base, rows=task.rows, epoch=task.epoch,
+        order_seed=task.order_seed, close=task.close,
+    )
+    if task.file is not None:
+        file = task.file
+        message.file.CopyFrom(common.FileSlice(
+            uri=file.uri, size_bytes=file.size_bytes, etag=file.etag, first_row=file.first_row,
+            rows=file.rows, byte_lo=file.byte_lo, byte_hi=file.byte_hi,
+        ))
+    return message
+
+
+def task_from_pb(message: common.TaskRecord, *, sequence: int | None = None) -> TaskRecord:
+    """The inverse; a record read from the log gets its sequence from there."""
+    file = None
+    if message.HasField("file"):
+        part = message.file
+        file = FileSlice(
+            part.uri, part.size_bytes, part.etag, part.first_row, part.rows, part.byte_lo, part.byte_hi
+        )
+    return TaskRecord(
+        message.sequence if sequence is None else sequence, message.line, message.base, message.rows,
+        message.epoch, message.order_seed, file, message.close,
+    )
+
+
+def chunks(tasks: Iterable[TaskRecord], *, fingerprint: str) -> Iterator[bytes]:
+    """Messages of the task log: at most 1,000 records and 512 KiB each."""
+    chunk = pb.TaskChunk(fingerprint=fingerprint)
+    size = 0
+    for task in tasks:
+        message = task_to_pb(task)
+        bytes_more = message.ByteSize() + 8
+        if chunk.tasks and (len(chunk.tasks) >= MOST_RECORDS or size + bytes_more > MOST_BYTES - 1024):
+            yield chunk.SerializeToString()
+            chunk = pb.TaskChunk(fingerprint=fingerprint)
+            size = 0
+        chunk.tasks.append(message)
+        size += bytes_more
+    if chunk.tasks:
+        yield chunk.SerializeToString()
+
+
+def tasks_of_chunk(sequence: int, data: bytes) -> tuple[str, list[TaskRecord]]:
+    """Fingerprint and records of one message of the task log."""
+    chunk = pb.TaskChunk.FromString(data)
+    return chunk.fingerprint, [task_from_pb(message, sequence=sequence) for message in chunk.tasks]
+
+
+def ledger_from_pb(ledger: common.Ledger, *, path: str) -> IntervalSet:
+    """Positions on the line of bounded tasks."""
+    found = IntervalSet()
+    for piece in ledger.intervals:
+        if piece.line != LINE or piece.lo >= piece.hi:
+            reason = f"[{piece.lo}, {piece.hi}) of line {piece.line} is no piece of line {LINE}"
+            raise InvalidArgument(reason, violations=[Violation(path, reason)])
+        found.add(piece.lo, piece.hi)
+    return found
+
+
+def lease_to_pb(lease: Lease, tasks: Sequence[TaskRecord]) -> pb.Lease:
+    """A lease whose piece starts where its holder goes on."""
+    piece = common.Piece(line=LINE, lo=lease.progress, hi=lease.hi)
+    return pb.Lease(epoch=lease.epoch, piece=piece, tasks=map(task_to_pb, tasks))
+
+
+def piece_to_pb(lo: int, hi: int) -> common.Piece:
+    """A piece of the line of bounded tasks."""
+    return common.Piece(line=LINE, lo=lo, hi=hi)
+
+
+def holders(view: View) -> list[pb.Holder]:
+    """Who holds what, by worker."""
+    found: dict[str, pb.Holder] = {}
+    for lease in view.leases:
+        holder = found.setdefault(lease.worker, pb.Holder(worker=lease.worker))
+        holder.leases += 1
+        holder.positions += lease.hi - lease.progress
+        holder.oldest_s = max(holder.oldest_s, lease.age_s)
+    return [found[worker] for worker in sorted(found)]
+
+
+def run_to_bytes(run: Run) -> bytes:
+    """As it is kept in the key-value store."""
+    return orjson.dumps({
+        "job_id": run.job_id, "gen": run.gen, "batch_size": run.batch_size,
+        "shard_batches": run.shard_batches, "ttl_s": run.ttl_s, "done": run.done.pairs(), "life": run.life,
+        "closed": run.closed,
+    })
+
+
+def run_from_bytes(data: bytes) -> Run:
+    """The inverse; DataLoss when it is no run."""
+    try:
+        value = orjson.loads(data)
+        value["done"] = IntervalSet((lo, hi) for lo, hi in value["done"])
+        return Run(**value)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise DataLoss(f"a stored run cannot be read: {error}") from error
+
+
+def dataset_to_bytes(dataset: Dataset) -> bytes:
+    """As it is kept in the key-value store."""
+    return orjson.dumps({
+        "name": dataset.name, "revision": dataset.revision, "created": dataset.created, "rows": dataset.rows,
+        "files": dataset.files, "spec": dataset.spec.model_dump(mode="json"),
+    })
+
+
+def dataset_from_bytes(data: bytes) -> Dataset:
+    """The inverse; DataLoss when it is no dataset."""
+    try:
+        value = orjson.loads(data)
+        value["spec"] = DatasetSpec.parse(value["spec"])
+        return Dataset(**value)
+    except (orjson.JSONDecodeError, KeyError, TypeError, InvalidArgument) as error:
+        raise DataLoss(f"a stored dataset cannot be read: {error}") from error
+
+
+def dataset_to_pb(dataset: Dataset) -> pb.Dataset:
+    """A registered dataset."""
+    return pb.Dataset(
+        name=dataset.name, revision=dataset.revision, dataset_json=dataset.spec.model_dump_json(),
+        created=dataset.created, rows=dataset.rows,
+    )
+
+
+def spec_from_json(text: str, *, path: str = "dataset_json") -> DatasetSpec:
+    """A dataset's specification; InvalidArgument names every wrong field."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgument(f"{path} is no JSON", violations=[Violation(path, str(error))]) from None
+    return DatasetSpec.parse(value)
