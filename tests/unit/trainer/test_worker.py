@@ -1,0 +1,339 @@
+"""The worker against servers that keep the protocol's rules and break everything else."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from recmesh.formats import SlotMap, slots_of
+from recmesh.runtime.errors import Unavailable
+from recmesh.trainer.ports import Piece, RunRecord
+from recmesh.trainer.session import DenseBlock, EmbeddingTable, Init, Step
+from recmesh.trainer.stepping import StepMistake
+from recmesh.trainer.worker.life import Declaration, Life, Terms
+from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.session import WorkerSession
+from tests.unit.trainer.fakes import FakeRuns, FakeServer, FakeShards, PositionReader, job_spec, record_of
+
+TABLES = [EmbeddingTable("ta", 2, ["a"], init=Init.zeros()), EmbeddingTable("tb", 3, ["b"], init=Init.zeros())]
+TOTAL = 45
+
+
+@dataclass
+class Mesh:
+    """A worker with all that it talks to."""
+
+    servers: list[FakeServer]
+    shards: FakeShards
+    runs: FakeRuns
+    session: WorkerSession
+    meter: Meter
+
+    def train(self, *, until: Callable[[], bool] | None = None) -> int:
+        """Counts each sample once into each row, and into a dense block; stops when everything is applied."""
+        stop = until or self.complete
+        steps = 0
+        for step in self.session.steps():
+            count_once(step)
+            steps += 1
+            self.end_when(stop)
+        return steps
+
+    def end_when(self, stop: Callable[[], bool]) -> None:
+        if stop():
+            self.session.stop()
+
+    def complete(self) -> bool:
+        return all(server.applied.covers(0, TOTAL) for server in self.servers)
+
+    def counted(self, table: str) -> dict[int, float]:
+        merged: Counter[int] = Counter()
+        for server in self.servers:
+            merged.update({i: value for i, value in server.sums[table].items() if value})
+        return dict(merged)
+
+
+def count_once(step: Step) -> None:
+    grads = {}
+    for table, feature in (("ta", "a"), ("tb", "b")):
+        grad = np.zeros_like(step.rows[table])
+        np.add.at(grad, step.index[feature], np.float32(1.0))
+        grads[table] = grad
+    step.push(grads, {"seen": np.full(1, step.batch.size, np.float32)}, loss=0.5)
+
+
+@contextmanager
+def mesh(*, servers: int = 2, total: int = TOTAL, in_flight: int = 2, **training: object) -> Iterator[Mesh]:
+    slot_map = SlotMap.even(1, servers)
+    fakes = [FakeServer(ps, slot_map) for ps in range(servers)]
+    shards, runs, meter = FakeShards(total, 12), FakeRuns(record_of(slot_map, servers)), Meter()
+    spec = job_spec(in_flight=in_flight, **training)
+
+    def begin(record: RunRecord, declaration: Declaration) -> Life:
+        return Life(
+            record,
+            terms=Terms("0-test", spec.training.batch_size, in_flight),
+            connect=lambda member: made.servers[member.ps],
+            shards=made.shards,
+            runs=runs,
+            reader=PositionReader(),
+            declaration=declaration,
+            meter=meter,
+        )
+
+    session = WorkerSession(spec, runs=runs, begin=begin, meter=meter)
+    made = Mesh(fakes, shards, runs, session, meter)
+    session.declare(TABLES, [DenseBlock("seen", np.zeros(1, np.float32), "statistic")])
+    session.open()
+    # Whatever a test breaks, its loop ends: a stuck worker fails the test instead of hanging it.
+    guard = threading.Timer(20.0, session.stop)
+    guard.start()
+    try:
+        yield made
+    finally:
+        guard.cancel()
+        session.close()
+
+
+def wait_for_end(made: Mesh) -> None:
+    """Steps stop only when the last push has landed: the condition is looked at by a thread beside the loop."""
+    def watch() -> None:
+        while not made.complete() and not made.session.stopping:
+            threading.Event().wait(0.01)
+        made.session.stop()
+
+    threading.Thread(target=watch, daemon=True).start()
+    made.train(until=lambda: False)
+
+
+def truth(modulus: int) -> dict[int, float]:
+    return {i: float(n) for i, n in Counter(p % modulus for p in range(TOTAL)).items()}
+
+
+def dense_sum(made: Mesh) -> float:
+    return float(sum(value[0] for server in made.servers for value in server.dense.values()))
+
+
+def test_every_sample_reaches_each_of_its_rows_once_and_each_server_has_all_positions() -> None:
+    with mesh(servers=3) as made:
+        wait_for_end(made)
+        assert made.counted("ta") == truth(7)
+        assert made.counted("tb") == truth(3)
+        assert dense_sum(made) == TOTAL
+        assert [list(server.applied) for server in made.servers] == [[(0, TOTAL)]] * 3
+
+
+def test_a_server_that_owns_none_of_a_batch_gets_an_empty_part() -> None:
+    with mesh(servers=16) as made:   # ten ids on sixteen servers
+        wait_for_end(made)
+        assert all(len(server.pushed) == 12 for server in made.servers)
+
+
+def test_a_lost_ack_is_asked_again_and_counts_once() -> None:
+    with mesh() as made:
+        failed: set[Piece] = set()
+
+        def lose(piece: Piece) -> None:
+            if piece not in failed:
+                failed.add(piece)
+                raise Unavailable("the answer is lost")
+
+        made.servers[1].after_push = lose
+        wait_for_end(made)
+        assert made.counted("ta") == truth(7)
+        assert failed
+
+
+def test_an_outage_of_a_server_is_outlasted() -> None:
+    with mesh() as made:
+        refusals = iter(range(4))
+
+        def refuse(piece: Piece) -> None:
+            if next(refusals, None) is not None:
+                raise Unavailable("restarting")
+
+        made.servers[0].before_push = refuse
+        wait_for_end(made)
+        assert made.counted("tb") == truth(3)
+
+
+def test_after_a_move_of_slots_all_acks_are_forgotten_and_nothing_is_lost_or_doubled() -> None:
+    with mesh() as made:
+        moved = SlotMap(2, 1 - made.servers[0].map.owners)   # each slot changes its owner
+        once = threading.Event()
+
+        def swap(piece: Piece) -> None:
+            if piece.lo != 16 or once.is_set():
+                return
+            once.set()
+            first, second = made.servers
+            with first.lock, second.lock:
+                # A handoff moves rows with their ledger.
+                first.sums, second.sums = second.sums, first.sums
+                first.counts, second.counts = second.counts, first.counts
+                first.dense, second.dense = second.dense, first.dense
+                first.applied, second.applied = second.applied, first.applied
+                for server in made.servers:
+                    server.map, server.since = moved, 2
+            made.runs.now = record_of(moved, 2)
+
+        made.servers[0].before_push = swap
+        wait_for_end(made)
+        assert once.is_set()
+        assert made.counted("ta") == truth(7)
+        assert made.counted("tb") == truth(3)
+        assert dense_sum(made) == TOTAL
+
+
+def test_a_batch_that_overlaps_a_ledger_is_trained_again_between_the_cuts() -> None:
+    with mesh() as made:
+        late = threading.Event()
+
+        def someone_else(piece: Piece) -> None:
+            if piece.lo == 12 and not late.is_set():
+                late.set()
+                server = made.servers[0]
+                with server.lock:
+                    # Another worker's cut: position 14 alone, with its parts for this server.
+                    reader = PositionReader().batch((), 14, 15)
+                    for table, feature in (("ta", "a"), ("tb", "b")):
+                        i = int(reader.ids[feature].values[0])
+                        from recmesh.formats import slots_of
+                        if server.map.owners[slots_of(np.array([i]), table)][0] == 0:
+                            server.sums[table][i] += 1.0
+                    for key in server.dense:
+                        server.dense[key] += 1.0
+                    server.applied.add(14, 15)
+
+        made.servers[0].before_push = someone_else
+        wait_for_end(made)
+        assert made.counted("ta") == truth(7)
+        assert made.counted("tb") == truth(3)
+        assert Piece(0, 12, 14) in made.servers[0].pushed
+        assert Piece(0, 15, 16) in made.servers[0].pushed
+
+
+def test_after_a_rollback_the_new_generation_trains_everything_again() -> None:
+    with mesh() as made:
+        rolled = threading.Event()
+        old = list(made.servers)
+
+        def roll_back(piece: Piece) -> None:
+            if piece.lo >= 20 and not rolled.is_set():
+                rolled.set()
+                slot_map = SlotMap.even(5, 2)
+                made.servers[:] = [FakeServer(ps, slot_map, gen=2) for ps in range(2)]
+                made.shards = FakeShards(TOTAL, 12, gen=2)
+                made.runs.now = record_of(slot_map, 2, gen=2)
+                for server in old:
+                    server.gen = 2
+
+        old[0].before_push = roll_back
+        wait_for_end(made)
+        assert rolled.is_set()
+        assert made.counted("ta") == truth(7)
+        assert made.session.gen == 2
+
+
+def test_a_lease_that_is_trained_already_is_only_completed() -> None:
+    with mesh() as made:
+        wait_for_end(made)
+    with mesh() as again:
+        for server, trained in zip(again.servers, made.servers, strict=True):
+            server.applied.add(0, TOTAL)
+            assert trained.applied.covers(0, TOTAL)
+        steps = again.train(until=lambda: True)
+        assert steps <= 2   # what was leased before the ledgers were full
+        assert not any(server.counts["ta"] for server in again.servers)
+
+
+def test_never_more_than_in_flight_batches_are_between_pull_and_ack() -> None:
+    with mesh(servers=1, in_flight=2) as made:
+        gate = threading.Event()
+        most = 0
+        server = made.servers[0]
+        server.before_push = lambda piece: None if gate.wait(10) else None
+        taken = []
+        for step in made.session.steps():
+            taken.append(step.batch.size)
+            most = max(most, server.pulls - len(server.pushed))
+            count_once(step)
+            if len(taken) == 2:
+                assert server.pulls == 2   # a third pull waits for an ack
+                gate.set()
+            if made.complete() or len(taken) == 12:
+                break
+        assert most <= 2
+
+
+def test_a_drained_worker_returns_its_leases_and_loses_nothing() -> None:
+    with mesh() as made:
+        made.train(until=lambda: True)   # one step, then stop
+        made.session.close()
+        assert made.shards.released == 1
+        assert not made.shards.leased
+        applied = {piece for server in made.servers for piece in server.pushed}
+        queued = sum(piece.hi - piece.lo for piece in made.shards.queue)
+        assert queued + sum(piece.hi - piece.lo for piece in applied) == TOTAL
+
+
+def test_an_outage_of_shardsvc_is_outlasted() -> None:
+    with mesh() as made:
+        made.shards.outage.set()
+        threading.Timer(0.2, made.shards.outage.clear).start()
+        wait_for_end(made)
+        assert made.counted("ta") == truth(7)
+
+
+def test_numbers_that_are_not_finite_push_the_ids_with_zero_gradients_and_count() -> None:
+    with mesh() as made:
+        first = True
+        for step in made.session.steps():
+            if first:
+                step.push({}, {}, loss=float("nan"))
+            else:
+                count_once(step)
+            first = False
+            made.end_when(lambda: len(made.servers[0].pushed) + len(made.servers[1].pushed) >= 16)
+        made.session.close()
+        assert made.meter.beat(1).skipped_nan == 1
+        assert sum(made.servers[0].counts["ta"].values()) + sum(made.servers[1].counts["ta"].values()) >= 4
+
+
+def test_too_many_batches_that_are_not_finite_end_the_job() -> None:
+    with mesh(nan={"action": "skip", "limit": 1}) as made, pytest.raises(StepMistake, match=r"training\.nan"):
+        for step in made.session.steps():
+            step.skip_nan()
+
+
+def test_a_loop_that_passes_a_step_over_is_told() -> None:
+    with mesh() as made, pytest.raises(StepMistake, match="without pushing"):
+        for _ in made.session.steps():
+            pass
+
+
+def test_gradients_of_unknown_tables_and_wrong_shapes_are_named() -> None:
+    with mesh() as made:
+        for step in made.session.steps():
+            with pytest.raises(StepMistake, match="other"):
+                step.push({"other": np.zeros((1, 2), np.float32)}, {}, loss=0.0)
+            with pytest.raises(StepMistake, match="table ta"):
+                step.push({"ta": np.zeros((1, 9), np.float32)}, {}, loss=0.0)
+            step.skip_nan()
+            break
+
+
+def test_clipping_scales_all_gradients_to_the_global_norm() -> None:
+    with mesh(clip_norm=1.0, servers=1) as made:
+        for step in made.session.steps():
+            step.push({"ta": np.full_like(step.rows["ta"], 3.0)}, {}, loss=0.0)
+            rows = len(step.rows["ta"])
+            break
+        made.session.close()
+        pushed = list(made.servers[0].sums["ta"].values())
+        assert np.isclose(sum(value**2 for value in pushed if value) * 2, 1.0)
+        assert len([value for value in pushed if value]) == rows
