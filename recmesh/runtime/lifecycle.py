@@ -162,7 +162,8 @@ async def _stop(started: Sequence[Component], drain_s: float) -> bool:
     for component in reversed(started):
         left_s = max(0.1, deadline - asyncio.get_running_loop().time())
         try:
-            await asyncio.wait_for(component.stop(), left_s)
+            async with asyncio.timeout(left_s):
+                await component.stop()
         except TimeoutError:
             clean = False
             _log.error("%s did not stop within the drain time", component.name)

@@ -84,7 +84,8 @@ class Bus:
         if self._sender is not None:
             if self.connected:
                 with contextlib.suppress(TimeoutError):   # offers may be lost
-                    await asyncio.wait_for(self._idle.wait(), 2.0)
+                    async with asyncio.timeout(2.0):
+                        await self._idle.wait()
             self._sender.cancel()
             await asyncio.gather(self._sender, return_exceptions=True)
         await self._link.close()

@@ -78,6 +78,7 @@ class Consumer:
         self._lanes: list[asyncio.Queue[Msg]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._reader: asyncio.Task[None] | None = None
+        self._stopping = False
 
     async def start(self) -> None:
         """Make the durable, begin to read; Unavailable when NATS does not answer."""
@@ -89,6 +90,7 @@ class Consumer:
 
     async def stop(self) -> None:
         """No new events; those being handled finish, those waiting go back to the server at once."""
+        self._stopping = True
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -127,7 +129,7 @@ class Consumer:
         return session
 
     async def _read(self) -> None:
-        while True:
+        while not self._stopping:
             try:
                 session = await self._link.call(self.name, self._ensure, timeout_s=30)
                 pull = Pull(session, EVENT_STREAM, self.durable, hand_back=True)

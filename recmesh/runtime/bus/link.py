@@ -129,7 +129,8 @@ class Link:
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._session is not None:
             with contextlib.suppress(Exception):   # the server may be gone already
-                await asyncio.wait_for(self._session.client.flush(timeout=1), 1.5)
+                async with asyncio.timeout(1.5):
+                    await self._session.client.flush(timeout=1)
             with contextlib.suppress(Exception):   # as above
                 await self._session.client.close()
 
@@ -139,7 +140,8 @@ class Link:
             if self._closing:
                 raise Unavailable("the bus is closed", reason="BUS_CLOSED")
             try:
-                await asyncio.wait_for(self._connected.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._connected.wait()
             except TimeoutError:
                 raise Unavailable(f"NATS at {self.address} is away", reason="NATS_UNREACHABLE") from None
         return self._session
@@ -225,7 +227,8 @@ class Link:
         )
 
     async def _keep(self) -> None:
-        while True:
+        # The flag, because the client library's `wait_for` may swallow a cancellation (Python < 3.12).
+        while not self._closing:
             if self._session is not None:
                 await self._session.lost.wait()
                 _log.warning("NATS at %s is away", self.address)
@@ -239,7 +242,8 @@ class Link:
 
     async def _dial(self) -> None:
         """One attempt. The port is polled first: a refused connect inside the library costs 2 s."""
-        _, writer = await asyncio.wait_for(asyncio.open_connection(self._host, self._port), 2)
+        async with asyncio.timeout(2):
+            _, writer = await asyncio.open_connection(self._host, self._port)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

@@ -22,7 +22,9 @@ async def store(
     """The sequence under which JetStream keeps the message.
 
     Repeated under the same `message_id` after a lost answer, it is stored once and the first sequence
-    comes back. `expected_last` is the subject's last sequence (0: none): Aborted when it is another.
+    comes back. `expected_last` is the subject's last sequence (0: none): Aborted when it is another
+    (with `stream` given, and unless the last one is this very message: the server checks the sequence
+    before the id, so a repeat whose first answer was lost looks like a lost race).
     InvalidArgument when the message exceeds what the server carries.
     """
     all_headers = dict(headers or {})
@@ -37,12 +39,25 @@ async def store(
                 subject, payload, timeout=ATTEMPT_S, headers=all_headers, stream=stream or None
             )
         except js_errors.APIError as error:
+            if error.err_code in _WRONG_LAST_SEQUENCE and stream:
+                mine = await _sequence_of(session, stream, subject, message_id)
+                if mine is not None:
+                    return mine
             raise _explained(error, subject) from error
         except nats.errors.MaxPayloadError:
             raise _too_large(subject, len(payload), session.client.max_payload) from None
         return int(ack.seq)
 
     return await link.call(f"publish {subject}", publish, timeout_s=timeout_s)
+
+
+async def _sequence_of(session: Session, stream: str, subject: str, message_id: str) -> int | None:
+    try:
+        last = await session.js.get_last_msg(stream, subject)
+    except js_errors.NotFoundError:
+        return None
+    stored_id = (last.headers or {}).get(api.Header.MSG_ID.value)
+    return int(last.seq) if stored_id == message_id and last.seq is not None else None
 
 
 def check_size(session: Session, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
