@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recmesh.runtime.errors import InvalidArgument
+from services.forecaster.domain.forecast import Ask, Predicted, answer, backtest_origins, wape
+from services.forecaster.domain.season import season_for
+from services.forecaster.domain.series import Grid, Point, checked, regular, snapped
+
+HOUR = 3600.0
+
+
+def hours(values: list[float | None]) -> list[Point]:
+    return [Point(at * HOUR, value) for at, value in enumerate(values) if value is not None]
+
+
+def test_points_fall_on_their_step_and_the_last_one_of_a_step_wins() -> None:
+    points = checked("qps", 60, [Point(119.9, 1), Point(60, 2), Point(0, 3)])
+    assert points == [Point(0, 3), Point(60, 2)]
+
+
+def test_a_step_of_a_tenth_does_not_lose_values_to_rounding() -> None:
+    points = checked("qps", 0.1, [Point(index * 0.1, 1) for index in range(1000)])
+    assert len(points) == 1000
+
+
+@pytest.mark.parametrize(
+    ("series", "step_s", "point", "path"),
+    [
+        ("", 60, Point(0, 1), "series"),
+        ("qps", 0, Point(0, 1), "step_s"),
+        ("qps", 60, Point(0, -1), "points[0].value"),
+        ("qps", 60, Point(0, float("nan")), "points[0].value"),
+        ("qps", 60, Point(float("inf"), 1), "points[0].at"),
+        ("qps", 60, Point(-5, 1), "points[0].at"),
+    ],
+)
+def test_every_wrong_field_of_an_observation_is_named(
+    series: str, step_s: float, point: Point, path: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        checked(series, step_s, [point])
+    assert [violation.path for violation in caught.value.violations] == [path]
+
+
+def test_a_short_gap_is_bridged_by_a_line() -> None:
+    grid = regular(hours([1, None, None, 4]), step_s=HOUR, own_step_s=HOUR)
+    assert grid.values.tolist() == [1, 2, 3, 4]
+    assert grid.filled == 2
+
+
+def test_a_long_gap_takes_the_day_before() -> None:
+    day = [float(hour) for hour in range(24)]
+    second: list[float | None] = [*day]
+    second[5:12] = [None] * 7
+    grid = regular(hours([*day, *second]), step_s=HOUR, own_step_s=HOUR)
+    assert grid.values.tolist() == day * 2
+
+
+def test_a_coarser_grid_holds_means() -> None:
+    grid = regular(hours([1, 3, 5, None, 9]), step_s=2 * HOUR, own_step_s=HOUR)
+    assert grid.values.tolist() == [2, 5, 9]
+
+
+def test_a_finer_grid_than_was_observed_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="step"):
+        regular(hours([1, 2]), step_s=60, own_step_s=HOUR)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.data())
+def test_a_grid_has_no_holes_and_no_values_outside_those_seen(
+    values: list[float], data: st.DataObject
+) -> None:
+    kept = sorted(data.draw(st.sets(st.sampled_from(range(len(values))), min_size=1)))
+    points = [Point(index * HOUR, values[index]) for index in kept]
+    grid = regular(points, step_s=HOUR, own_step_s=HOUR)
+    seen = [point.value for point in points]
+    assert len(grid.values) == kept[-1] - kept[0] + 1
+    assert np.isfinite(grid.values).all()
+    assert min(seen) - 1e-6 <= grid.values.min() and grid.values.max() <= max(seen) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("count", "step_s", "wanted_s", "steps"),
+    [
+        (336, HOUR, 0, 168), (335, HOUR, 0, 24), (48, HOUR, 0, 24), (47, HOUR, 0, 1), (1000, 7000.0, 0, 1),
+        (14, 86_400.0, 0, 7), (10, HOUR, 5 * HOUR, 5), (9, HOUR, 5 * HOUR, 1),
+    ],
+)  # fmt: skip
+def test_the_season_is_the_longest_one_seen_twice(
+    count: int, step_s: float, wanted_s: float, steps: int
+) -> None:
+    assert season_for(count=count, step_s=step_s, wanted_s=wanted_s).steps == steps
+
+
+def test_a_season_that_is_no_multiple_of_the_step_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="season"):
+        season_for(count=100, step_s=HOUR, wanted_s=1.5 * HOUR)
+
+
+def test_wape_is_the_share_that_is_wrong() -> None:
+    assert wape(np.array([10.0, 10.0]), np.array([8.0, 11.0])) == pytest.approx(0.15)
+    assert wape(np.zeros(3), np.zeros(3)) == 0
+    assert wape(np.zeros(3), np.ones(3)) == 1
+
+
+@given(st.integers(1, 500), st.integers(1, 200), st.integers(1, 100))
+def test_every_backtest_leaves_a_season_to_learn_from_and_a_value_to_judge_by(
+    count: int, season: int, horizon: int
+) -> None:
+    origins = backtest_origins(count, season=season, horizon=horizon)
+    assert all(season <= cut < count for cut in origins)
+    assert bool(origins) == (count > season)
+
+
+def test_rates_are_never_negative_and_the_mean_lies_in_its_interval() -> None:
+    grid = Grid(0, HOUR, np.ones(4), filled=1)
+    predicted = Predicted(
+        "m", mean=np.array([-1.0, 5.0]), low=np.array([-9.0, 6.0]), high=np.array([-0.5, 4.0])
+    )
+    made = answer(
+        Ask("qps", 2), grid, predicted, season_for(count=4, step_s=HOUR), skipped=0, error=0.1, made=7
+    )
+    assert [(point.low, point.mean, point.high) for point in made.points] == [(0, 0, 0), (5, 5, 5)]
+    assert made.points[0].at == 4 * HOUR
+    assert "1 of 4 values were missing" in made.note
+
+
+def test_what_is_past_is_not_forecast() -> None:
+    grid = Grid(0, HOUR, np.ones(4))
+    steady = Predicted("m", np.ones(3), np.ones(3), np.ones(3))
+    made = answer(Ask("qps", 1), grid, steady, season_for(count=4, step_s=HOUR), skipped=2, error=0, made=7)
+    assert [point.at for point in made.points] == [6 * HOUR]
+
+
+def test_moments_of_a_step_share_it() -> None:
+    assert {snapped(at, 60) for at in (60, 61, 119.9)} == {60}
