@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 _OFFSET = np.uint64(0xCBF29CE484222325)
 _PRIME = np.uint64(0x100000001B3)
+_SIGNATURE = "void(uint8[::1], int64[::1], uint64[::1])"
 
 
-@numba.njit("void(uint8[::1], int64[::1], uint64[::1])", nogil=True, cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
+@numba.njit(_SIGNATURE, nogil=True, cache=True)  # type: ignore[untyped-decorator]  # numba has no types
 def _fnv1a64(data: NDArray[np.uint8], offsets: NDArray[np.int64], out: NDArray[np.uint64]) -> None:
     for i in range(out.size):
         value = _OFFSET
@@ -29,7 +30,8 @@ def fnv1a64_of_strings(values: Any) -> NDArray[np.uint64]:
     if pa.types.is_dictionary(array.type):
         hashes = np.append(fnv1a64_of_strings(array.dictionary), _OFFSET)   # the last stands for missing
         indices = array.indices.cast(pa.int64()).fill_null(len(array.dictionary))
-        return np.take(hashes, indices.to_numpy(zero_copy_only=False))
+        taken: NDArray[np.uint64] = hashes[indices.to_numpy(zero_copy_only=False)]
+        return taken
     if not (pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)):
         array = array.cast(pa.large_binary() if pa.types.is_binary(array.type) else pa.large_string())
     array = array.fill_null("")   # a null may lie over bytes

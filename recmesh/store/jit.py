@@ -9,7 +9,6 @@ numba dates a cached kernel by the file that holds it, and would go on with an o
 """
 
 import hashlib
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from numba.extending import intrinsic
 F = TypeVar("F", bound=Callable[..., Any])
 
 NONE, INT, WORD, REAL = types.void, types.int64, types.uint64, types.float64
-I64, U64, U32, U16, U8 = types.int64[::1], types.uint64[::1], types.uint32[::1], types.uint16[::1], types.uint8[::1]
+I64, U64, U32, U8 = types.int64[::1], types.uint64[::1], types.uint32[::1], types.uint8[::1]
 F32, F32_2D = types.float32[::1], types.float32[:, ::1]
 # What kernels only read may be a view of a received message.
 IDS = types.Array(types.int64, 1, "C", readonly=True)
@@ -32,7 +31,8 @@ GRADS = types.Array(types.float32, 1, "C", readonly=True)
 GRADS_2D = types.Array(types.float32, 2, "C", readonly=True)
 
 
-_SOURCES = ("store/jit.py", "store/arithmetic.py", "store/kernels.py", "formats/hashing.py", "formats/initial.py")
+_SOURCES = (
+    "store/jit.py", "store/arithmetic.py", "store/kernels.py", "formats/hashing.py", "formats/initial.py")
 
 
 def _fingerprint() -> str:

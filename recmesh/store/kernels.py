@@ -1,12 +1,13 @@
 """The compiled kernels of the store: one index for all tables, rows in slabs, fused optimizers.
 
 **Index.** Open addressing with linear probing over entries of two words: the id, and (table << 32 | row + 1),
-0 when free. The hash is splitmix64(id XOR table_salt); its bits 44..51, just below those that choose the slot,
-choose one of 256 partitions, whose regions (a power of two of entries) lie in one reserved arena. A partition
-that fills moves to a region of twice the size at the arena's end: the longest pause is one 256th of a rehash.
+0 when free. The hash is splitmix64(id XOR table_salt); its bits 44..51, just below those that choose the
+slot, choose one of 256 partitions, whose regions (a power of two of entries) lie in one reserved arena. A
+partition that fills moves to a region of twice the size at the arena's end: the longest pause is one 256th of
+a rehash.
 
-**Row.** `width` float32 words: values [dim], optimizer state [k], padding, then a header of six words in place:
-id (2), last step (2), own update count, frequency. One row is one run of memory, so that an update misses the
+**Row.** `width` float32 words: values [dim], optimizer state [k], padding, then a header of six words: id
+(2), last step (2), own update count, frequency. One row is one run of memory, so that an update misses the
 cache once, and a block of rows is copied whole, metadata and all.
 
 **Copy on write.** While a snapshot is copied, `block_state[b]` says of each block of BLOCK rows whether it is
@@ -68,7 +69,7 @@ _INDEX = (U64, I64)                            # arena, parts [3, 256] flat: off
 
 
 @inline
-def _home(parts: NDArray[np.int64], h: Any) -> int:
+def _home(parts: NDArray[np.int64], h: Any) -> Any:
     p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
     return parts[p] + (np.int64(h & np.uint64(0xFFFFFFFFFFF)) & parts[PARTITIONS + p])
 
@@ -82,7 +83,7 @@ def _prefetch_words(slab: NDArray[np.float32], first: int, n: int) -> None:
 
 
 @inline
-def _probe(arena: NDArray[np.uint64], parts: NDArray[np.int64], h: Any, id_: Any, table: Any) -> int:
+def _probe(arena: NDArray[np.uint64], parts: NDArray[np.int64], h: Any, id_: Any, table: Any) -> Any:
     """The row of (table, id), or -1."""
     p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
     offset, mask = parts[p], parts[PARTITIONS + p]
@@ -98,7 +99,7 @@ def _probe(arena: NDArray[np.uint64], parts: NDArray[np.int64], h: Any, id_: Any
 
 @inline
 def _grow(arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.int64],
-          freed: NDArray[np.int64], salts: NDArray[np.uint64], p: int) -> None:
+          freed: NDArray[np.int64], salts: NDArray[np.uint64], p: Any) -> None:
     """Move partition p to a region of twice its size; the caller checked that the arena has room."""
     old, size = parts[p], parts[PARTITIONS + p] + 1
     new, mask = ctl[NEXT], 2 * size - 1
@@ -294,7 +295,7 @@ def load(
 def copy_block(
     slab: NDArray[np.float32], log: NDArray[np.float32], saved: NDArray[np.uint32], width: int,
     meta: NDArray[np.int64], block_state: NDArray[np.uint8], block: int, out: NDArray[np.float32],
-) -> int:
+) -> Any:
     """out := the rows of the block as they were at the mark; no update saves them from now on.
 
     Returns how many rows of the block there were.

@@ -75,7 +75,8 @@ class Optimizer:
                 found.append(Violation(f"{path}.{name}", f"in [0, 1), not {getattr(self, name)}"))
         for name in ("eps", "initial_accumulator", "weight_decay"):
             if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                found.append(Violation(f"{path}.{name}", f"finite and not negative, not {getattr(self, name)}"))
+                reason = f"finite and not negative, not {getattr(self, name)}"
+                found.append(Violation(f"{path}.{name}", reason))
         steps = [step for step, _ in self.schedule]
         if steps != sorted(set(steps)):
             found.append(Violation(f"{path}.schedule", "steps must ascend"))
@@ -150,7 +151,8 @@ def table_to_json(schema: TableSchema) -> dict[str, Any]:
 
 def table_from_json(value: Mapping[str, Any]) -> TableSchema:
     """The inverse of `table_to_json`."""
-    return TableSchema(str(value["name"]), int(value["dim"]), _optimizer(value["optimizer"]), Init(**value["init"]))
+    init = Init(**value["init"])
+    return TableSchema(str(value["name"]), int(value["dim"]), _optimizer(value["optimizer"]), init)
 
 
 def dense_to_json(schema: DenseSchema) -> dict[str, Any]:

@@ -58,12 +58,46 @@ class Store:
             self.dense.append(DenseBlock(schema))
             return len(self.dense) - 1
 
+    def replace_table(self, old: int, schema: TableSchema) -> int:
+        """A table with the values of the old one, which goes, and the fresh state of another optimizer."""
+        with self._mutex:
+            source = self.tables[old]
+            table = Table(len(self.tables), schema=schema, index=self._index, size_bytes=self._memory_bytes)
+            for lo in range(0, source.rows, _COPY_BLOCKS * BLOCK):
+                table.adopt(source.read(lo, min(lo + _COPY_BLOCKS * BLOCK, source.rows)))
+            self.tables.append(table)
+            self.tables[old] = Table(old, schema=source.schema, index=self._index, size_bytes=0)
+            return table.number
+
+    def drop_table(self, number: int) -> None:
+        """Forget the rows; the number is not used again."""
+        with self._mutex:
+            schema = self.tables[number].schema
+            self.tables[number] = Table(number, schema=schema, index=self._index, size_bytes=0)
+
+    def replace_dense(self, old: int, schema: DenseSchema) -> int:
+        """A block with the values of the old one, which goes, and the fresh state of another optimizer."""
+        with self._mutex:
+            block = DenseBlock(schema)
+            for chunk, cell in self.dense[old].chunks.items():
+                block.create(chunk, cell.values, changed=self.clock + 1)
+            self.dense.append(block)
+            self.dense[old].chunks.clear()
+            return len(self.dense) - 1
+
+    def drop_dense(self, number: int) -> None:
+        """Forget the chunks; the number is not used again."""
+        with self._mutex:
+            self.dense[number].chunks.clear()
+
     def create_chunk(self, block: int, chunk: int, values: NDArray[np.float32]) -> None:
         """A chunk with initial values."""
         with self._mutex:
             self.dense[block].create(chunk, values, changed=self.clock + 1)
 
-    def pull(self, table: int, ids: NDArray[np.int64], *, absent_as_zero: bool = False) -> NDArray[np.float32]:
+    def pull(
+        self, table: int, ids: NDArray[np.int64], *, absent_as_zero: bool = False
+    ) -> NDArray[np.float32]:
         """float32 [ids, dim]; inserts nothing."""
         out = np.empty((len(ids), self.tables[table].schema.dim), np.float32)
         with self._kernels():
@@ -99,7 +133,7 @@ class Store:
                 self.dense[block].apply(chunk, grad, step=step, changed=self.clock)
 
     def pull_dense(self, *, since: int = 0) -> tuple[list[tuple[int, int, NDArray[np.float32]]], int]:
-        """(block, chunk, copy of the values) of chunks changed after `since`, and the clock to ask with next."""
+        """(block, chunk, copy of the values) of chunks changed after `since`, and the clock to ask next."""
         with self._kernels():
             chunks = [(number, chunk, cell.values.copy()) for number, block in enumerate(self.dense)
                       for chunk, cell in block.chunks.items() if cell.changed > since]

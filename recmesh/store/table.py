@@ -99,8 +99,9 @@ class Table:
             self._index.arena, self._index.parts, self._index.ctl, self._index.freed, self._index.salts,
             ids, np.uint64(self.number), self._salt, self._floats, self._log_floats, self._words, self._longs,
             self.width, self.schema.dim, self.schema.state_width, self._meta, self._block_state, self._saved,
-            grads.reshape(-1), _NO_COUNTS if counts is None else counts, OPTIMIZERS[optimizer.kind], optimizer.hyper(step),
-            self._bias, np.uint64(step + 1), _INIT_KINDS[init.kind], self._seed_salt, init.scale))
+            grads.reshape(-1), _NO_COUNTS if counts is None else counts, OPTIMIZERS[optimizer.kind],
+            optimizer.hyper(step), self._bias, np.uint64(step + 1), _INIT_KINDS[init.kind], self._seed_salt,
+            init.scale))
         self._index.collect()
         return created
 
@@ -116,6 +117,15 @@ class Table:
         index.collect()
         if twice >= 0:
             raise DataLoss(f"table {self.schema.name!r} has id {block.ids[twice]} twice in the snapshot")
+
+    def adopt(self, block: RowBlock) -> None:
+        """Rows of a table of the same ids and dim, with this optimizer's fresh state."""
+        state = np.empty(self.schema.state_width, np.float32)
+        optimizer = self.schema.optimizer
+        kernels.fill_dense_state(state, OPTIMIZERS[optimizer.kind], optimizer.hyper(0))
+        states = np.tile(state, (len(block), 1)).reshape(len(block), -1)
+        self.load(RowBlock(block.ids, block.values, states, np.zeros_like(block.updates), block.frequency,
+                           block.last_step))
 
     def mark(self) -> None:
         """From here on, the first update of each row saves it as it is now."""

@@ -1,4 +1,4 @@
-"""`python -m recmesh.store.warm`: compile every kernel into numba's cache, so that no process waits for it."""
+"""`python -m recmesh.store.warm`: compile every kernel into numba's cache, so that no process waits."""
 
 import sys
 import time

@@ -1,0 +1,177 @@
+"""The background half of a snapshot: the marked state, block by block, into one file of shared memory."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from recmesh.formats import slots_of
+from recmesh.formats.snapshot.document import (
+    GroupDocument,
+    PartDocument,
+    TableFile,
+    dense_file_name,
+    table_file_name,
+)
+from recmesh.formats.snapshot.rows import DenseChunk, RowColumns, record_batch, row_schema, write_rows
+from recmesh.formats.snapshot.writing import Container, PlacedFile, arrow_sink
+from recmesh.store import DenseRecord, RowBlock
+from recmesh.store.schema import dense_to_json, table_to_json
+from recmesh.trainer.ps.ledger import Cut
+from recmesh.trainer.ps.model import Model
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which snapshot of what."""
+
+    job_id: str
+    gen: int
+    snapshot: int
+    ps: int
+    map_version: int
+    cuts: Sequence[Cut]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A part in one file of memory that its receiver may take over."""
+
+    order: Order
+    path: Path
+    size_bytes: int
+    files: tuple[PlacedFile, ...]
+    document: str
+
+
+class Cancelled(Exception):
+    """The snapshot will not be committed."""
+
+
+Deliver = Callable[[Written, threading.Event], bool]
+"""Hands a part over; True when the receiver owns the file now. The event says that nobody wants it more."""
+
+
+class Copy(threading.Thread):
+    """Writes and delivers one part, then ends the copy-on-write. `cancel()` makes it stop soon."""
+
+    def __init__(self, model: Model, order: Order, *, path: Path, deliver: Deliver) -> None:
+        super().__init__(name=f"snapshot-{order.snapshot}", daemon=True)
+        self.order, self._model, self._path, self._deliver = order, model, path, deliver
+        self.cancelled = threading.Event()
+        self._unmarked = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Write, stop saving pre-images, deliver."""
+        try:
+            try:
+                container = Container(self._path)
+                try:
+                    written = self._write(container)
+                except BaseException:
+                    container.discard()
+                    raise
+            finally:
+                self._model.store.unmark()
+                self._unmarked.set()
+            with container:
+                if self._deliver(written, self.cancelled):
+                    container.keep()
+        except Cancelled:
+            log.info("snapshot %d was given up", self.order.snapshot)
+        except Exception as error:
+            self.error = error
+            log.exception("snapshot %d failed", self.order.snapshot)
+
+    def cancel(self) -> None:
+        """Stop, and wait until the store is not marked any more; a delivery under way may last longer."""
+        self.cancelled.set()
+        self._unmarked.wait()
+
+    def _write(self, container: Container) -> Written:
+        order, content = self.order, self._model.content
+        tables: list[list[TableFile]] = [[] for _ in order.cuts]
+        for number in range(len(content.tables)):
+            for group, file in enumerate(self._write_table(container, number)):
+                tables[group].append(file)
+        records = [record for number in range(len(content.dense)) for record in self._chunks(number)]
+        groups = []
+        for group, cut in enumerate(order.cuts):
+            name = dense_file_name(group)
+            chunks = container.write_dense(name, [chunk for slot, chunk in records if cut.slots[slot]])
+            groups.append(GroupDocument(
+                group, cut.slots, cut.ledger, cut.step, tuple(tables[group]), name, chunks))
+        document = PartDocument(
+            order.job_id, order.gen, order.snapshot, order.ps, order.map_version, tuple(groups),
+            tuple({**table_to_json(table), "state_width": table.state_width} for table in content.tables),
+            tuple(dense_to_json(block) for block in content.dense),
+            tuple(file.document for file in container.files))
+        return Written(order, self._path, container.size_bytes, tuple(container.files), document.to_json())
+
+    def _write_table(self, container: Container, number: int) -> list[TableFile]:
+        """One file per group, in one pass over the rows: a block can be copied only once.
+
+        The first group's file is written in place, the others' beside it until the pass is over.
+        """
+        schema = self._model.content.tables[number]
+        arrow = row_schema(schema.name, schema.dim, schema.state_width)
+        names = [table_file_name(group, number) for group in range(len(self.order.cuts))]
+        blocks = self._rows(number)
+        if len(names) == 1:
+            with container.section(names[0]) as section:
+                rows = write_rows(arrow_sink(section), arrow, map(_columns, blocks))
+            return [TableFile(number, names[0], rows)]
+        return self._split(container, number, names, blocks)
+
+    def _split(
+        self, container: Container, number: int, names: Sequence[str], blocks: Iterator[RowBlock]
+    ) -> list[TableFile]:
+        schema = self._model.content.tables[number]
+        arrow = row_schema(schema.name, schema.dim, schema.state_width)
+        rows = [0] * len(names)
+        with ExitStack() as stack:
+            asides = [stack.enter_context(Container(self._path.with_name(f"{self._path.name}.{group}")))
+                      for group in range(len(names))]
+            with ExitStack() as writers:
+                sections = [writers.enter_context(aside.section(name))
+                            for aside, name in zip(asides, names, strict=True)]
+                sinks = [writers.enter_context(pa.ipc.new_file(arrow_sink(section), arrow))
+                         for section in sections]
+                for block in blocks:
+                    slots = slots_of(block.ids, schema.name)
+                    for group, cut in enumerate(self.order.cuts):
+                        chosen = block.select(cut.slots[slots])
+                        if len(chosen):
+                            sinks[group].write_batch(record_batch(arrow, _columns(chosen)))
+                            rows[group] += len(chosen)
+            for aside, name in zip(asides, names, strict=True):
+                container.append(name, aside.path)
+        return [TableFile(number, name, count) for name, count in zip(names, rows, strict=True)]
+
+    def _rows(self, number: int) -> Iterator[RowBlock]:
+        for block in self._model.store.copy_rows(self._model.store_table(number)):
+            if self.cancelled.is_set():
+                raise Cancelled
+            yield block
+
+    def _chunks(self, number: int) -> Iterator[tuple[int, DenseChunk]]:
+        name, slots = self._model.content.dense[number].name, self._model.chunk_slots(number)
+        for record in self._model.store.copy_dense(self._model.store_block(number)):
+            if self.cancelled.is_set():
+                raise Cancelled
+            yield int(slots[record.chunk]), _named(name, record)
+
+
+def _columns(block: RowBlock) -> RowColumns:
+    return RowColumns(block.ids, block.values, block.state, block.updates, block.frequency, block.last_step)
+
+
+def _named(name: str, record: DenseRecord) -> DenseChunk:
+    return DenseChunk(name, record.chunk, record.values, record.state, record.updates)

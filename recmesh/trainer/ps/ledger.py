@@ -1,0 +1,212 @@
+"""The rules of exactly-once at one parameter server: generation, map, claims, ledgers. No threads, no rows.
+
+One rule per line where it is checked; docs/adr/0002-exactly-once.md has the argument. The caller holds the
+latch (see `latch`): `claim`, `commit` and questions in shared mode under one lock, all else exclusively.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recmesh.formats import SLOTS, Ledger, SlotMask
+from recmesh.formats.intervals import Triple
+from recmesh.trainer.ps.epochs import NewestEpochs
+from recmesh.trainer.ps.refusals import (
+    NoGeneration,
+    OldLease,
+    Overlap,
+    StaleGeneration,
+    StaleTerm,
+    WrongIncarnation,
+    WrongMap,
+)
+
+Batch = tuple[Triple, ...]
+"""Pieces (line, lo, hi), claimed all or none."""
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Slots with one common ledger."""
+
+    slots: SlotMask
+    applied: Ledger
+    """Every batch in it has been applied to every slot, once."""
+    step: int
+    """Batches applied: what schedules count."""
+    taken: Ledger
+    """applied, and what is claimed and being applied now."""
+
+    @classmethod
+    def of(cls, slots: SlotMask, ledger: Ledger, step: int) -> "Group":
+        """A group in which nothing is under way."""
+        return cls(slots, ledger.copy(), step, ledger.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A group as a snapshot has it."""
+
+    slots: SlotMask
+    ledger: Ledger
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A batch that the holder must now apply to these groups, and commit."""
+
+    batch: Batch
+    groups: tuple[Group, ...]
+    steps: tuple[int, ...]
+    """Of each group, before this batch."""
+    whole: bool
+    """The one group there is: every row of the part is its."""
+
+
+class Books:
+    """The protocol state of one server."""
+
+    def __init__(self, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self.gen = 0                             # 0: none
+        self.ordered = 0                         # the newest generation that a restore began to load
+        self.term = 0
+        self.since = 0                           # map version at which the slots here last changed
+        self.owned: SlotMask = np.zeros(SLOTS, np.bool_)
+        self.groups: list[Group] = []
+        self.voids = Ledger()
+        self.epochs = NewestEpochs()
+
+    # ---- checks: each raises a Refusal
+
+    def check_generation(self, gen: int) -> None:
+        """Only messages of this server's own generation act on it."""
+        if self.gen == 0:
+            raise NoGeneration
+        if gen != self.gen:
+            raise StaleGeneration(self.gen, asked=gen)
+
+    def check_map(self, version: int) -> None:
+        """A split by an older map may lack slots that came here, or bring slots that left."""
+        if version < self.since:
+            raise WrongMap(self.since, asked=version)
+
+    def check_epoch(self, batch: Batch, epoch: int) -> None:
+        """Hygiene: stops the holder of an expired lease before it wastes more work."""
+        newest = self.epochs.newest(batch)
+        if epoch < newest:
+            raise OldLease(newest)
+
+    def accept_term(self, term: int) -> None:
+        """Commands of an earlier jobmaster are refused from the first message of a later one on."""
+        if term < self.term:
+            raise StaleTerm(self.term, asked=term)
+        self.term = term
+
+    def check_restore(self, gen: int, *, incarnation: str) -> None:
+        """A generation begins once per process, and only in the process that the run record names.
+
+        A restore that failed may be repeated; one of an older generation may not.
+        """
+        if incarnation != self.incarnation:
+            raise WrongIncarnation
+        if gen <= self.gen or gen < self.ordered or gen < 1:
+            raise StaleGeneration(max(self.gen, self.ordered), asked=gen)
+
+    # ---- push
+
+    def claim(self, batch: Batch, *, epoch: int) -> Claim:
+        """Claim the batch for every group that lacks it: all or none; Overlap has no effect."""
+        claimed = []
+        for group in self.groups:
+            if all(group.taken.covers(*piece) for piece in batch):
+                continue                                                   # applied, or being applied
+            if not all(group.taken.disjoint(*piece) for piece in batch):
+                raise Overlap(self._cuts(batch))
+            claimed.append(group)
+        for group in claimed:
+            for piece in batch:
+                group.taken.add(*piece)
+        self.epochs.enter(batch, epoch)
+        return Claim(batch, tuple(claimed), tuple(group.step for group in claimed),
+                     len(self.groups) == 1)
+
+    def _cuts(self, batch: Batch) -> list[Triple]:
+        """Where some group's taken positions begin and end: between these a batch fits every group."""
+        return sorted({(line, a, b) for group in self.groups for line, lo, hi in batch
+                       for a, b in group.taken.within(line, lo, hi)})
+
+    def commit(self, claim: Claim) -> None:
+        """The batch is applied: from now on it is acknowledged."""
+        for group in claim.groups:
+            for piece in claim.batch:
+                group.applied.add(*piece)
+            group.step += 1
+        if claim.groups and len(self.groups) > 1:
+            self._merge()
+
+    def applied(self, batch: Batch) -> bool:
+        """Whether every group has applied the batch: an ack means this."""
+        return all(group.applied.covers(*piece) for group in self.groups for piece in batch)
+
+    # ---- structure: under the exclusive latch, so nothing is under way
+
+    def begin(
+        self, *, gen: int, since: int, owned: SlotMask, cuts: Sequence[Cut], voids: Iterable[Triple]
+    ) -> None:
+        """A generation begins: `cuts` partition the owned slots; void batches enter every ledger."""
+        self.owned, self.since, self.voids = owned, since, Ledger()
+        self.groups = [Group.of(cut.slots, cut.ledger, cut.step) for cut in cuts]
+        self.epochs = NewestEpochs()
+        self._enter_voids(voids)
+        self._merge()
+        self.gen = gen
+
+    def end(self, *, ordered: int) -> None:
+        """No generation: everything is refused until the ordered one begins."""
+        self.gen, self.ordered, self.groups = 0, ordered, []
+
+    def void(self, batches: Sequence[Triple]) -> list[Triple]:
+        """Quarantine: enter the positions in every ledger; returns those that some group had applied."""
+        partly = Ledger((line, a, b) for line, lo, hi in batches for group in self.groups
+                        for a, b in group.applied.within(line, lo, hi) if not self.voids.covers(line, a, b))
+        self._enter_voids(batches)
+        self._merge()
+        return partly.triples()
+
+    def cut(self) -> list[Cut]:
+        """The groups as they are."""
+        return [Cut(group.slots.copy(), group.applied.copy(), group.step) for group in self.groups]
+
+    def ledgers(self, within: Sequence[Triple]) -> tuple[Ledger, Ledger]:
+        """(what every group has applied, what any has), of these pieces; of all when none are given."""
+        if not self.groups:
+            return Ledger(), Ledger()
+        by_all = by_any = self.groups[0].applied
+        for group in self.groups[1:]:
+            by_all, by_any = by_all.intersect(group.applied), by_any.union(group.applied)
+        if not within:
+            return by_all.copy(), by_any.copy()
+        asked = Ledger(within)
+        return by_all.intersect(asked), by_any.intersect(asked)
+
+    def _enter_voids(self, batches: Iterable[Triple]) -> None:
+        for piece in batches:
+            self.voids.add(*piece)
+            for group in self.groups:
+                group.applied.add(*piece)
+                group.taken.add(*piece)
+
+    def _merge(self) -> None:
+        """Groups with equal ledgers are one; not while they differ in what is under way."""
+        merged: list[Group] = []
+        for group in self.groups:
+            twin = next((g for g in merged if g.applied == group.applied and g.taken == group.taken), None)
+            if twin is None or twin.applied != twin.taken:
+                merged.append(group)
+            else:
+                twin.slots = twin.slots | group.slots
+                twin.step = max(twin.step, group.step)
+        self.groups = merged

@@ -1,0 +1,160 @@
+"""What a parameter server is asked and answers, in arrays: `server` knows no protobuf."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recmesh.formats import Ledger, SlotMap, SlotMask
+from recmesh.formats.intervals import Triple
+from recmesh.store import DenseSchema, TableSchema
+from recmesh.trainer.ps.ledger import Batch, Cut
+
+DenseValues = tuple[int, int, NDArray[np.float32]]
+"""(block, chunk, values)"""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGrads:
+    """Gradients of distinct ids of a table."""
+
+    table: int
+    ids: NDArray[np.int64]
+    grads: NDArray[np.float32]
+    """[ids, dim]; flat is taken too"""
+    counts: NDArray[np.uint32] | None = None
+    """How often each id occurred; None: once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One server's share of a batch, or a piece of it."""
+
+    gen: int
+    map_version: int
+    batch: Batch
+    epoch: int = 0
+    tables: Sequence[RowGrads] = ()
+    dense: Sequence[DenseValues] = ()
+    worker: str = ""
+    chunk: int = 0
+    chunks: int = 1
+
+
+class PushStatus(Enum):
+    """What became of a part."""
+
+    APPLIED = auto()
+    CHUNK_KEPT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """An ack: APPLIED means that this batch is in every ledger here."""
+
+    status: PushStatus
+    duplicate: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """Values in the order of the request."""
+
+    rows: Sequence[NDArray[np.float32]]
+    dense: Sequence[DenseValues]
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOrder:
+    """Begin a generation."""
+
+    gen: int
+    term: int
+    incarnation: str
+    ps: int
+    slot_map: SlotMap
+    job_id: str = ""
+    snapshot: int = 0
+    """0: start empty."""
+    parts: Sequence[str] = ()
+    voids: Sequence[Triple] = ()
+    ckptcache: str = ""
+    fresh_ledger: bool = False
+    """The rows are another job's: take them, and start with empty ledgers at step 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """What was loaded."""
+
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MarkResult:
+    """A cut, and what it cost."""
+
+    slots: SlotMask
+    groups: Sequence[Cut]
+    latch_ms: float
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverResult:
+    """What a new jobmaster finds."""
+
+    gen: int
+    term: int
+    since: int
+    slots: SlotMask
+    marking: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersResult:
+    """Positions applied by all groups and by any."""
+
+    by_all: Ledger
+    by_any: Ledger
+    max_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A model: the order gives table and block numbers."""
+
+    tables: tuple[TableSchema, ...] = ()
+    dense: tuple[DenseSchema, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """One table's share of memory."""
+
+    name: str
+    rows: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counters since the process start, and sizes now."""
+
+    gen: int = 0
+    step: int = 0
+    rows: int = 0
+    memory_bytes: int = 0
+    slots: int = 0
+    busy_s: float = 0.0
+    pulls: int = 0
+    pushes: int = 0
+    duplicates: int = 0
+    tables: Sequence[TableSize] = field(default=())

@@ -1,0 +1,149 @@
+"""The process of a parameter server: serve, say where, beat, leave when told.
+
+Environment: RECMESH_JOB_ID, RECMESH_JOBMASTER, RECMESH_ROLE_INDEX, RECMESH_TOKEN, RECMESH_SHM_DIR,
+RECMESH_PS_ADDRESS (where to listen; default a free port of loopback).
+"""
+
+import logging
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+
+from recmesh.runtime.errors import MeshError
+from recmesh.runtime.rpc import sync_channel, sync_server
+from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
+from recmesh.trainer.patience import NoLongerWanted
+from recmesh.trainer.ports import Beat, BeatReply, RunRecord
+from recmesh.trainer.ps.rpc import SERVICE_NAME, CheckpointClient, ParameterServerServicer, add_to_server
+from recmesh.trainer.ps.server import ParameterServer
+from recmesh.trainer.role import Heart, Identity, register, say_last
+from recmesh.trainer.wire import RemoteRuns
+
+log = logging.getLogger(__name__)
+
+_RPC_THREADS = 16
+_DRAIN_S = 5.0
+"""Pushes under way end within it; a push is milliseconds."""
+
+
+def main(env: Mapping[str, str]) -> int:
+    """Run the role to its end; the exit code as `recmesh.trainer.exits` defines them."""
+    try:
+        identity = Identity.from_env(env)
+    except MeshError as error:
+        say_last(str(error))
+        return MISTAKE
+    stopped = threading.Event()
+    _stop_on_signals(stopped)
+    try:
+        return serve(identity, env, stopped)
+    except NoLongerWanted:
+        return DONE
+    except MeshError as error:
+        log.exception("the parameter server ends")
+        say_last(str(error))
+        return RETRY
+    except Exception as error:
+        log.exception("the parameter server ends")
+        say_last(f"{type(error).__name__}: {error}")
+        return BUG
+
+
+def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event) -> int:
+    """Serve until `stopped`, until jobmaster says so, or until the run record names another incarnation."""
+    channels: dict[str, object] = {}
+    lock = threading.Lock()
+
+    def connect(address: str) -> object:
+        with lock:
+            if address not in channels:
+                channels[address] = sync_channel(address, token=identity.token or None)
+            return channels[address]
+
+    runs = RemoteRuns(
+        connect(identity.jobmaster), job_id=identity.job_id, role=identity.role, index=identity.index,
+        incarnation=identity.incarnation, host=identity.host, pid=identity.pid)
+    shm_dir = Path(env.get("RECMESH_SHM_DIR") or "/dev/shm")
+    remove_leftovers(shm_dir, identity.job_id, identity.index)
+    address = env.get("RECMESH_PS_ADDRESS", "127.0.0.1:0")
+    checkpoints = CheckpointClient(connect, address=env.get("RECMESH_CKPTCACHE", ""))
+    server = ParameterServer(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
+                             deliver=checkpoints.deliver)
+    servicer = ParameterServerServicer(server, job_id=identity.job_id)
+    listener = sync_server("ps", address, [add_to_server(servicer)], token=identity.token or None,
+                           service_names=[SERVICE_NAME], max_workers=_RPC_THREADS)
+    try:
+        assignment = register(runs, gone=stopped, address=listener.address)
+        checkpoints.use(assignment.ckptcache)
+        member = Membership(identity.index, identity.incarnation)
+        heart = Heart(runs, every_s=assignment.heartbeat_s, beat=lambda: beat_of(server, stopped.is_set()),
+                      heard=lambda reply: _heard(reply, member, runs.record, stopped))
+        heart.start()
+        log.info("parameter server %d serves at %s", identity.index, listener.address)
+        stopped.wait()
+        heart.stop()
+        return DONE
+    finally:
+        listener.stop(_DRAIN_S)
+        server.close()
+
+
+class Membership:
+    """Whether the run record still means this process."""
+
+    def __init__(self, index: int, incarnation: str) -> None:
+        self._index, self._incarnation = index, incarnation
+        self._was_member = False
+
+    def ended(self, record: RunRecord) -> bool:
+        """True once the record that named this incarnation names another for the same PS, or none."""
+        named = {member.ps: member.incarnation for member in record.members}.get(self._index)
+        if named == self._incarnation:
+            self._was_member = True
+            return False
+        return self._was_member or record.phase == "closed"
+
+
+def beat_of(server: ParameterServer, draining: bool) -> Beat:
+    """What jobmaster hears: rows, memory, time in kernels."""
+    stats = server.stats()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return Beat(gen=stats.gen, rows=stats.rows, memory_bytes=resident_bytes(), busy_s=stats.busy_s,
+                cpu_s=usage.ru_utime + usage.ru_stime, draining=draining)
+
+
+def resident_bytes() -> int:
+    """This process's resident memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def remove_leftovers(shm_dir: Path, job_id: str, index: int) -> None:
+    """Parts that an earlier process of this PS left in shared memory when it was killed."""
+    for path in shm_dir.glob(f"recmesh-part.{job_id}.{index}.*"):
+        path.unlink(missing_ok=True)
+
+
+def _heard(
+    reply: BeatReply, member: Membership, record: Callable[[], RunRecord], stopped: threading.Event
+) -> None:
+    if reply.directive != "continue":
+        log.info("jobmaster says: %s", reply.directive)
+        stopped.set()
+    elif member.ended(record()):
+        log.info("the run record names another incarnation")
+        stopped.set()
+
+
+def _stop_on_signals(stopped: threading.Event) -> None:
+    def handle(number: int, _: FrameType | None) -> None:
+        log.info("%s: draining", signal.Signals(number).name)
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+
+

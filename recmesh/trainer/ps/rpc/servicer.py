@@ -1,0 +1,107 @@
+"""recmesh.ps.v1.ParameterServer over `server.ParameterServer`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from recmesh.formats.slotmap import to_bitmap
+from recmesh.pb import ps_pb2 as pb
+from recmesh.pb import ps_pb2_grpc
+from recmesh.runtime.errors import FailedPrecondition
+from recmesh.trainer.ps.messages import PushStatus
+from recmesh.trainer.ps.refusals import OldLease, Overlap, StaleGeneration, WrongMap
+from recmesh.trainer.ps.rpc import convert
+from recmesh.trainer.ps.server import ParameterServer
+
+SERVICE_NAME = "recmesh.ps.v1.ParameterServer"
+_STATUS = {PushStatus.APPLIED: pb.PushReply.APPLIED, PushStatus.CHUNK_KEPT: pb.PushReply.CHUNK_KEPT}
+
+
+class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
+    """Refusals of a push that its worker handles are statuses; all others are errors with their reason."""
+
+    def __init__(self, server: ParameterServer, *, job_id: str) -> None:
+        self._server, self._job_id = server, job_id
+
+    def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreReply:
+        """See ParameterServer.restore."""
+        self._check_job(request.job_id)
+        result = self._server.restore(convert.restore_order(request))
+        return pb.RestoreReply(rows=result.rows, seconds=result.seconds)
+
+    def Takeover(self, request: pb.TakeoverRequest, context: Any) -> pb.TakeoverReply:
+        """See ParameterServer.takeover."""
+        self._check_job(request.job_id)
+        found = self._server.takeover(request.gen, request.term)
+        return pb.TakeoverReply(gen=found.gen, term=found.term, since=found.since,
+                                slots=to_bitmap(found.slots), marking=found.marking)
+
+    def Mark(self, request: pb.MarkRequest, context: Any) -> pb.MarkReply:
+        """See ParameterServer.mark."""
+        self._check_job(request.job_id)
+        return convert.mark_reply(self._server.mark(request.gen, request.term, request.snapshot))
+
+    def AbortMark(self, request: pb.AbortMarkRequest, context: Any) -> pb.AbortMarkReply:
+        """See ParameterServer.abort_mark."""
+        self._check_job(request.job_id)
+        self._server.abort_mark(request.gen, request.term, request.snapshot)
+        return pb.AbortMarkReply()
+
+    def Void(self, request: pb.VoidRequest, context: Any) -> pb.VoidReply:
+        """See ParameterServer.void."""
+        self._check_job(request.job_id)
+        partly = self._server.void(request.gen, request.term, convert.triples(request.batches))
+        return pb.VoidReply(partly_applied=convert.pieces(partly))
+
+    def Declare(self, request: pb.DeclareRequest, context: Any) -> pb.DeclareReply:
+        """See ParameterServer.declare."""
+        self._check_job(request.job_id)
+        declaration, values = convert.declaration(request)
+        return pb.DeclareReply(existed=self._server.declare(request.gen, declaration, values))
+
+    def Pull(self, request: pb.PullRequest, context: Any) -> pb.PullReply:
+        """See ParameterServer.pull."""
+        self._check_job(request.job_id)
+        result = self._server.pull(
+            request.gen, request.map_version, convert.table_ids(request.tables), dense=request.dense,
+            dense_since=request.dense_since, absent_as_zero=request.absent_as_zero)
+        return pb.PullReply(rows=[rows.tobytes() for rows in result.rows], step=result.step,
+                            dense=convert.dense_chunks(result.dense), seconds=result.seconds)
+
+    def Push(self, request: pb.PushRequest, context: Any) -> pb.PushReply:
+        """See ParameterServer.push."""
+        self._check_job(request.job_id)
+        try:
+            result = self._server.push(convert.part(request))
+        except StaleGeneration as refusal:
+            return pb.PushReply(status=pb.PushReply.STALE_GEN, gen=refusal.gen)
+        except WrongMap as refusal:
+            return pb.PushReply(status=pb.PushReply.WRONG_MAP, since=refusal.since)
+        except OldLease:
+            return pb.PushReply(status=pb.PushReply.OLD_LEASE)
+        except Overlap as refusal:
+            return pb.PushReply(status=pb.PushReply.OVERLAP, cuts=convert.pieces(refusal.cuts))
+        return pb.PushReply(status=_STATUS[result.status], duplicate=result.duplicate, seconds=result.seconds)
+
+    def Ledgers(self, request: pb.LedgersRequest, context: Any) -> pb.LedgersReply:
+        """See ParameterServer.ledgers."""
+        self._check_job(request.job_id)
+        result = self._server.ledgers(request.gen, convert.triples(request.within))
+        return pb.LedgersReply(applied_by_all=convert.ledger(result.by_all),
+                               applied_by_any=convert.ledger(result.by_any), max_epoch=result.max_epoch)
+
+    def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsReply:
+        """See ParameterServer.stats."""
+        self._check_job(request.job_id)
+        return convert.stats_reply(self._server.stats())
+
+    def _check_job(self, job_id: str) -> None:
+        """An address may be used again by another job's server."""
+        if job_id != self._job_id:
+            raise FailedPrecondition(f"this is a server of job {self._job_id!r}", reason="WRONG_JOB")
+
+
+def add_to_server(servicer: ParameterServerServicer) -> Callable[[grpc.Server], None]:
+    """For `recmesh.runtime.rpc.sync_server`."""
+    return lambda server: ps_pb2_grpc.add_ParameterServerServicer_to_server(servicer, server)

@@ -1,0 +1,318 @@
+"""One parameter server: the rules of `ledger` over the rows of `model`, for many threads. No gRPC here.
+
+Pushes and pulls share the latch; what changes structure holds it alone. Commands of jobmaster are serialised
+by `_structure`, which is taken before the latch.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recmesh.formats import SLOTS, Ledger
+from recmesh.formats.intervals import Triple
+from recmesh.formats.snapshot import Part as SnapshotPart
+from recmesh.formats.snapshot import open_part
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.trainer.ps.assembly import Assembly
+from recmesh.trainer.ps.copying import Copy, Deliver, Order
+from recmesh.trainer.ps.latch import Latch
+from recmesh.trainer.ps.ledger import Batch, Books, Cut
+from recmesh.trainer.ps.messages import (
+    Declaration,
+    DenseValues,
+    LedgersResult,
+    MarkResult,
+    Part,
+    PullResult,
+    PushResult,
+    PushStatus,
+    RestoreOrder,
+    RestoreResult,
+    Stats,
+    TakeoverResult,
+)
+from recmesh.trainer.ps.model import Model
+from recmesh.trainer.ps.refusals import WrongMap
+from recmesh.trainer.ps.restoring import load_parts
+
+FAIL_STOP_EXIT_CODE = 70
+PIECES_LIMIT_BYTES = 1 << 30
+PIECES_EXPIRY_S = 60.0
+_BUSY_S = 5.0
+
+Sources = Callable[[RestoreOrder], Sequence[SnapshotPart]]
+
+
+def fail_stop(error: BaseException) -> NoReturn:
+    """End the process at once: rows are half changed, and nobody may see or save them (PROTOCOL H26)."""
+    import traceback
+
+    traceback.print_exception(error)
+    print(f"a parameter server failed inside apply: {error!r}", file=sys.stderr, flush=True)
+    os._exit(FAIL_STOP_EXIT_CODE)
+
+
+def stored_parts(order: RestoreOrder) -> Sequence[SnapshotPart]:
+    """The parts from their URIs, without ckptcache."""
+    return [open_part(uri) for uri in order.parts]
+
+
+def keep_nothing(_: object, __: threading.Event) -> bool:
+    """A delivery to nobody: for a server that is alone."""
+    return False
+
+
+class ParameterServer:
+    """Thread-safe. Every method raises a `refusals.Refusal` when the state forbids it, without effect."""
+
+    def __init__(
+        self, incarnation: str, *, shm_dir: Path = Path("/dev/shm"), memory_bytes: int | None = None,
+        sources: Sources = stored_parts, deliver: Deliver = keep_nothing,
+        fail: Callable[[BaseException], NoReturn] = fail_stop,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.books = Books(incarnation)
+        self.model = Model(memory_bytes=memory_bytes)
+        self._latch, self._structure = Latch(), threading.Lock()
+        self._ledger = threading.Condition()
+        self._shm_dir, self._memory_bytes = shm_dir, memory_bytes
+        self._sources, self._deliver, self._fail = sources, deliver, fail
+        self._pieces: Assembly[Part] = Assembly(
+            limit_bytes=PIECES_LIMIT_BYTES, expiry_s=PIECES_EXPIRY_S, monotonic=monotonic)
+        self._owned = np.zeros(SLOTS, np.uint8)
+        self._job_id, self._ps, self._map_version = "", 0, 0
+        self._restored: tuple[RestoreOrder, RestoreResult] | None = None
+        self._copy: Copy | None = None
+        self._marked: tuple[int, MarkResult] | None = None
+        self._counts = {"pulls": 0, "pushes": 0, "duplicates": 0}
+
+    # ---- workers
+
+    def declare(self, gen: int, declaration: Declaration, values: Sequence[DenseValues] = ()) -> bool:
+        """Tables, blocks and initial values of the chunks owned here; True when they were declared before."""
+        with self._latch.exclusive():
+            self.books.check_generation(gen)
+            self._finish_copy_before_change()
+            return self.model.declare(declaration, values, owned=self.books.owned)
+
+    def pull(
+        self, gen: int, map_version: int, tables: Sequence[tuple[int, NDArray[np.int64]]] = (), *,
+        dense: bool = False, dense_since: int = 0, absent_as_zero: bool = False,
+    ) -> PullResult:
+        """Values of ids, and of dense chunks changed after `dense_since`. Changes nothing."""
+        started = time.perf_counter()
+        with self._latch.shared():
+            self.books.check_generation(gen)
+            self.books.check_map(map_version)
+            if not self.model.check_pull(tables, owned=self._owned):
+                raise WrongMap(self.books.since, asked=map_version)
+            rows = self.model.pull(tables, absent_as_zero=absent_as_zero)
+            chunks, step = self.model.pull_dense(since=dense_since) if dense else ([], self.model.store.clock)
+        self._count("pulls")
+        return PullResult(rows, chunks, step, time.perf_counter() - started)
+
+    def push(self, part: Part) -> PushResult:
+        """Apply the part once: an answer of APPLIED means that it is, by this message or another."""
+        started = time.perf_counter()
+        _check_batch(part.batch)
+        if part.chunks > 1:
+            whole = self._assemble(part)
+            if whole is None:
+                return PushResult(PushStatus.CHUNK_KEPT)
+            part = whole
+        with self._latch.shared():
+            self.books.check_generation(part.gen)
+            self.books.check_map(part.map_version)
+            if not self.model.check_part(part, owned=self._owned):
+                raise WrongMap(self.books.since, asked=part.map_version)
+            with self.model.reserved(part):                        # from here on nothing may fail
+                with self._ledger:
+                    self.books.check_epoch(part.batch, part.epoch)
+                    claim = self.books.claim(part.batch, epoch=part.epoch)
+                try:
+                    for group, step in zip(claim.groups, claim.steps, strict=True):
+                        self.model.apply(part, slots=None if claim.whole else group.slots, step=step)
+                    with self._ledger:
+                        self.books.commit(claim)
+                        self._ledger.notify_all()
+                except BaseException as error:                     # rows and ledger may differ now
+                    self._fail(error)
+            with self._ledger:                                     # an ack means applied, by whomever
+                while not self.books.applied(part.batch):
+                    self._ledger.wait()
+        duplicate = bool(self.books.groups) and not claim.groups
+        self._count("duplicates" if duplicate else "pushes")
+        return PushResult(PushStatus.APPLIED, duplicate, time.perf_counter() - started)
+
+    def ledgers(self, gen: int, within: Sequence[Triple] = ()) -> LedgersResult:
+        """What is applied of these positions; of all when none are given."""
+        with self._latch.shared(), self._ledger:
+            self.books.check_generation(gen)
+            by_all, by_any = self.books.ledgers(within)
+            return LedgersResult(by_all, by_any, self.books.epochs.largest)
+
+    # ---- jobmaster
+
+    def restore(self, order: RestoreOrder) -> RestoreResult:
+        """Begin a generation: drop everything, load the owned slots. The last order, repeated, is answered.
+
+        DataLoss when the snapshot is damaged; the server then has no generation, and may get another order.
+        """
+        with self._commands():
+            self.books.accept_term(order.term)
+            if self._restored and self._restored[0] == order and self.books.gen == order.gen:
+                return self._restored[1]
+            self.books.check_restore(order.gen, incarnation=order.incarnation)
+            started = time.perf_counter()
+            self._stop_copy()
+            with self._latch.exclusive():
+                self.books.end(ordered=order.gen)
+                self._pieces.clear()
+                self._marked = None
+                self.model = Model(memory_bytes=self._memory_bytes)   # before loading: never both in memory
+            owned = order.slot_map.mask(order.ps)
+            model, cuts = Model(memory_bytes=self._memory_bytes), [Cut(owned, Ledger(), 0)]
+            if order.snapshot or order.parts:
+                cuts = load_parts(model, self._sources(order), owned=owned, fresh_ledger=order.fresh_ledger)
+            with self._latch.exclusive():
+                self.model = model
+                self._owned = owned.astype(np.uint8)
+                self._job_id, self._ps, self._map_version = order.job_id, order.ps, order.slot_map.version
+                self.books.begin(gen=order.gen, since=order.slot_map.version, owned=owned,
+                                 cuts=[cut for cut in cuts if cut.slots.any()], voids=order.voids)
+                result = RestoreResult(model.store.rows, time.perf_counter() - started)
+                self._restored = (order, result)
+            return result
+
+    def takeover(self, gen: int, term: int) -> TakeoverResult:
+        """A new jobmaster: earlier terms are refused from now on."""
+        with self._commands():
+            self.books.accept_term(term)
+            books = self.books
+            return TakeoverResult(books.gen, books.term, books.since, books.owned.copy(), self.marking)
+
+    def mark(self, gen: int, term: int, snapshot: int) -> MarkResult:
+        """Cut a snapshot; its copy goes on in the background. Repeating the last mark repeats its answer."""
+        with self._commands():
+            self.books.accept_term(term)
+            self.books.check_generation(gen)
+            if self._marked and self._marked[0] == snapshot:
+                return self._marked[1]
+            if self._marked and snapshot < self._marked[0]:
+                raise FailedPrecondition(f"snapshot {self._marked[0]} was cut after {snapshot}",
+                                         reason="STALE_SNAPSHOT")
+            self._stop_copy()
+            with self._latch.exclusive() as held:
+                cuts = self.books.cut()
+                self.model.store.mark()
+                latch_ms = held.milliseconds
+            result = MarkResult(self.books.owned.copy(), cuts, latch_ms, self.model.store.rows,
+                                self.model.store.memory_bytes)
+            order = Order(self._job_id, gen, snapshot, self._ps, self._map_version, cuts)
+            self._copy = Copy(self.model, order, path=self._part_path(snapshot), deliver=self._deliver)
+            self._copy.start()
+            self._marked = (snapshot, result)
+            return result
+
+    def abort_mark(self, gen: int, term: int, snapshot: int) -> None:
+        """Forget a snapshot that will not be committed."""
+        with self._commands():
+            self.books.accept_term(term)
+            self.books.check_generation(gen)
+            if self._copy and self._copy.order.snapshot == snapshot:
+                self._stop_copy()
+
+    def void(self, gen: int, term: int, batches: Sequence[Triple]) -> list[Triple]:
+        """Quarantine: no push of these positions has an effect from now on; returns those already applied."""
+        with self._commands():
+            self.books.accept_term(term)
+            with self._latch.exclusive():
+                self.books.check_generation(gen)
+                return self.books.void(batches)
+
+    def stats(self) -> Stats:
+        """Sizes and counters."""
+        with self._latch.shared(), self._ledger:
+            store = self.model.store
+            step = max((group.step for group in self.books.groups), default=0)
+            return Stats(self.books.gen, step, store.rows, store.memory_bytes, int(self.books.owned.sum()),
+                         store.busy_s, **self._counts, tables=self.model.sizes())
+
+    @property
+    def marking(self) -> int:
+        """The snapshot that is being copied or delivered; 0: none."""
+        return self._copy.order.snapshot if self._copy and self._copy.is_alive() else 0
+
+    def close(self) -> None:
+        """Give up what runs in the background."""
+        self._stop_copy()
+
+    # ---- inside
+
+    def _assemble(self, part: Part) -> Part | None:
+        """The logical part once its last piece is here. Pieces of an applied batch make an empty one."""
+        with self._latch.shared(), self._ledger:
+            self.books.check_generation(part.gen)
+            self.books.check_map(part.map_version)
+            if self.books.groups and self.books.applied(part.batch):
+                return Part(part.gen, part.map_version, part.batch, part.epoch)
+        key = (part.worker, part.gen, part.map_version, part.batch, part.chunks)
+        size = sum(g.ids.nbytes + g.grads.nbytes for g in part.tables)
+        size += sum(values.nbytes for _, _, values in part.dense)
+        pieces = self._pieces.add(key, part, number=part.chunk, count=part.chunks, size_bytes=size)
+        if pieces is None:
+            return None
+        return Part(part.gen, part.map_version, part.batch, max(piece.epoch for piece in pieces),
+                    [grads for piece in pieces for grads in piece.tables],
+                    [chunk for piece in pieces for chunk in piece.dense], part.worker)
+
+    @contextmanager
+    def _commands(self) -> Iterator[None]:
+        """One command of jobmaster at a time."""
+        if not self._structure.acquire(timeout=_BUSY_S):
+            raise Unavailable("another command is under way", reason="BUSY")
+        try:
+            yield
+        finally:
+            self._structure.release()
+
+    def _stop_copy(self) -> None:
+        if self._copy:
+            self._copy.cancel()
+            self._copy = None
+
+    def _finish_copy_before_change(self) -> None:
+        """A first declaration after a restore may replace tables; a copy under way would lose its source."""
+        if not self.model.declared and self.marking:
+            raise Unavailable("a snapshot is being copied", reason="BUSY")
+
+    def _part_path(self, snapshot: int) -> Path:
+        name = f"recmesh-part.{self._job_id}.{self._ps}.{self.books.incarnation[:8]}.{snapshot}"
+        return self._shm_dir / name
+
+    def _count(self, what: str) -> None:
+        with self._ledger:
+            self._counts[what] += 1
+
+
+def _check_batch(batch: Batch) -> None:
+    seen = Ledger()
+    for i, (line, lo, hi) in enumerate(batch):
+        if not 0 <= lo < hi:
+            raise InvalidArgument("a piece of the batch is empty",
+                                  violations=[Violation(f"batch[{i}]", f"[{lo}, {hi})")])
+        if not seen.disjoint(line, lo, hi):
+            raise InvalidArgument("pieces of the batch overlap",
+                                  violations=[Violation(f"batch[{i}]", f"[{lo}, {hi}) of line {line}")])
+        seen.add(line, lo, hi)
+    if not batch:
+        raise InvalidArgument("a push names its batch", violations=[Violation("batch", "is empty")])
+
