@@ -36,14 +36,14 @@ down: $(STAMP)  ## stop the mesh
 	$(BIN)/recmesh down
 
 proto: $(PROTO_STAMP)  ## generate recmesh/pb from proto/
-	$(PROTOC) --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. proto/*.proto
+	$(PROTOC) --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. proto/*.proto
 
 bench: $(STAMP)  ## measure: NAME=train ARGS="--quick --json"; without NAME lists the benchmarks
 	$(BIN)/python -m bench $(NAME) $(ARGS)
 
 check-proto: $(PROTO_STAMP)  ## fail when recmesh/pb differs from what proto/ generates
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
-	$(PROTOC) --python_out="$$out" --grpc_python_out="$$out" --mypy_out="$$out" --mypy_grpc_out="$$out" proto/*.proto && \
+	$(PROTOC) --python_out="$$out" --grpc_python_out="$$out" --mypy_out="quiet:$$out" --mypy_grpc_out="quiet:$$out" proto/*.proto && \
 	diff -r -x __init__.py -x __pycache__ "$$out/recmesh/pb" recmesh/pb || \
 	{ echo "recmesh/pb is not what proto/ generates: run 'make proto'" >&2; exit 1; }
 

@@ -8,6 +8,7 @@ from recmesh.cli.mesh import servers
 from recmesh.cli.mesh.component import Component, Probe
 from recmesh.cli.mesh.config import MeshConfig
 from recmesh.cli.mesh.home import Home
+from recmesh.cli.mesh.table import Table
 
 NAMES = ("one", "two")
 _SERVICE = Path(__file__).with_name("small_service.py")
@@ -21,14 +22,11 @@ def components(
     home: Home, config: MeshConfig, ports: Mapping[str, int], secrets: Mapping[str, str]
 ) -> list[Component]:
     """A real Valkey below, two tiny services above."""
-    stores = (
-        [] if config.valkey.url
-        else [servers.valkey(home.root / "valkey", port=ports["valkey"], password=secrets["valkey"], fsync="always")]
-    )  # fmt: skip
-    return [
-        *stores,
-        *(_service(name, home, ports[f"{name}.http"], config) for name in NAMES),
-    ]
+    services = [_service(name, home, ports[f"{name}.http"], config) for name in NAMES]
+    if config.valkey.url:
+        return services
+    folder, password = home.root / "valkey", secrets["valkey"]
+    return [servers.valkey(folder, port=ports["valkey"], password=password, fsync="always"), *services]
 
 
 def _service(name: str, home: Home, port: int, config: MeshConfig) -> Component:
@@ -38,3 +36,6 @@ def _service(name: str, home: Home, port: int, config: MeshConfig) -> Component:
         probe=Probe("http", f"127.0.0.1:{port}"), addresses={"http": f"http://127.0.0.1:{port}"},
         env={"LOG_LEVEL": config.log_level},
     )  # fmt: skip
+
+
+SMALL_MESH = Table(address_names, components)

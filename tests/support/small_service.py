@@ -2,8 +2,8 @@
 
     small_service.py PORT BEHAVE
 
-The file BEHAVE tells how it misbehaves: `exit CODE` (dies at once, after a last word), `unready` (answers 503);
-no file: it is ready.
+The file BEHAVE tells how it misbehaves: `exit CODE` (dies at once, after a last word), `unready` (answers
+503); no file: it is ready.
 """
 
 import sys

@@ -4,8 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 ProbeKind = Literal["http", "nats", "valkey"]
 
@@ -34,8 +33,9 @@ class Component:
     """For people and clients: `rpc`, `http`, or `url`; printed, so without secrets."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Beyond the supervisor's own environment; may hold secrets."""
-    cwd: Path | None = None
-    files: Mapping[Path, str] = field(default_factory=dict, repr=False)
+    cwd: str = ""
+    """Empty: the supervisor's own."""
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Configuration files, written (owner only) before the start."""
     grace_s: float = 15.0
     """Between SIGTERM and SIGKILL."""
@@ -43,8 +43,11 @@ class Component:
     @property
     def tag(self) -> str:
         """Changes with all that the process was started with; a living one of another tag is restarted."""
-        seen = [
-            list(self.command), dict(self.env), str(self.cwd),
-            {str(path): text for path, text in self.files.items()},
-        ]  # fmt: skip
+        seen = [list(self.command), dict(self.env), self.cwd, dict(self.files)]
         return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]
+
+    @classmethod
+    def load(cls, values: dict[str, Any]) -> Self:
+        """The component from `dataclasses.asdict` of it, also by way of JSON."""
+        probe, command = Probe(**values["probe"]), tuple(values["command"])
+        return cls(**(values | {"probe": probe, "command": command}))

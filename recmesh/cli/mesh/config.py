@@ -95,7 +95,7 @@ def read(path: Path) -> dict[str, Any]:
     """The file's values, not yet checked; none when there is no file."""
     try:
         return tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         violation = Violation("(file)", str(error))

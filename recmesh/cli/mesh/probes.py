@@ -1,6 +1,5 @@
 """Asking a component whether it is ready, over its own protocol, with a deadline and no client library."""
 
-import http.client
 import socket
 from enum import Enum
 
@@ -25,23 +24,21 @@ def ask(probe: Probe) -> Answer:
     """Asks once; never raises for what the other side does."""
     host, _, port = probe.address.rpartition(":")
     try:
-        if probe.kind == "http":
-            return _http(host.strip("[]"), int(port), probe.path)
         with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as connection:
+            if probe.kind == "http":
+                return _http(connection, probe)
             return _nats(connection) if probe.kind == "nats" else _valkey(connection, probe.password)
     except TimeoutError:
         return Answer.SILENT
-    except (OSError, http.client.HTTPException):
+    except OSError:
         return Answer.REFUSED
 
 
-def _http(host: str, port: int, path: str) -> Answer:
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    try:
-        connection.request("GET", path)
-        return Answer.READY if connection.getresponse().status == 200 else Answer.NOT_READY
-    finally:
-        connection.close()
+def _http(connection: socket.socket, probe: Probe) -> Answer:
+    request = f"GET {probe.path} HTTP/1.1\r\nHost: {probe.address}\r\nConnection: close\r\n\r\n"
+    connection.sendall(request.encode())
+    status = connection.recv(4096).split(b" ", 2)  # HTTP/1.1 200 OK
+    return Answer.READY if status[1:2] == [b"200"] else Answer.NOT_READY
 
 
 def _nats(connection: socket.socket) -> Answer:

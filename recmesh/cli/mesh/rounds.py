@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from recmesh.cli.mesh.component import Component
 from recmesh.cli.mesh.home import Home, write_private
 
 
@@ -16,6 +17,8 @@ class Round:
     config: dict[str, Any]
     """As in config.toml, with what the command line and the environment said over it."""
     ports: dict[str, int]
+    components: list[Component]
+    """What shall run."""
     told: dict[str, str]
     """The part that came from the command line or the environment; kept until `down`."""
 
@@ -27,6 +30,8 @@ class Round:
 def load(home: Home) -> Round | None:
     """The last round; None when there was none."""
     try:
-        return Round(**json.loads((home.run / "round.json").read_bytes()))
-    except (OSError, ValueError, TypeError):
+        values = json.loads((home.run / "round.json").read_bytes())
+        components = [Component.load(item) for item in values["components"]]
+        return Round(**(values | {"components": components}))
+    except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -46,7 +46,7 @@ def nats(folder: Path, *, port: int, token: str, name: str) -> Component:
     return Component(
         name="nats", stage=0, command=(str(nats_binary()), "-c", str(config)),
         probe=Probe("nats", f"127.0.0.1:{port}"), addresses={"url": f"nats://127.0.0.1:{port}"},
-        files={config: text},
+        files={str(config): text},
     )  # fmt: skip
 
 
@@ -62,5 +62,5 @@ def valkey(folder: Path, *, port: int, password: str, fsync: str) -> Component:
         name="valkey", stage=0, command=(str(valkey_binary()), str(config)),
         probe=Probe("valkey", f"127.0.0.1:{port}", password=password),
         addresses={"url": f"redis://127.0.0.1:{port}/0"},
-        files={config: text},
+        files={str(config): text},
     )  # fmt: skip

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,13 +18,11 @@ from recmesh.cli.mesh import ports, rounds, state, stop
 from recmesh.cli.mesh.config import MeshConfig
 from recmesh.cli.mesh.home import Home
 from recmesh.cli.mesh.rounds import Round
-from recmesh.cli.mesh.supervisor import load_table
-from recmesh.cli.mesh.table import Table, address_names
+from recmesh.cli.mesh.table import SERVICE_MESH, Table
 from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from recmesh.runtime.process import ProcessHandle, launch
 
 _POLL_S = 0.05
-DEFAULT_TABLE = "recmesh.cli.mesh.table:components"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,8 @@ class UpOptions:
 
     listen: str = ""
     timeout_s: float = 180.0
-    table: str = DEFAULT_TABLE
+    table: Table = SERVICE_MESH
     """Tests bring smaller meshes."""
-    address_names: Callable[[MeshConfig], list[str]] = field(default=address_names, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +66,15 @@ def up(
         config = configuration.check(values, home.config_file)
         _check_external(config)
         chosen = _ports(home, config, options, {handle.name for handle in before})
-        wanted = Round(secrets.token_hex(8), values, chosen, told)
+        components = options.table.components(home, config, chosen, home.secrets())
+        wanted = Round(secrets.token_hex(8), values, chosen, components, told)
         unchanged = previous is not None and wanted == replace(previous, id=wanted.id)
         if keeper is not None and unchanged and previous is not None:
             wanted = previous
         else:
-            _check_table(home, config, chosen, options)
             wanted.save(home)
         if keeper is None:
-            keeper = _launch_supervisor(home, env, options)
+            keeper = _launch_supervisor(home, env)
         elif wanted is not previous:
             keeper.id.send(signal.SIGHUP)
         try:
@@ -108,7 +105,7 @@ def _check_external(config: MeshConfig) -> None:
 
 def _ports(home: Home, config: MeshConfig, options: UpOptions, living: set[str]) -> dict[str, int]:
     """Ports for all addresses; those of processes that are not alive must be free."""
-    names = options.address_names(config)
+    names = options.table.address_names(config)
     fixed = config.ports.fixed()
     if unknown := sorted(set(fixed) - set(names)):
         raise InvalidArgument(f"[ports] names what is not started here: {', '.join(unknown)}")
@@ -124,18 +121,12 @@ def _ports(home: Home, config: MeshConfig, options: UpOptions, living: set[str])
     return ports.choose(names, fixed=fixed, kept=kept, seed=str(home.root))
 
 
-def _check_table(home: Home, config: MeshConfig, chosen: Mapping[str, int], options: UpOptions) -> None:
-    """Missing binaries or services are told before anything starts."""
-    table: Table = load_table(options.table)
-    table(home, config, chosen, home.secrets())
-
-
-def _launch_supervisor(home: Home, env: Mapping[str, str], options: UpOptions) -> ProcessHandle:
+def _launch_supervisor(home: Home, env: Mapping[str, str]) -> ProcessHandle:
     mesh = state.load(home.mesh_file)
     mesh.round = ""  # what a dead supervisor wrote is not to be believed
     mesh.save(home.mesh_file)
     module = "recmesh.cli.mesh.supervisor"
-    command = [sys.executable, "-m", module, "--home", str(home.root), "--table", options.table]
+    command = [sys.executable, "-m", module, "--home", str(home.root)]
     return launch(
         stop.SUPERVISOR, command, run_dir=home.run, log_path=home.log(stop.SUPERVISOR),
         env={key: value for key, value in env.items() if not key.startswith("RECMESH_")},

@@ -1,7 +1,7 @@
 """The supervisor: a small process that stays, starts the components, adopts the living, restarts what dies.
 
 It keeps nothing that it could not find out again: what runs is in the records of `recmesh.runtime.process`,
-what should run follows from `run/round.json` (written by `recmesh up`). So it may be killed at any time; the
+what should run is in `run/round.json` (written by `recmesh up`). So it may be killed at any time; the
 components live on, and the next one goes on where it stopped. Signals: SIGTERM stops everything and ends it,
 SIGHUP makes it read the round again.
 
@@ -9,25 +9,21 @@ SIGHUP makes it read the round again.
 """
 
 import argparse
-import importlib
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from recmesh.cli.mesh import exits, rounds, state
 from recmesh.cli.mesh.component import Component
-from recmesh.cli.mesh.config import MeshConfig
 from recmesh.cli.mesh.home import Home, write_private
 from recmesh.cli.mesh.probes import Answer, ask
 from recmesh.cli.mesh.stop import stop_everything
-from recmesh.cli.mesh.table import Table
 from recmesh.cli.mesh.watch import Action, State, Watch
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.process import ProcessHandle, find, launch
@@ -56,9 +52,8 @@ class Kept:
 class Supervisor:
     """Keeps the components of one data folder running; single-threaded but for the probes."""
 
-    def __init__(self, home: Home, table: Table) -> None:
+    def __init__(self, home: Home) -> None:
         self._home = home
-        self._table = table
         self._kept: dict[str, Kept] = {}
         self._state = state.load(home.mesh_file)
         self._written: object = None
@@ -110,14 +105,8 @@ class Supervisor:
         if asked is None:
             self._state.error = "there is no round.json: run `recmesh up`"
             return
-        config = MeshConfig.parse(asked.config)
         self._state.ports, self._state.round, self._state.error = asked.ports, asked.id, ""
-        try:
-            wanted = self._table(self._home, config, self._state.ports, self._home.secrets())
-        except MeshError as error:
-            log.error("%s", error)
-            self._state.error = str(error)
-            return
+        wanted = asked.components
         found = {handle.name: handle for handle in find(self._home.components)}
         names = {component.name for component in wanted}
         unwanted = [handle for name, handle in found.items() if name not in names]
@@ -169,10 +158,11 @@ class Supervisor:
         env = _base_env() | dict(component.env)
         try:
             for path, text in component.files.items():
-                write_private(path, text)
+                write_private(Path(path), text)
             kept.handle = launch(
                 component.name, component.command, run_dir=self._home.components,
-                log_path=self._home.log(component.name), env=env, cwd=component.cwd, tag=component.tag,
+                log_path=self._home.log(component.name), env=env, tag=component.tag,
+                cwd=Path(component.cwd) if component.cwd else None,
             )  # fmt: skip
         except (MeshError, OSError) as error:
             log.error("%s cannot be started: %s", component.name, error)
@@ -245,24 +235,16 @@ def _base_env() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("RECMESH_")}
 
 
-def load_table(name: str) -> Table:
-    """The table of components that `module:function` names."""
-    module, _, function = name.partition(":")
-    table: Callable[..., list[Component]] = getattr(importlib.import_module(module), function)
-    return table
-
-
 def main(arguments: list[str]) -> int:
     """Entry point; exit code 1 when another supervisor holds the folder."""
     parser = argparse.ArgumentParser(prog="recmesh-supervisor")
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--table", default="recmesh.cli.mesh.table:components")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     home = Home(options.home)
     try:
         with home.lock("supervisor", "another supervisor runs"):
-            Supervisor(home, load_table(options.table)).run()
+            Supervisor(home).run()
     except MeshError as error:
         log.error("%s", error)
         return 1

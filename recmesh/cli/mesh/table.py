@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.cli.mesh import servers
@@ -14,8 +15,16 @@ from recmesh.runtime.errors import FailedPrecondition
 
 SERVICES = ("brain", "jobmaster", "forecaster", "shardsvc", "ckptcache", "gateway")
 
-Table = Callable[[Home, MeshConfig, Mapping[str, int], Mapping[str, str]], list[Component]]
-"""(home, config, ports, secrets) -> components. Tests bring a smaller mesh of their own."""
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a mesh consists of. Tests bring a smaller one of their own."""
+
+    address_names: Callable[[MeshConfig], list[str]]
+    """The addresses that need a port."""
+    components: Callable[[Home, MeshConfig, Mapping[str, int], Mapping[str, str]], list[Component]]
+    """(home, config, ports, secrets) -> what to run; FailedPrecondition when something is missing."""
+
 
 
 def address_names(config: MeshConfig) -> list[str]:
@@ -103,8 +112,12 @@ def _service(
     if public and config.key:
         env["RECMESH_PUBLIC_API_KEY"] = config.key
     return Component(
-        name=name, stage=1, command=(sys.executable, "-m", f"services.{name}"), cwd=root,
+        name=name, stage=1, command=(sys.executable, "-m", f"services.{name}"), cwd=str(root),
         env=env | config.env,
         probe=Probe("http", f"{seen_at}:{http}"),
         addresses={"http": f"http://{seen_at}:{http}", "rpc": f"{seen_at}:{rpc}"},
     )  # fmt: skip
+
+
+SERVICE_MESH = Table(address_names, components)
+"""The real one."""

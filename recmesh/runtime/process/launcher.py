@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from recmesh.runtime.process import cgroup
 from recmesh.runtime.process.identity import ProcessId, boot_id
@@ -109,6 +107,8 @@ class ProcessHandle:
 
     def usage(self) -> Usage | None:
         """What it uses now; None when it has ended."""
+        import psutil  # tens of milliseconds, which every start of the supervisor would pay
+
         try:
             process = psutil.Process(self.pid)
             with process.oneshot():
