@@ -24,12 +24,8 @@ class Config(ServiceSettings):
     """Root of models, code and checkpoints; empty: `storage/` in the data folder."""
     public_api_key: Annotated[SecretStr | None, Env("PUBLIC_API_KEY")] = None
     """What callers of the public API must show; without it the API is open, on loopback only."""
-    brain_http: Annotated[str, Env("BRAIN_HTTP")] = ""
-    """Addresses of the ops pages, for links: host:port or a URL; empty: not linked."""
-    jobmaster_http: Annotated[str, Env("JOBMASTER_HTTP")] = ""
-    forecaster_http: Annotated[str, Env("FORECASTER_HTTP")] = ""
-    shardsvc_http: Annotated[str, Env("SHARDSVC_HTTP")] = ""
-    ckptcache_http: Annotated[str, Env("CKPTCACHE_HTTP")] = ""
+    dashboards: dict[str, str] = Field(default_factory=dict)
+    """Address of each service's ops page, for links."""
     max_body_bytes: Annotated[Count, Env("GATEWAY_MAX_BODY_BYTES")] = 4 << 20
     max_infer_bytes: Annotated[Count, Env("GATEWAY_MAX_INFER_BYTES")] = 256 << 20
     max_code_bytes: Annotated[Count, Env("GATEWAY_MAX_CODE_BYTES")] = 100 << 20
@@ -54,16 +50,6 @@ class Config(ServiceSettings):
     def access_key(self) -> str | None:
         """The key that callers must show, in clear; never log it."""
         return self.public_api_key.get_secret_value() if self.public_api_key else None
-
-    @property
-    def dashboards(self) -> dict[str, str]:
-        """Ops page of each service whose address is known."""
-        known = {name: getattr(self, f"{name}_http") for name in PEERS}
-        return {
-            name: address if "://" in address else f"http://{address}"
-            for name, address in known.items()
-            if address
-        }
 
     @property
     def storage_root(self) -> Path:

@@ -1,7 +1,7 @@
 """The model registry's use cases: register, load, unload, and bring back what served before a restart."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,8 @@ class Models:
 
     async def start(self) -> None:
         """Begin to bring back what served; requests for other things need not wait for it."""
-        self._background(self._restore(await self._registry.all()), "restore models")
+        records = await self._registry.all()
+        self._background(lambda: self._restore(records), "restore models")
 
     async def stop(self) -> None:
         """End loads that are under way."""
@@ -74,7 +75,7 @@ class Models:
         if created:
             await self._say("registered", record)
             if wanted.load:
-                self._background(self._load(record), f"load {record.key}")
+                self._background(lambda: self._load(record), f"load {record.key}")
         return record
 
     async def versions(self, name: str = "") -> list[ModelVersion]:
@@ -207,7 +208,7 @@ class Models:
             reason = f"replaced by version {record.version}"
             gone = await self._mark(replaced.record, State.UNLOADED, reason=reason)
             await self._say("unloaded", gone)
-            self._background(self.serving.retire(replaced), f"retire {replaced.record.key}")
+            self._background(lambda: self.serving.retire(replaced), f"retire {replaced.record.key}")
         return ready
 
     async def _restore(self, records: list[ModelVersion]) -> None:
@@ -242,7 +243,7 @@ class Models:
         served = self.serving.find(name, version)
         if served is not None:
             self.serving.take_out(name)
-            self._background(self._fail(served, reason), f"fail {key}")
+            self._background(lambda: self._fail(served, reason), f"fail {key}")
 
     async def _fail(self, served: Served, reason: str) -> None:
         await self._say("failed", await self._mark(served.record, State.FAILED, reason=reason))
@@ -262,10 +263,10 @@ class Models:
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
 
-    def _background(self, work: Awaitable[Any], what: str) -> None:
+    def _background(self, work: Callable[[], Awaitable[Any]], what: str) -> None:
         async def guarded() -> None:
             try:
-                await work
+                await work()
             except Exception:
                 _log.exception("%s failed", what)
 

@@ -35,6 +35,7 @@ class Problem(BaseModel):
                 "detail": "the TrainingJob has 1 wrong field(s)",
                 "instance": "/v1/jobs",
                 "reason": "INVALID_SPEC",
+                "code": "INVALID_ARGUMENT",
                 "violations": [{"path": "roles.worker.replicas", "reason": "must not be negative"}],
                 "request_id": "5f0c1c6e6a2b4d6c",
                 "error": "the TrainingJob has 1 wrong field(s)",
@@ -49,6 +50,8 @@ class Problem(BaseModel):
     instance: str
     reason: str
     """A stable word that programs may compare."""
+    code: str
+    """The gRPC code of the same error."""
     violations: list[ViolationModel]
     request_id: str
     """The same as the header X-Request-Id; the service's log has it."""
@@ -75,6 +78,7 @@ def problem(
         "detail": error.message,
         "instance": path,
         "reason": error.reason,
+        "code": error.grpc_code,
         "violations": [{"path": item.path, "reason": item.reason} for item in error.violations],
         "request_id": request_id,
         "error": str(error),

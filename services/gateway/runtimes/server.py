@@ -153,12 +153,12 @@ Operation = Callable[[frames.Header, list[Tensor], int], Answer]
 
 
 def warm_up_inputs(card: ModelCard) -> Arrays:
-    """One sample of zeros; a ragged feature has one id. The first call of a program may compile or trace."""
+    """Two samples of zeros, two ids in each: the first call of a program may compile or trace."""
     return {spec.name: _zeros(spec) for spec in card.inputs}
 
 
 def _zeros(spec: TensorSpec) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    shape = tuple(1 if size == -1 else size for size in spec.shape)
+    shape = tuple(2 if size == -1 else size for size in spec.shape)
     if spec.datatype.kind == "bytes":
         return np.full(shape, b"", dtype=object)
     return np.zeros(shape, dtype=spec.datatype.numpy)

@@ -1,0 +1,272 @@
+"""Gateway with its wires replaced: an in-memory bucket, runtimes that add numbers, recorded facts."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from recmesh.runtime.errors import Aborted, AlreadyExists, MeshError, NotFound
+from services.gateway.app.inference import Inference
+from services.gateway.app.models import Models
+from services.gateway.app.observation import Observation
+from services.gateway.app.ports import Document, Fact, Runtimes
+from services.gateway.app.serving import Serving, ServingLimits
+from services.gateway.domain.models import ModelVersion
+from services.gateway.domain.statistics import Times
+from services.gateway.domain.tensors import Tensor
+from services.gateway.peers.data import DataPeer, PlanningPeer
+from services.gateway.peers.jobs import JobsPeer
+from services.gateway.peers.mesh import Mesh
+from services.gateway.rest import api
+from services.gateway.rest.guard import BodyLimits
+from services.gateway.store.code import CodeStore
+from services.gateway.store.folders import ModelFolders
+from services.gateway.store.registry import Registry
+
+CARD: Document = {
+    "framework": "torch",
+    "inputs": [
+        {"name": "x", "kind": "dense", "dtype": "float32", "shape": [-1]},
+        {"name": "id", "kind": "single", "dtype": "int64", "shape": [-1]},
+    ],
+    "outputs": [{"name": "predictions", "dtype": "float32", "shape": [-1]}],
+    "metrics": {"auc": 0.75},
+}
+"""predictions = x + id"""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeEntry:
+    value: bytes
+    revision: int
+
+
+class FakeBucket:
+    """A key-value bucket with revisions, in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, FakeEntry] = {}
+        self._revision = 0
+
+    async def get(self, key: str) -> FakeEntry | None:
+        return self.values.get(key)
+
+    async def create(self, key: str, value: bytes) -> int:
+        if key in self.values:
+            raise AlreadyExists(key)
+        return self._put(key, value)
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        if key not in self.values or self.values[key].revision != revision:
+            raise Aborted(key)
+        return self._put(key, value)
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        self.values.pop(key, None)
+
+    async def keys(self, prefix: str = "") -> Sequence[str]:
+        return sorted(key for key in self.values if key.startswith(prefix))
+
+    def _put(self, key: str, value: bytes) -> int:
+        self._revision += 1
+        self.values[key] = FakeEntry(value, self._revision)
+        return self._revision
+
+
+class FakeRuntimes:
+    """Runs `predictions = x + id`. A key in `broken` cannot be loaded; `hold` keeps requests in the model."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Path] = {}
+        self.broken: dict[str, MeshError] = {}
+        self.unloaded: list[str] = []
+        self.hold: asyncio.Event | None = None
+        self.running = asyncio.Event()
+        self.lost: Callable[[str, str], None] = lambda _key, _reason: None
+
+    def serves(self, framework: str, key: str) -> bool:
+        return key in self.loaded
+
+    async def load(self, framework: str, key: str, folder: Path, *, timeout_s: float) -> None:
+        if key in self.broken:
+            raise self.broken[key]
+        self.loaded[key] = folder
+
+    async def unload(self, framework: str, key: str) -> None:
+        self.loaded.pop(key, None)
+        self.unloaded.append(key)
+
+    async def infer(
+        self,
+        framework: str,
+        key: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        *,
+        timeout_s: float,
+        priority: int,
+    ) -> tuple[list[Tensor], Times]:
+        assert key in self.loaded, f"{key} was taken away under a request"
+        if self.hold is not None:
+            self.running.set()
+            await self.hold.wait()
+            assert key in self.loaded, f"{key} was taken away under a request"
+        arrays = {item.name: item.array for item in inputs}
+        total = np.asarray(arrays["x"] + arrays["id"], np.float32)
+        return [Tensor.of("predictions", total)], Times(10, 20, 30, 40)
+
+
+class FakeClock:
+    """Time that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, delay_s: float) -> None:
+        self.time += delay_s
+
+
+@dataclass(slots=True)
+class Facts:
+    """What was told."""
+
+    models: list[tuple[str, str]] = field(default_factory=list)
+    rates: list[tuple[str, float, list[tuple[float, float]]]] = field(default_factory=list)
+    away: bool = False
+
+    async def model(self, fact: Fact, record: ModelVersion) -> None:
+        self.models.append((fact, record.key))
+
+    async def rate(self, series: str, step_s: float, points: Sequence[tuple[float, float]]) -> None:
+        if self.away:
+            raise Aborted("the bus is away")
+        self.rates.append((series, step_s, list(points)))
+
+
+class NoEvents:
+    """A job without history."""
+
+    async def history(self, job_id: str, *, after: int, limit: int) -> list[Document]:
+        return []
+
+    async def live(self, job_id: str, *, after: int) -> AsyncIterator[Document | None]:
+        yield None
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The use cases over fakes (or real runtimes), and the storage folder."""
+
+    root: Path
+    models: Models
+    inference: Inference
+    observation: Observation
+    runtimes: Any
+    bucket: FakeBucket
+    facts: Facts
+    clock: FakeClock
+
+    def folder(self, name: str = "tiny", version: str = "1", *, card: Document | None = None) -> str:
+        """Make a model folder; its URI."""
+        path = self.root / "models" / name / version
+        path.mkdir(parents=True)
+        (path / "model.json").write_text(json.dumps(CARD if card is None else card))
+        return f"models/{name}/{version}"
+
+    async def swapped(self, version: str) -> None:
+        """Wait until this version serves."""
+        async with asyncio.timeout(10.0):
+            while self.models.serving.find("tiny", version) is None:  # noqa: ASYNC110 (nobody signals a swap)
+                await asyncio.sleep(0)
+
+    async def settled(self) -> None:
+        """Wait for loads and retirements in the background."""
+        while self.models._tasks:
+            await asyncio.gather(*self.models._tasks)
+
+
+def gateway(
+    root: Path, *, bucket: FakeBucket | None = None, runtimes: Runtimes | None = None, retire_s: float = 5.0
+) -> Gateway:
+    """A gateway; give the bucket of another one to see what a restart sees."""
+    bucket, facts, clock = bucket or FakeBucket(), Facts(), FakeClock()
+    chosen: Any = runtimes or FakeRuntimes()
+    limits = ServingLimits(retire_s=retire_s, load_timeout_s=120.0)
+    observation = Observation(clock=clock, rate_step_s=10.0, tell_rate=facts.rate)
+    serving = Serving(chosen, observation, clock=clock, limits=limits)
+    models = Models(
+        Registry(bucket), ModelFolders(root), chosen, serving, observation,
+        tell=facts.model, clock=clock, limits=limits,
+    )  # fmt: skip
+    inference = Inference(models, observation, version="1.2.3")
+    return Gateway(root, models, inference, observation, chosen, bucket, facts, clock)
+
+
+@dataclass(slots=True)
+class FakePeer:
+    """Answers any call with its arguments, or with an error."""
+
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    error: MeshError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Document:
+            self.calls.append((name, args, kwargs))
+            if self.error is not None:
+                raise self.error
+            return {"job_id": "job-1", "call": name, "args": list(args), **kwargs}
+
+        return call
+
+
+def unknown_job() -> NotFound:
+    """What jobmaster says of a job that is not there."""
+    return NotFound("there is no job 'x'", reason="UNKNOWN_JOB")
+
+
+def http(
+    made: Gateway,
+    *,
+    jobs: Any = None,
+    data: Any = None,
+    events: Any = None,
+    api_key: str | None = None,
+    loopback: bool = True,
+    limits: BodyLimits | None = None,
+) -> httpx.AsyncClient:
+    """A client of the REST API over the gateway, without sockets."""
+    peer: Any = FakePeer()
+    code = CodeStore(made.root, max_bytes=1 << 20, max_unpacked_bytes=1 << 21, max_members=100)
+    mesh = Mesh({}, token=None, tls=None)
+    chosen_jobs: JobsPeer = jobs or peer
+    chosen_data: DataPeer = data or peer
+    planning: PlanningPeer = peer
+    parts = api.Parts(
+        made.models,
+        made.inference,
+        code,
+        chosen_jobs,
+        chosen_data,
+        planning,
+        mesh,
+        events or NoEvents(),
+        {},
+        "1.2.3",
+    )
+    app = api.create(
+        parts, ops=None, api_key=api_key, loopback=loopback,
+        limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), closing=asyncio.Event(),
+    )  # fmt: skip
+    transport = httpx.ASGITransport(app=app)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
