@@ -14,7 +14,8 @@ _NOT_BENCHES = {"figures", "mesh", "synthetic", "peers", "__main__"}
 
 def names() -> list[str]:
     """Modules of this package that have a `run`."""
-    return sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.name not in _NOT_BENCHES)
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return sorted(module.name for module in modules if module.name not in _NOT_BENCHES)
 
 
 def main(argv: list[str]) -> int:

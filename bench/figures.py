@@ -26,7 +26,8 @@ class Result:
     def as_table(self) -> str:
         """Figures to read, then the context."""
         width = max(map(len, self.figures), default=0)
-        lines = [f"{self.bench}", *(f"  {name:<{width}}  {value:.6g}" for name, value in self.figures.items())]
+        lines = [self.bench]
+        lines += [f"  {name:<{width}}  {value:.6g}" for name, value in self.figures.items()]
         lines += [f"  · {name}: {value}" for name, value in self.context.items()]
         return "\n".join(lines)
 

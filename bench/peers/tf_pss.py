@@ -2,8 +2,8 @@
 
     python -m bench.peers.tf_pss '{"model": "wide_deep", "steps": 200, ...}'   prints one JSON object
 
-Each role is a process with one compute thread; four inter-op threads, as fewer deadlock the worker. All tables lie in one
-variable, ids shifted by table: a variable per table, as TensorFlow's guide has it, is several times slower. Adagrad is
+Each role is a process with one compute thread; four inter-op threads, as fewer deadlock the worker. All
+tables lie in one variable, ids shifted by table: a variable per table, as in the guide, is slower. Adagrad is
 TensorFlow's own fused operation, with duplicate ids summed first, as its optimizers do.
 """
 
@@ -63,7 +63,9 @@ def main(task: dict[str, Any]) -> dict[str, float]:
             server.kill()
 
 
-def _coordinate(cluster: dict[str, list[str]], servers: list[psutil.Process], task: dict[str, Any]) -> dict[str, float]:
+def _coordinate(
+    cluster: dict[str, list[str]], servers: list[psutil.Process], task: dict[str, Any]
+) -> dict[str, float]:
     import numpy as np
     import tensorflow as tf
 
@@ -88,7 +90,8 @@ def _coordinate(cluster: dict[str, list[str]], servers: list[psutil.Process], ta
 
     def dense_layer(inputs: int, units: int) -> tuple[Any, Any]:
         limit = (6 / (inputs + units)) ** 0.5
-        return variable(rng.uniform(-limit, limit, (inputs, units)).astype(np.float32)), variable(np.zeros(units, np.float32))
+        kernel = rng.uniform(-limit, limit, (inputs, units)).astype(np.float32)
+        return variable(kernel), variable(np.zeros(units, np.float32))
 
     width = TABLES * dim + DENSE
     shift = np.arange(TABLES, dtype=np.int64) * ids
@@ -104,13 +107,13 @@ def _coordinate(cluster: dict[str, list[str]], servers: list[psutil.Process], ta
         last = dense_layer(inputs if wide_and_deep else inputs + width, 1)
 
     def logits(drawn: Any, dense: Any) -> Any:
-        rows = tf.nn.embedding_lookup(deep, drawn)
+        rows = deep.sparse_read(drawn)
         x0 = tf.concat([tf.reshape(rows, (-1, TABLES * dim)), dense], axis=1)
         h = x0
         for kernel, bias in tower:
             h = tf.nn.relu(tf.matmul(h, kernel) + bias)
         if wide is not None:
-            shifts = tf.reduce_sum(tf.nn.embedding_lookup(wide, drawn), axis=1)
+            shifts = tf.reduce_sum(wide.sparse_read(drawn), axis=1)
             return (tf.matmul(h, last[0]) + last[1] + shifts)[:, 0]
         x = x0
         for kernel, bias in cross:
