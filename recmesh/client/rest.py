@@ -29,11 +29,20 @@ _STREAM_SILENCE_S = 60.0
 class Client:
     """One mesh. Not thread-safe for closing; calls may come from several threads."""
 
-    def __init__(self, url: str, *, api_key: str = "", timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str = "",
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False, transport=transport
+        )
 
     @classmethod
     def find(cls, *, home: Path | str | None = None, env: Mapping[str, str] | None = None) -> Self:

@@ -1,0 +1,124 @@
+"""The command line: verbs, texts, exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recmesh.cli import log_verbs, output
+from recmesh.cli.exit_codes import ExitCode, exit_code
+from recmesh.runtime.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, Unavailable
+
+
+def recmesh(
+    *arguments: str, home: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "recmesh.cli.main", *arguments]
+    environment = {"RECMESH_HOME": str(home), "PATH": "/usr/bin:/bin", **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+
+
+def test_the_command_starts_without_heavy_imports() -> None:
+    heavy = ("numpy", "pandas", "grpc", "pyarrow", "torch", "tensorflow", "httpx", "pydantic")
+    code = f"import recmesh.cli.main, sys; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_without_a_mesh_verbs_say_how_to_start_one(tmp_path: Path) -> None:
+    result = recmesh("jobs", home=tmp_path)
+    assert result.returncode == ExitCode.NOT_FOUND and result.stdout == ""
+    assert result.stderr == f"error: there is no mesh in {tmp_path}: start one with `recmesh up`\n"
+
+
+def test_a_wrong_job_is_one_block_with_every_field(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: UPPER\nmodel: {}\n")
+    result = recmesh("submit", str(tmp_path / "job.yaml"), home=tmp_path)
+    assert result.returncode == ExitCode.USAGE
+    assert result.stderr.startswith("error: the TrainingJob has 2 wrong field(s)\n  name: ")
+    assert "\n  model: give either zoo or entrypoint\n" in result.stderr
+
+
+def test_a_refused_start_has_its_own_exit_code_and_starts_nothing(tmp_path: Path) -> None:
+    result = recmesh("up", "--listen", "0.0.0.0", home=tmp_path)
+    assert result.returncode == ExitCode.REFUSED and "without an API key" in result.stderr
+    assert not (tmp_path / "run/supervisor.process.json").exists()
+
+
+def test_status_and_down_without_a_mesh(tmp_path: Path) -> None:
+    assert recmesh("status", home=tmp_path).returncode == ExitCode.UNREACHABLE
+    result = recmesh("down", home=tmp_path)
+    assert result.returncode == 0 and "not running" in result.stdout
+
+
+def test_doctor_tells_what_it_found_as_json(tmp_path: Path) -> None:
+    result = recmesh("doctor", "--json", home=tmp_path)
+    found = {item["check"]: item for item in json.loads(result.stdout)}
+    assert {"python", "packages", "nats-server", "valkey-server", "memory", "disk", "limits"} <= set(found)
+    assert all(item["mend"] for item in found.values() if item["verdict"] != "ok")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidArgument("x"), ExitCode.USAGE),
+        (NotFound("x"), ExitCode.NOT_FOUND),
+        (Unavailable("x"), ExitCode.UNREACHABLE),
+        (Unavailable("x", reason="NOT_STARTING"), ExitCode.FAILED),
+        (FailedPrecondition("x"), ExitCode.REFUSED),
+        (Internal("x"), ExitCode.FAILED),
+    ],
+)
+def test_errors_have_exit_codes(error: Exception, code: ExitCode) -> None:
+    assert exit_code(error) is code  # type: ignore[arg-type]  # all are MeshErrors
+
+
+def test_tables_in_a_pipe_are_aligned_text(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(["name", "state"], [["a", "ready"], ["longer", ""]])
+    assert capsys.readouterr().out == "NAME    STATE\na       ready\nlonger\n"
+    output.print_table(["name"], [], empty="There are none.")
+    assert capsys.readouterr().out == "There are none.\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172800, "2d"), (-5, "0s")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert output.duration(seconds) == text
+
+
+def test_sizes_and_numbers() -> None:
+    assert [output.size(n) for n in (0, 1023, 1536, 200 * 2**20, 3 * 2**40)] == [
+        "0 B", "1023 B", "1.5 KiB", "200 MiB", "3072 GiB",
+    ]  # fmt: skip
+    assert [output.number(n) for n in (0, 12, 1234567, 0.12345)] == ["0", "12", "1,234,567", "0.123"]
+
+
+def test_json_log_lines_become_readable_and_others_stay() -> None:
+    line = json.dumps(
+        {"time": "12:00", "level": "info", "logger": "a.b", "message": "hello", "job": "j", "trace_id": "x"}
+    )
+    assert log_verbs.readable(line) == "12:00 INFO    a.b: hello job=j"
+    for other in ("plain text", "{not json", '{"no": "message"}'):
+        assert log_verbs.readable(other) == other
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        (["a", "b"], ["a", "b", "c"], ["c"]),
+        (["a", "b"], ["b", "c", "d"], ["c", "d"]),
+        (["a", "b"], ["a", "b"], []),
+        ([], ["a"], ["a"]),
+        (["x", "x"], ["x", "x", "x"], ["x"]),
+        (["a"], ["y", "z"], ["y", "z"]),
+    ],
+)
+def test_only_new_lines_of_a_growing_text_are_shown(
+    before: list[str], now: list[str], new: list[str]
+) -> None:
+    assert log_verbs._new(before, now) == new
