@@ -69,7 +69,10 @@ class EmbeddingTable:
     features: Sequence[str] = ()
     """The id features that look up here; empty: the feature named like the table."""
     pooling: Pooling = "sum"
-    """Of its bags. Single ids need none, and sequences stay unpooled."""
+    """Of its bags: single ids need none, and sequences stay unpooled. An empty bag is zero.
+
+    With weights, `sum` is Σ w·row and `mean` that over Σ w; `max` pays them no heed. `none` leaves bags unpooled.
+    """
     optimizer: Optimizer | None = None
     """None: what the job says for this table (`training.table_optimizers`), else `training.optimizer`."""
     init: Init = field(default_factory=Init.uniform)
