@@ -1,0 +1,147 @@
+"""Panels to HTML fragments and chart data; every value is escaped by the template engine."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from inspect import isawaitable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from recmesh.runtime.ops.panels import Cell, Chart, Log, Page, Panel, Points, Table, Tile, Tiles, Tone, Value
+from recmesh.runtime.ops.text import count
+from recmesh.runtime.telemetry import LogLine, get_logger
+
+HERE = Path(__file__).parent
+_log = get_logger(__name__)
+_TONES = {"error": "bad", "critical": "bad", "warning": "warn", "debug": "idle"}
+
+
+def environment() -> Environment:
+    """Templates with escaping on everywhere, and undefined names an error."""
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )
+    made.filters["cell"] = cell
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """One panel at one moment: HTML, or the aligned columns of a chart."""
+
+    html: str = ""
+    chart: Mapping[str, Any] | None = None
+
+
+class Renderer:
+    """Renders a page's panels; a panel that fails says so in its place."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._templates = environment()
+        shape = [(panel.kind, panel.title, panel.wide) for panel in page.panels]
+        self.shape_id = hashlib.sha256(repr((page.title, shape)).encode()).hexdigest()[:12]
+        """Changes when the page has other panels: a browser then loads it anew."""
+
+    async def fragments(self) -> list[Fragment]:
+        """All panels, in order."""
+        return [await self._fragment(panel) for panel in self.page.panels]
+
+    async def document(self, **context: Any) -> str:
+        """The whole page with its present contents."""
+        parts = zip(self.page.panels, await self.fragments(), strict=True)
+        return self._templates.get_template("page.html").render(
+            page=self.page, parts=list(parts), shape_id=self.shape_id, **context
+        )
+
+    async def _fragment(self, panel: Panel) -> Fragment:
+        try:
+            if isinstance(panel, Chart):
+                return Fragment(chart=align(await _ask(panel.series)))
+            template = self._templates.get_template(f"{panel.kind}.html")
+            return Fragment(html=template.render(**await _context(panel)))
+        except Exception as error:   # one broken panel must not hide the others
+            _log.warning("the panel %r failed: %s", panel.title, error)
+            template = self._templates.get_template("failed.html")
+            return Fragment(html=template.render(problem=f"{type(error).__name__}: {error}"))
+
+
+async def _context(panel: Table | Tiles | Log) -> dict[str, Any]:
+    if isinstance(panel, Table):
+        rows = list(islice(await _ask(panel.rows), panel.limit + 1))
+        return {"panel": panel, "rows": rows[: panel.limit], "more": len(rows) > panel.limit}
+    if isinstance(panel, Tiles):
+        values = await _ask(panel.values)
+        if isinstance(values, Mapping):
+            values = [Tile(label, value) for label, value in values.items()]
+        return {"tiles": [_tile(item) for item in values]}
+    return {"lines": [_line(item) for item in await _ask(panel.lines)]}
+
+
+async def _ask(callable_: Any) -> Any:
+    answer = callable_()
+    return await answer if isawaitable(answer) else answer
+
+
+def cell(value: Value) -> Cell:
+    """Any value as a cell: numbers shortened, None a dash, truth coloured."""
+    match value:
+        case Cell():
+            return value
+        case None:
+            return Cell("–", Tone.IDLE)
+        case bool():
+            return Cell("yes" if value else "no", Tone.OK if value else Tone.IDLE)
+        case int() | float():
+            return Cell(count(value))
+        case _:
+            return Cell(str(value))
+
+
+def _tile(item: Tile) -> dict[str, Any]:
+    shown = cell(item.value)
+    tone = item.tone if item.tone is not Tone.PLAIN else shown.tone
+    return {
+        "label": item.label, "text": shown.text, "note": item.note, "tone": tone, "spark": spark(item.spark),
+    }
+
+
+def spark(values: Any) -> str:
+    """The points of an SVG polyline in a box of 100 × 24; '' for fewer than two values."""
+    numbers = [float(value) for value in values if math.isfinite(value)]
+    if len(numbers) < 2:
+        return ""
+    low, high = min(numbers), max(numbers)
+    span = (high - low) or 1.0
+    step = 100 / (len(numbers) - 1)
+    return " ".join(
+        f"{index * step:.1f},{22 - 20 * (value - low) / span:.1f}" for index, value in enumerate(numbers)
+    )
+
+
+def _line(item: LogLine | str) -> dict[str, str]:
+    if isinstance(item, str):
+        return {"at": "", "level": "", "logger": "", "message": item, "tone": "plain"}
+    at = datetime.fromtimestamp(item.at).astimezone().strftime("%H:%M:%S")
+    return {
+        "at": at, "level": item.level, "logger": item.logger.removeprefix("recmesh."),
+        "message": item.message, "tone": _TONES.get(item.level, "plain"),
+    }
+
+
+def align(series: Mapping[str, Points]) -> dict[str, Any]:
+    """Series of different times as uPlot wants them: one x column, and null where a series has no value."""
+    times = sorted({round(at, 3) for points in series.values() for at, _ in points})
+    columns = []
+    for points in series.values():
+        known = {
+            round(at, 3): value if value is not None and math.isfinite(value) else None for at, value in points
+        }
+        columns.append([known.get(at) for at in times])
+    return {"names": [str(name) for name in series], "data": [times, *columns]}
