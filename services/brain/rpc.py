@@ -1,6 +1,9 @@
 """gRPC face of brain: decode, call the app, encode."""
 
+from collections.abc import Callable
 from typing import Any
+
+import grpc
 
 from recmesh.pb import brain_pb2 as pb
 from recmesh.pb import brain_pb2_grpc as pb_grpc
@@ -44,3 +47,12 @@ class BrainServicer(pb_grpc.BrainServicer):
         """Jobs that ended."""
         found = await self._app.history(owner=request.owner, limit=request.limit)
         return pb.HistoryReply(jobs=[wire.history_message(each) for each in found])
+
+
+def register(servicer: BrainServicer) -> Callable[[grpc.aio.Server], None]:
+    """What adds the servicer to a server."""
+
+    def add(server: grpc.aio.Server) -> None:
+        pb_grpc.add_BrainServicer_to_server(servicer, server)
+
+    return add

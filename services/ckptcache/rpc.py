@@ -1,7 +1,9 @@
 """gRPC face of ckptcache: decode, call the app, encode."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
+
+import grpc
 
 from recmesh.pb import ckptcache_pb2 as pb
 from recmesh.pb import ckptcache_pb2_grpc as pb_grpc
@@ -130,3 +132,12 @@ class CheckpointsServicer(pb_grpc.CheckpointsServicer):
         key = (value.job_id, value.number)
         held = any((copy.job_id, copy.number) == key for copy in self._flusher.copies)
         return wire.snapshot(value, uri=self._files.uri(*key), in_memory=held, manifest_json=manifest_json)
+
+
+def register(servicer: CheckpointsServicer) -> Callable[[grpc.aio.Server], None]:
+    """What adds the servicer to a server."""
+
+    def add(server: grpc.aio.Server) -> None:
+        pb_grpc.add_CheckpointsServicer_to_server(servicer, server)
+
+    return add

@@ -1,6 +1,9 @@
 """gRPC face of forecaster: decode, call the app, encode."""
 
+from collections.abc import Callable
 from typing import Any
+
+import grpc
 
 from recmesh.pb import forecaster_pb2 as pb
 from recmesh.pb import forecaster_pb2_grpc as pb_grpc
@@ -33,3 +36,12 @@ class ForecasterServicer(pb_grpc.ForecasterServicer):
         """A series."""
         found = await self._app.history(request.series, since=request.since, until=request.until)
         return wire.history_reply(*found)
+
+
+def register(servicer: ForecasterServicer) -> Callable[[grpc.aio.Server], None]:
+    """What adds the servicer to a server."""
+
+    def add(server: grpc.aio.Server) -> None:
+        pb_grpc.add_ForecasterServicer_to_server(servicer, server)
+
+    return add

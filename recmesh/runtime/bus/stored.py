@@ -71,19 +71,32 @@ async def ensure_stream(link: Link, config: api.StreamConfig) -> None:
     """Create the stream, or bring an existing one to this configuration. Safe to call at any time."""
 
     async def ensure(session: Session) -> None:
+        # Update first: asked to add, a server that has reserved most of its storage for this very stream
+        # answers that there is no room for it, before it sees that it exists.
+        try:
+            await session.js.update_stream(config)
+            return
+        except js_errors.NotFoundError:
+            pass
+        except js_errors.APIError as refused:
+            raise _unchangeable(config, refused) from None
         try:
             await session.js.add_stream(config)
         except js_errors.BadRequestError as error:
             if error.err_code != _NAME_IN_USE:
                 raise FailedPrecondition(f"stream {config.name}: {error.description}") from None
-            try:
+            try:   # somebody else made it in between
                 await session.js.update_stream(config)
             except js_errors.APIError as refused:
-                raise FailedPrecondition(
-                    f"stream {config.name} exists with settings that cannot be changed: {refused.description}"
-                ) from None
+                raise _unchangeable(config, refused) from None
 
     await link.call(f"stream {config.name}", ensure, timeout_s=30)
+
+
+def _unchangeable(config: api.StreamConfig, refused: js_errors.APIError) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"stream {config.name} exists with settings that cannot be changed: {refused.description}"
+    )
 
 
 def _explained(error: js_errors.APIError, subject: str) -> Exception:

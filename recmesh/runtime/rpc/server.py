@@ -72,7 +72,9 @@ class RpcServer:
     async def wait(self) -> None:
         """Returns when the server has ended."""
         if self._server is not None:
-            await self._server.wait_for_termination()
+            # Shielded: gRPC awaits its own future of the shutdown in there, and cancelling that makes
+            # the later stop() raise CancelledError.
+            await asyncio.shield(self._server.wait_for_termination())
 
     async def _set_health(self, state: Any) -> None:
         for name in ("", *self._service_names):

@@ -226,6 +226,8 @@ class SnapshotFiles:
             yield from verified(file, self.storage.chunks(path))
         except FileNotFoundError:
             raise DataLoss(f"{path} is gone") from None
+        except DataLoss as error:
+            raise DataLoss(f"{path}: {error}") from None
 
     def verify(self, snapshot: Snapshot) -> None:
         """Hash everything again; DataLoss names the first file that is not what was stored."""

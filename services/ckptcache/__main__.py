@@ -1,0 +1,92 @@
+"""Composition root: the only place where ckptcache's parts are chosen and joined."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from recmesh.runtime.bus import Bus
+from recmesh.runtime.clock import system_clock
+from recmesh.runtime.lifecycle import Component, main
+from recmesh.runtime.rpc import RpcServer
+from recmesh.runtime.telemetry import Metrics
+from services.ckptcache import ops, rpc
+from services.ckptcache.app.checkpoints import Checkpoints
+from services.ckptcache.app.entry import Entries
+from services.ckptcache.app.figures import Figures
+from services.ckptcache.app.flush import Flusher
+from services.ckptcache.app.life import CacheLife
+from services.ckptcache.app.ports import Policy
+from services.ckptcache.app.recover import Recovery
+from services.ckptcache.app.restore import Restore
+from services.ckptcache.config import CkptcacheSettings
+from services.ckptcache.events import BusAnnouncements
+from services.ckptcache.store.catalogue import Catalogue
+from services.ckptcache.store.files import SnapshotFiles
+from services.ckptcache.store.memory import MemoryTier
+from services.ckptcache.store.remote import open_storage
+
+BUCKET = "recmesh_checkpoints"
+
+
+async def build(env: Mapping[str, str]) -> Sequence[Component]:
+    """The components in start order."""
+    settings = CkptcacheSettings.from_env(env, "RECMESH_")
+    nats_token = settings.nats_token.get_secret_value() if settings.nats_token else None
+    bus = Bus(settings.nats_url, "ckptcache", token=nats_token)
+    policy = Policy(
+        node=settings.node,
+        memory_budget_bytes=settings.checkpoint_memory_bytes,
+        memory_snapshots=settings.checkpoint_memory_snapshots,
+        keep=settings.checkpoint_keep,
+        max_age_s=settings.checkpoint_max_age_s,
+    )
+    files = SnapshotFiles(open_storage(settings.storage))
+    memory = MemoryTier(settings.shared_memory)
+    catalogue = Catalogue(bus.kv(BUCKET))
+    announce = BusAnnouncements(bus)
+    figures = Figures(Metrics("ckptcache"), clock=system_clock)
+    pool = ThreadPoolExecutor(settings.checkpoint_flush_threads, thread_name_prefix="flush")
+    entries = Entries()
+    flusher = Flusher(
+        files=files,
+        memory=memory,
+        pool=pool,
+        policy=policy,
+        announce=announce,
+        meter=figures,
+        clock=system_clock,
+    )
+    checkpoints = Checkpoints(
+        files=files, memory=memory, catalogue=catalogue, flusher=flusher, entries=entries, announce=announce,
+        meter=figures, clock=system_clock, policy=policy,
+    )  # fmt: skip
+    restore = Restore(
+        files=files,
+        memory=memory,
+        flusher=flusher,
+        entries=entries,
+        checkpoints=checkpoints,
+        clock=system_clock,
+    )
+    servicer = rpc.CheckpointsServicer(checkpoints, restore, flusher, files)
+    view = ops.View(checkpoints, flusher, figures, files, clock=system_clock)
+    life = CacheLife(
+        lambda: Recovery(
+            files=files, memory=memory, catalogue=catalogue, flusher=flusher, entries=entries,
+            announce=announce, policy=policy, clock=system_clock,
+        ),
+        entries=entries, flusher=flusher, pool=pool, drain_s=settings.drain_s / 2,
+    )  # fmt: skip
+    return [
+        bus,
+        life,
+        RpcServer(
+            "rpc", settings.rpc_address, [rpc.register(servicer)],
+            tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
+        ),
+        view.loop(),
+        bus.service("ckptcache", ops.release(), "Snapshots in memory and on storage", view.figures),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main("ckptcache", build)

@@ -1,0 +1,47 @@
+"""The cache's own start and stop."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from services.ckptcache.app.entry import Entries
+from services.ckptcache.app.flush import Flusher
+from services.ckptcache.app.recover import Recovered, Recovery
+
+log = logging.getLogger(__name__)
+
+
+class CacheLife:
+    """Recovers before any call is answered; lets parts under way reach storage before the end."""
+
+    name = "snapshots"
+
+    def __init__(
+        self,
+        recovery: Callable[[], Recovery],
+        *,
+        entries: Entries,
+        flusher: Flusher,
+        pool: ThreadPoolExecutor,
+        drain_s: float,
+    ) -> None:
+        self._recovery, self._entries, self._flusher = recovery, entries, flusher
+        self._pool, self._drain_s = pool, drain_s
+        self.recovered: Recovered | None = None
+
+    async def start(self) -> None:
+        """Rebuild entries and catalogue from storage."""
+        self.recovered = await self._recovery().run()
+        log.info("recovered: %s", self.recovered)
+
+    async def stop(self) -> None:
+        """Wait for parts that are being written, at most `drain_s`; then give their snapshots up."""
+        writing = {task for entry in self._entries.of_job("") for task in entry.writing.values()}
+        if writing:
+            await asyncio.wait(writing, timeout=self._drain_s)
+        for entry in self._entries.of_job(""):
+            if entry.writing:
+                entry.cancelled.set()
+        await self._flusher.settled()
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
