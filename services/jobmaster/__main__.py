@@ -5,7 +5,6 @@ import contextlib
 import random
 import uuid
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 
 import grpc
 
@@ -121,7 +120,9 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         clock=system_clock,
         rng=random.Random(),
         publish=bus.publish,
-        addresses=Addresses(lambda: settings.jobmaster or server.address, settings.shardsvc, settings.ckptcache),
+        addresses=Addresses(
+            lambda: settings.jobmaster or server.address, settings.shardsvc, settings.ckptcache
+        ),
         storage_uri=settings.storage,
         limits=settings.limits,
         role_env=role_environment(env, settings),
@@ -140,7 +141,8 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         ),
         tls=settings.tls, token=settings.token, service_names=rpc.SERVICE_NAMES,
     )
-    micro = bus.service("jobmaster", version("recmesh"), "The life of training jobs", lambda: ops.figures(jobs))
+    micro = bus.service("jobmaster", ops.release(), "The life of training jobs", lambda: ops.figures(jobs))
+    charts = ops.recorder(jobs)
     return [
         bus,
         Channels([shardsvc, ckptcache, brain, gateway], servers),
@@ -149,7 +151,8 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         Leading(leadership, jobs),
         events.consumer(bus, jobs),
         micro,
-        ops.server(settings, jobs, bus),
+        charts,
+        ops.server(settings, jobs, bus, charts),
     ]
 
 

@@ -15,7 +15,7 @@ DURABLE = "jobmaster-submit"
 
 
 class SubmitCommands:
-    """Handles `job.submit`. The event's id stands for a missing request id, so a redelivery is no second job."""
+    """Handles `job.submit`. The event's id stands for a missing request id: a redelivery is no second job."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
@@ -40,4 +40,5 @@ class SubmitCommands:
 
 def consumer(bus: Bus, jobs: Jobs) -> Component:
     """The component that listens."""
-    return bus.consume(DURABLE, [catalog.JOB_SUBMIT], SubmitCommands(jobs).handle, max_in_flight=8, max_deliver=20)
+    handler = SubmitCommands(jobs).handle
+    return bus.consume(DURABLE, [catalog.JOB_SUBMIT], handler, max_in_flight=8, max_deliver=20)

@@ -1,4 +1,4 @@
-"""gRPC face of jobmaster: decode, call the use case, encode. Errors are mapped by the server's interceptor."""
+"""gRPC face of jobmaster: decode, call the use case, encode. The server's interceptor maps errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ DIRECTIVES = {
 def job_message(run: Run) -> jobmaster_pb2.Job:
     """The job with what its processes last said."""
     return wire.job(
-        run.job, run.spec, run.status, run.record, beats=run.vitals.beats, usage={}, wanted=wanted_of(run),
+        run.job, run.spec, run.status, run.record, beats=run.vitals.beats, wanted=wanted_of(run),
         pinned=pinned_of(run),
     )
 

@@ -34,7 +34,6 @@ def job(
     record: RunRecord,
     *,
     beats: Mapping[RoleKey, Beat],
-    usage: Mapping[RoleKey, tuple[int, float]],
     wanted: Mapping[str, int],
     pinned: Mapping[str, bool],
 ) -> jobmaster_pb2.Job:
@@ -46,7 +45,7 @@ def job(
         spec_json=accepted.spec_json, phase=status.phase, reason=status.reason, message=status.message,
         created=accepted.created, started=status.started, ended=status.ended, gen=record.gen,
         snapshot=record.last_committed, progress=_progress(spec, status, beats),
-        roles=[_role(state, beats.get(state.key), usage.get(state.key, (0, 0.0))) for state in status.roles],
+        roles=[_role(state, beats.get(state.key)) for state in status.roles],
         metrics=dict(status.metrics), model_name=name, model_version=status.model_version,
         model_uri=status.model_uri,
         transitions=[
@@ -72,17 +71,17 @@ def _progress(
     )
 
 
-def _role(state: RoleState, beat: Beat | None, usage: tuple[int, float]) -> jobmaster_pb2.Role:
+def _role(state: RoleState, beat: Beat | None) -> jobmaster_pb2.Role:
     role = jobmaster_pb2.Role(
         role=state.role, index=state.index, incarnation=state.incarnation, state=state.stage,
         handle=state.handle, address=state.address, restarts=state.attempt - 1, exit_reason=state.exit_reason,
-        since=state.since, samples=state.samples, memory_bytes=usage[0], cpu_s=usage[1],
+        since=state.since, samples=state.samples,
     )
     if beat is not None:
         role.samples_per_s = beat.samples_per_s
         role.step.CopyFrom(step_times(beat.step))
-        role.memory_bytes = beat.memory_bytes or usage[0]
-        role.cpu_s = beat.cpu_s or usage[1]
+        role.memory_bytes = beat.memory_bytes
+        role.cpu_s = beat.cpu_s
         role.rows = beat.rows
         role.samples = state.samples + beat.samples
     return role

@@ -75,7 +75,8 @@ class Acts:
                 )
             )
         except MeshError as error:
-            await self._note_exit(key, Exit(reason=f"it cannot be started: {error.message}"), lambda names: None)
+            failed = Exit(reason=f"it cannot be started: {error.message}")
+            await self._note_exit(key, failed, lambda names: None)
             return
         # It may have registered by now: only the handle is added.
         current = run.status.role(key) or role

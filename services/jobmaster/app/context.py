@@ -35,7 +35,7 @@ class Context:
     """Sends an event to the bus; returns when it is stored there."""
     addresses: Addresses
     storage_uri: str
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     role_env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every role's process, tokens included."""
     lease_ttl_s: float = 30.0

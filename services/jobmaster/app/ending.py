@@ -19,7 +19,7 @@ logger = get_logger(__name__)
 async def close(run: Run) -> None:
     """The closing snapshot is committed: what the finisher will need is written down.
 
-    A jobmaster may have died between the record's change and its telling ckptcache, which is told (again) here.
+    A jobmaster may have died between the record's change and its telling ckptcache, which is told again here.
     """
     number = run.record.last_committed
     await tell_ckptcache(run, number, gen=run.record.gen)
@@ -65,12 +65,14 @@ async def register(run: Run) -> None:
 
         async def ask(version: ModelVersion, request_id: str) -> ModelVersion:
             return await run.context.peers.models.register(
-                version, framework=closing.framework, metrics=metrics, request_id=request_id, load=export.serve
+                version, framework=closing.framework, metrics=metrics, request_id=request_id,
+                load=export.serve,
             )
 
         try:
             registered = await ask(model, f"{run.job_id}/{closing.snapshot}")
-        except AlreadyExists:  # somebody registered this number by hand: the next one, the files stay where they are
+        except AlreadyExists:
+            # Somebody has registered this number by hand: the next one; the files stay where they are.
             free = ModelVersion(model.name, "", model.uri, model.job_id, model.snapshot)
             registered = await ask(free, f"{run.job_id}/{closing.snapshot}/renumbered")
         run.update(model_version=registered.version, model_uri=registered.uri or run.status.model_uri)

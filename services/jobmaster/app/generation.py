@@ -120,7 +120,7 @@ async def open_queue(run: Run, *, gen: int, done: Ledger, epoch_floor: int) -> O
 
 
 async def _r5_fall_back(run: Run, record: RunRecord, error: MeshError) -> bool:
-    """The base snapshot cannot be read: the one before it is the last committed one now. False without any."""
+    """The base snapshot cannot be read: the one before it is the last committed one now. False: no base."""
     base = record.base_snapshot
     if not base:
         return False
@@ -144,7 +144,7 @@ async def take_over(run: Run) -> None:
             )
             logger.info("job %s: PS %d is in generation %d", run.job_id, member.ps, answer.gen)
         except MeshError as error:
-            logger.warning("job %s: PS %d did not take the new term: %s", run.job_id, member.ps, error.message)
+            logger.warning("job %s: PS %d has not the new term: %s", run.job_id, member.ps, error.message)
 
     if record.phase != "closed":
         await asyncio.gather(*map(tell, record.members))

@@ -224,7 +224,8 @@ class Jobs:
         """The number of a snapshot that was cut after this was asked."""
         run = self.run_of(job_id)
         if run.record.phase not in ("open", "finishing"):
-            raise FailedPrecondition(f"job {job_id} is {run.status.phase}: nothing to save", reason="NOT_TRAINING")
+            message = f"job {job_id} is {run.status.phase}: there is nothing to save"
+            raise FailedPrecondition(message, reason="NOT_TRAINING")
         await run.wish(lambda intent: intent.model_copy(update={"checkpoint": intent.checkpoint + 1}))
         asked = run.job.intent.checkpoint
         deadline = self.context.clock.monotonic() + CHECKPOINT_WAIT_S
@@ -266,7 +267,8 @@ def check_scale(spec: TrainingJob, record: RunRecord, role: str, replicas: int, 
     """InvalidArgument or FailedPrecondition with the reason; nothing when it may be done."""
 
     def refuse(path: str, reason: str) -> InvalidArgument:
-        return InvalidArgument(f"{role or 'this role'} cannot be scaled", violations=[Violation(path, reason)])
+        what = role or "this role"
+        return InvalidArgument(f"{what} cannot be scaled", violations=[Violation(path, reason)])
 
     if role not in ("ps", "worker", "evaluator"):
         raise refuse("role", f"{role!r} is no role that can be scaled; worker, ps and evaluator are")

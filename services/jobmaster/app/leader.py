@@ -1,7 +1,7 @@
 """Which of several jobmasters runs the jobs: a lease in the store, for order; terms, for safety.
 
-A stopped leader that wakes up after its lease is over may still try to act. It cannot harm: whatever it writes
-is a compare-and-set that fails, and parameter servers refuse its term.
+A stopped leader that wakes up after its lease is over may still try to act. It cannot harm: whatever it
+writes is a compare-and-set that fails, and parameter servers refuse its term.
 """
 
 import os

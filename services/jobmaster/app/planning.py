@@ -40,7 +40,8 @@ async def _asked(run: Run) -> Planned:
     except MeshError as error:
         logger.warning("job %s: brain has no plan: %s", run.job_id, error.message)
         default = plans.default_plan(run.spec)
-        return Planned(default, "default", f"brain could not be asked ({error.message}): the small default is used")
+        why = f"brain could not be asked ({error.message}): the small default is used"
+        return Planned(default, "default", why)
     roles: dict[str, RolePlan] = plans.default_plan(run.spec) | dict(planned.roles)
     return Planned(roles, planned.source or "brain", planned.explanation)
 

@@ -1,13 +1,10 @@
 """Figures of a running job: into its status, to brain, and to whoever listens on the bus."""
 
-from collections import deque
-from dataclasses import dataclass
-
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
-from services.jobmaster.domain.vitals import mean_step, weighted
 from services.jobmaster.domain.phase import Phase
+from services.jobmaster.domain.vitals import mean_step, weighted
 from services.jobmaster.peers import JobProfile
 
 logger = get_logger(__name__)
@@ -16,20 +13,11 @@ TELL_S = 5.0
 TRAINING = (Phase.RUNNING, Phase.SCALING)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Throughput at a time, for charts."""
-
-    at: float
-    samples_per_s: float
-
-
 class Profiler:
     """Refreshes the status from heartbeats, and tells of it every few seconds."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.points: deque[Point] = deque(maxlen=720)
 
     def refresh(self) -> None:
         """Loss and AUC of the last windows of all workers, into the status."""

@@ -55,7 +55,8 @@ class QueueWatch:
         before, run.queue = run.queue, progress
         done = min(progress.done, progress.total)
         run.update(
-            samples=done, total=progress.total or run.status.total, requeues=max(progress.requeues, run.status.requeues)
+            samples=done, total=progress.total or run.status.total,
+            requeues=max(progress.requeues, run.status.requeues),
         )
         self._rate(done)
         if progress.drained and not (before and before.drained):
@@ -98,7 +99,7 @@ async def release_worker(run: Run, *, index: int, incarnation: str, crashed: boo
             await run.context.clock.sleep(delay_s)
             delay_s = min(2 * delay_s, 5.0)
             continue
-        logger.info("job %s: %d positions of worker %s are queued again", run.job_id, released.requeued, worker)
+        logger.info("job %s: %d positions of %s are queued again", run.job_id, released.requeued, worker)
         if crashed and released.suspects and released.deaths >= run.context.limits.deaths_to_quarantine:
             run.quarantine[released.suspects[0]] = None
         run.wake()

@@ -12,7 +12,6 @@ from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.app.context import Context
 from services.jobmaster.app.telling import Telling
-from services.jobmaster.domain.vitals import Vitals
 from services.jobmaster.domain import phase as phases
 from services.jobmaster.domain.job import (
     MAX_TRANSITIONS,
@@ -25,6 +24,7 @@ from services.jobmaster.domain.job import (
 from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
+from services.jobmaster.domain.vitals import Vitals
 from services.jobmaster.peers import QueueProgress
 
 logger = get_logger(__name__)
@@ -38,7 +38,7 @@ class LostRun(Exception):
 
 
 class Run:
-    """Memory of a job. `status` may be changed at once and is made durable by `flush`; `record` only by CAS."""
+    """Memory of a job. `status` changes at once and is made durable by `flush`; `record` only by CAS."""
 
     def __init__(self, context: Context, job: AcceptedJob, status: JobStatus, record: RunRecord) -> None:
         self.context = context
@@ -144,16 +144,18 @@ class Run:
             wanted = change(self.record)
             if wanted != self.record:
                 store = self.context.store
-                self.record = await self._durably(wanted, store.save_record, lambda: store.record(self.job_id))
+                self.record = await self._durably(
+                    wanted, store.save_record, lambda: store.record(self.job_id)
+                )
                 self._record_changed.set()
                 self._record_changed = asyncio.Event()
             return self.record
 
     async def record_newer_than(self, gen: int, *, wait_s: float) -> RunRecord:
-        """The record, as soon as a generation newer than `gen` is open or the job is over; or after the wait."""
+        """The record, once a generation newer than `gen` is open or the job is over; or after the wait."""
         try:
             async with asyncio.timeout(wait_s):
-                while not (self.record.phase == "closed" or (self.record.gen > gen and _is_open(self.record))):
+                while not (self.record.phase == "closed" or _is_open_after(self.record, gen)):
                     await self._record_changed.wait()
         except TimeoutError:
             pass
@@ -229,7 +231,7 @@ def _same(a: Document, b: Document) -> bool:
     return a.model_copy(update={"revision": 0}) == b.model_copy(update={"revision": 0})
 
 
-def _is_open(record: RunRecord) -> bool:
-    return record.phase in ("open", "finishing")
+def _is_open_after(record: RunRecord, gen: int) -> bool:
+    return record.gen > gen and record.phase in ("open", "finishing")
 
 

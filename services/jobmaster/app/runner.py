@@ -130,9 +130,8 @@ class Runner:
 
     async def _situation(self) -> Situation:
         run = self.run
-        processes = {
-            item.name: Process(item.name, item.exit) for item in await run.context.cluster.processes(run.job_id)
-        }
+        found = await run.context.cluster.processes(run.job_id)
+        processes = {item.name: Process(item.name, item.exit) for item in found}
         now = run.context.clock.now()
         run.killing = {name: at for name, at in run.killing.items() if name in processes}
         seen = Seen(
@@ -201,7 +200,9 @@ class Runner:
             "plan": lambda: planning.plan(run),
             "open": lambda: generation.open_generation(run, reason=operation.reason),
             "snapshot": lambda: self._snapshot(operation.reason),
-            "abort": lambda: snapshots.abort(run, run.record.marking, gen=run.record.gen, reason=operation.reason),
+            "abort": lambda: snapshots.abort(
+                run, run.record.marking, gen=run.record.gen, reason=operation.reason
+            ),
             "void": lambda: snapshots.quarantine(run),
             "close": lambda: ending.close(run),
             "register": lambda: ending.register(run),

@@ -31,7 +31,8 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
     number = record.marking
     try:
         await run.context.peers.checkpoints.begin(
-            run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.members], label=label
+            run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.members],
+            label=label,
         )
         cuts = await _mark(run, record, number)
         snapshots.check_partition(cuts)
@@ -65,7 +66,8 @@ async def _stored(run: Run, number: int) -> None:
     deadline = clock.monotonic() + run.context.limits.snapshot_timeout_s
     while True:
         try:
-            state, reason = await run.context.peers.checkpoints.await_parts(run.job_id, number, wait_s=AWAIT_S)
+            checkpoints = run.context.peers.checkpoints
+            state, reason = await checkpoints.await_parts(run.job_id, number, wait_s=AWAIT_S)
         except MeshFault as fault:
             state, reason = "collecting", fault.message
             await clock.sleep(0.2)
@@ -108,14 +110,14 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
         run.job_id, number, record.gen, size(done), run.status.total,
     )
     await tell_ckptcache(run, number, gen=record.gen)
-    oldest = after.committed[-run.spec.checkpoint.keep - 1] if len(after.committed) > run.spec.checkpoint.keep else 0
-    if oldest:
-        await run.context.store.delete_manifest(run.job_id, oldest)
+    let_go = after.committed[:-run.spec.checkpoint.keep]
+    if let_go:
+        await run.context.store.delete_manifest(run.job_id, let_go[-1])
     if after.phase != "closed":
         orphans, missing = await run.context.peers.shards.reconcile(run.job_id, gen=record.gen, done=done)
         run.queue = None
         if orphans:
-            logger.warning("job %s: %d of %d missing positions were queued again", run.job_id, orphans, missing)
+            logger.warning("job %s: %d of %d missing are queued again", run.job_id, orphans, missing)
 
 
 async def tell_ckptcache(run: Run, number: int, *, gen: int) -> None:
@@ -162,7 +164,7 @@ async def abort(run: Run, number: int, *, gen: int, reason: str) -> None:
                 member.address, job_id=run.job_id, gen=gen, term=record.term, snapshot=number
             )
         except MeshError as error:
-            logger.warning("job %s: PS %d has not aborted %d: %s", run.job_id, member.ps, number, error.message)
+            logger.warning("job %s: PS %d still marks %d: %s", run.job_id, member.ps, number, error.message)
 
     await asyncio.gather(*map(forget, record.members), _abort_at_ckptcache(run, number, reason))
 
@@ -189,7 +191,8 @@ async def quarantine(run: Run) -> None:
             member.address, job_id=run.job_id, gen=record.gen, term=record.term, batches=record.pending_voids
         )
 
-    partly = {interval: None for answer in await asyncio.gather(*map(void, record.members)) for interval in answer}
+    answers = await asyncio.gather(*map(void, record.members))
+    partly = dict.fromkeys(interval for answer in answers for interval in answer)
     await run.change_record(
         lambda now: records.voided(now, term=record.term, gen=record.gen, partly_applied=tuple(partly))
     )

@@ -77,10 +77,8 @@ def _under(prefix: str, error: InvalidArgument) -> list[Violation]:
     """shardsvc names fields of the dataset as `data.…`, or without a prefix."""
     if not error.violations:
         return [Violation(prefix, error.message)]
-    return [
-        Violation(f"{prefix}.{item.path.removeprefix('data.')}" if item.path != "data" else prefix, item.reason)
-        for item in error.violations
-    ]
+    relative = [(item.path.removeprefix("data").removeprefix("."), item.reason) for item in error.violations]
+    return [Violation(f"{prefix}.{path}" if path else prefix, reason) for path, reason in relative]
 
 
 async def _with_data(context: Context, spec: TrainingJob) -> TrainingJob:

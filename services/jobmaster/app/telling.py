@@ -1,7 +1,7 @@
 """What a job tells the world: events on the bus, and their history in the store.
 
 Neither may hold training up: events go through a bounded queue, and the newest matter most when the bus is
-away for long. A transition's event has a fixed id, so that telling it again after a restart is no second event.
+away for long. A transition's event has a fixed id: telling it again after a restart is no second event.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ class Telling:
         self._job_id = job_id
         self._waiting: deque[Event[Any]] = deque(maxlen=MAX_WAITING)
         self._something = asyncio.Event()
+        self._nothing = asyncio.Event()
+        self._nothing.set()
         self.history: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._unsaved = False
 
@@ -95,7 +97,9 @@ class Telling:
 
     def snapshot_committed(self, *, snapshot: int, gen: int, samples: int, size_bytes: int) -> None:
         """A snapshot exists."""
-        data = catalog.JobSnapshotCommitted(snapshot=snapshot, samples=samples, gen=gen, size_bytes=size_bytes)
+        data = catalog.JobSnapshotCommitted(
+            snapshot=snapshot, samples=samples, gen=gen, size_bytes=size_bytes
+        )
         self._tell(catalog.JOB_SNAPSHOT_COMMITTED, data)
 
     def evaluated(self, *, samples: int, metrics: dict[str, float], snapshot: int) -> None:
@@ -120,8 +124,10 @@ class Telling:
     ) -> None:
         now = at or self._context.clock.now()
         event_id = event_id or f"{self._context.rng.getrandbits(128):032x}"
-        self._waiting.append(Event(type=kind, entity_id=entity or self._job_id, data=data, id=event_id, time=now))
+        event = Event(type=kind, entity_id=entity or self._job_id, data=data, id=event_id, time=now)
+        self._waiting.append(event)
         self._something.set()
+        self._nothing.clear()
         if keep:
             item = {"id": event_id, "type": kind.name, "at": now, "data": data.model_dump(mode="json")}
             self.history.append(item)
@@ -161,12 +167,13 @@ class Telling:
                 continue
             if self._waiting and self._waiting[0] is event:
                 self._waiting.popleft()
+            if not self._waiting:
+                self._nothing.set()
 
     async def drain(self, *, timeout_s: float) -> None:
         """Waits until everything is sent, at most so long."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._waiting:
-                    await asyncio.sleep(0.02)
+                await self._nothing.wait()
         except TimeoutError:
             logger.warning("job %s: %d events were not sent", self._job_id, len(self._waiting))

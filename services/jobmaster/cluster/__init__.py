@@ -1,6 +1,6 @@
 """Resource controllers: where the processes of roles run, behind one interface.
 
-`local` runs them on this machine; they outlive jobmaster, and are found again with the truth of how they ended.
+`local` runs them on this machine; they outlive jobmaster, and are found again with the truth of their end.
 """
 
 from collections.abc import Callable, Mapping

@@ -33,9 +33,7 @@ _NO_PIDFD_POLL_S = 0.1
 
 
 class LocalController:
-    """Also a component: `start_watching` finds what earlier jobmasters left; `stop_watching` leaves it running."""
-
-    name = "cluster"
+    """`start_watching` finds what earlier jobmasters left; `stop_watching` leaves it running."""
 
     def __init__(self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND) -> None:
         self._run_root = data_dir / "run" / "jobs"
@@ -106,8 +104,8 @@ class LocalController:
 
     async def _await_end(self, job_id: str, handle: ProcessHandle) -> None:
         try:
-            await _gone(handle.pid)
-            while handle.alive() or handle.exit() is None:
+            await _gone(handle)
+            while handle.exit() is None:  # noqa: ASYNC110  # a file appears within milliseconds
                 await asyncio.sleep(_RECORD_WAIT_S)
         finally:
             self._watchers.pop((job_id, handle.name), None)
@@ -129,7 +127,7 @@ class LocalController:
     async def _kill_later(self, handle: ProcessHandle, grace_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await _gone(handle.pid)
+                await _gone(handle)
         handle.kill()
 
     async def drain(self, job_id: str, name: str) -> None:
@@ -208,19 +206,21 @@ def _tail(path: Path, lines: int) -> list[str]:
         return []
 
 
-async def _gone(pid: int) -> None:
-    """Waits until the process has ended; at once when it has, or when the pid is another's by now."""
+async def _gone(handle: ProcessHandle) -> None:
+    """Waits until the process has ended."""
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(handle.pid)
     except ProcessLookupError:
         return
     except OSError:  # a kernel or sandbox without pidfd
-        while psutil.pid_exists(pid):
+        while handle.alive():  # noqa: ASYNC110  # nobody would set an event
             await asyncio.sleep(_NO_PIDFD_POLL_S)
         return
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     try:
+        if not handle.alive():  # the descriptor may be that of another process, which has its pid now
+            return
         loop.add_reader(descriptor, ended.set)
         await ended.wait()
     finally:

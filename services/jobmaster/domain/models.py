@@ -17,9 +17,8 @@ def model_violations(model: Model) -> list[Violation]:
     """What is wrong with the model as it is submitted."""
     result = params_violations(model.params)
     if model.code and not model.code.startswith(CODE_PREFIX):
-        result.append(
-            Violation("model.code", "is a folder on the submitter's machine; `recmesh submit` packs and uploads it")
-        )
+        reason = "is a folder on the submitter's machine; `recmesh submit` packs and uploads it"
+        result.append(Violation("model.code", reason))
     return result
 
 

@@ -150,9 +150,8 @@ def decide(at: Situation) -> list[Action]:
     if staffing:
         return staffing
     # 8. A generation on the parameter servers that are there.
-    generation = _generation(at)
-    if generation:
-        return generation
+    if not _is_whole(at):
+        return _generation(at)
     # 9. The phase says what is the case.
     moves = _phase(at)
     if moves:
@@ -298,17 +297,25 @@ def _is_due(at: Situation, name: str, index: int) -> bool:
     return at.now >= role.retry_at
 
 
+def _present(at: Situation) -> dict[int, str]:
+    return {role.index: role.incarnation for role in at.status.live("ps") if role.stage == "running"}
+
+
+def _members(at: Situation) -> dict[int, str]:
+    return {member.ps: member.incarnation for member in at.record.members}
+
+
+def _is_whole(at: Situation) -> bool:
+    """A generation is open, on exactly the parameter servers that are there."""
+    return at.record.gen > 0 and at.record.phase != "restoring" and _present(at) == _members(at)
+
+
 def _generation(at: Situation) -> list[Action]:
-    servers = at.status.live("ps")
-    count = len(at.record.members) or plan.wanted(at.spec, at.job.intent, at.status.plan, "ps")
-    present = {role.index: role.incarnation for role in servers if role.stage == "running"}
-    members = {member.ps: member.incarnation for member in at.record.members}
-    is_whole = present == members and at.record.gen > 0
-    if is_whole and at.record.phase != "restoring":
-        return []
+    present, members = _present(at), _members(at)
+    count = len(members) or plan.wanted(at.spec, at.job.intent, at.status.plan, "ps")
     result: list[Action] = []
     training = at.status.phase in (Phase.RUNNING, Phase.SCALING, Phase.STARTING)
-    if at.record.gen > 0 and present != members and training:
+    if members and present != members and training:
         lost = sorted(ps for ps, incarnation in members.items() if present.get(ps) != incarnation)
         result.append(Move(Phase.RECOVERING, "ParameterServerLost", f"PS {', '.join(map(str, lost))}"))
     if len(present) == count and set(present) == set(range(count)):

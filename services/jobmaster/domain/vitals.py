@@ -97,4 +97,6 @@ def mean_step(beats: Iterable[Beat]) -> StepTimes:
     def mean(name: str) -> float:
         return sum(float(getattr(step, name)) * step.steps for step in steps) / count
 
-    return StepTimes(mean("data_s"), mean("pull_s"), mean("compute_s"), mean("push_s"), mean("total_s"), count)
+    return StepTimes(
+        mean("data_s"), mean("pull_s"), mean("compute_s"), mean("push_s"), mean("total_s"), count
+    )

@@ -278,8 +278,9 @@ class GrpcBrain:
             for role, item in end.plan.items()
         ]
         request = brain_pb2.JobHistory(
-            job=_meta(end.facts), outcome=end.outcome, reason=end.reason, started=end.started, ended=end.ended,
-            final_plan=plan, samples_per_s=end.samples_per_s, samples=end.samples, metrics=dict(end.metrics),
+            job=_meta(end.facts), outcome=end.outcome, reason=end.reason, started=end.started,
+            ended=end.ended, final_plan=plan, samples_per_s=end.samples_per_s, samples=end.samples,
+            metrics=dict(end.metrics),
         )
         await self._stub.RecordJob(request, timeout=5.0)
 

@@ -1,0 +1,210 @@
+"""The ops page of jobmaster: jobs, their roles and what a step is made of, throughput, transitions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from recmesh.runtime.bus import Bus
+from recmesh.runtime.ops import (
+    Cell,
+    Chart,
+    Log,
+    OpsServer,
+    Page,
+    Recorder,
+    Table,
+    Tile,
+    Tiles,
+    Tone,
+    state,
+    text,
+)
+from recmesh.runtime.ops.panels import Points, Value
+from recmesh.runtime.telemetry import Metrics
+from services.jobmaster.app.jobs import Jobs, wanted_of
+from services.jobmaster.app.run import Run
+from services.jobmaster.config import JobmasterSettings
+from services.jobmaster.domain.phase import Phase
+from services.jobmaster.domain.vitals import StepTimes, mean_step
+
+MAX_CHARTED = 8
+RATE, STEP = "rate ", "step "
+PARTS = ("data", "pull", "compute", "push")
+MAX_TRANSITIONS = 40
+"""Lines of the newest transitions, over all jobs."""
+
+
+def release() -> str:
+    """recmesh's version."""
+    try:
+        return version("recmesh")
+    except PackageNotFoundError:
+        return "0"
+
+
+def server(settings: JobmasterSettings, jobs: Jobs, bus: Bus, charts: Recorder) -> OpsServer:
+    """The component that serves the page, probes and metrics."""
+    watch_metrics(jobs)
+    return OpsServer(
+        "jobmaster", settings.http_address, page(jobs, charts), readiness=lambda: _not_ready(jobs, bus),
+        token=settings.token, version=release(),
+    )
+
+
+def _not_ready(jobs: Jobs, bus: Bus) -> str:
+    if not bus.connected:
+        return "no connection to NATS"
+    return "" if jobs.is_leading else "another jobmaster leads"
+
+
+def watch_metrics(jobs: Jobs) -> None:
+    """Gauges that read the jobs when they are scraped."""
+    metrics = Metrics("jobmaster")
+    by_phase = metrics.gauge("jobs", "Jobs by phase", labels=("phase",))
+    for phase in Phase:
+        by_phase.labels(phase.value).set_function(partial(_count, jobs, phase))
+    metrics.gauge("samples_per_second", "Samples trained per second, all jobs").set_function(
+        lambda: sum(run.status.samples_per_s for run in _training(jobs))
+    )
+    metrics.gauge("role_processes", "Processes of roles that live").set_function(
+        lambda: float(sum(role.is_live for run in _runs(jobs) for role in run.status.roles))
+    )
+
+
+def _count(jobs: Jobs, phase: Phase) -> float:
+    return float(sum(run.status.phase is phase for run in _runs(jobs)))
+
+
+def page(jobs: Jobs, charts: Recorder) -> Page:
+    """What a person sees."""
+    return Page(
+        "jobmaster", subtitle="the life of training jobs",
+        panels=[
+            Tiles("Now", lambda: _tiles(jobs)),
+            Table(
+                "Jobs",
+                ["job", "owner", "phase", "progress", "samples/s", "loss", "AUC", "workers", "PS", "gen",
+                 "snapshot", "message"],
+                lambda: _job_rows(jobs), empty="no job yet: recmesh submit job.yaml",
+            ),
+            Chart("Throughput", lambda: _points(charts, RATE), unit="samples/s"),
+            Chart("A step of the newest job's workers", lambda: _points(charts, STEP), unit="s"),
+            Table(
+                "Roles",
+                ["job", "role", "state", "process", "restarts", "samples/s", *PARTS, "memory", "rows",
+                 "last exit"],
+                lambda: _role_rows(jobs), empty="no process runs",
+            ),
+            Table("Transitions", ["at", "job", "from", "to", "why"], lambda: _transition_rows(jobs)),
+            Log("Log"),
+        ],
+    )
+
+
+def figures(jobs: Jobs) -> Mapping[str, Any]:
+    """For $SRV.STATS."""
+    runs = _runs(jobs)
+    return {
+        "leading": jobs.is_leading,
+        "jobs": len(runs),
+        "live": sum(not run.status.has_ended for run in runs),
+        "samples_per_s": sum(run.status.samples_per_s for run in _training(jobs)),
+    }
+
+
+def _runs(jobs: Jobs) -> list[Run]:
+    runs = [runner.run for runner in jobs.runners.values()]
+    return sorted(runs, key=lambda run: (run.status.has_ended, -run.job.created))
+
+
+def _training(jobs: Jobs) -> list[Run]:
+    return [run for run in _runs(jobs) if not run.status.has_ended and run.record.phase == "open"]
+
+
+def _tiles(jobs: Jobs) -> list[Tile]:
+    runs = _runs(jobs)
+    live = [run for run in runs if not run.status.has_ended]
+    failed = sum(run.status.phase is Phase.FAILED for run in runs)
+    processes = sum(role.is_live for run in runs for role in run.status.roles)
+    rate = sum(run.status.samples_per_s for run in _training(jobs))
+    return [
+        Tile("live jobs", len(live), note=f"{len(runs)} known"),
+        Tile("samples/s", text.count(rate)),
+        Tile("processes", processes, note="parameter servers, workers, others"),
+        Tile("failed jobs", failed, tone=Tone.BAD if failed else Tone.PLAIN),
+        Tile(
+            "leads", "yes" if jobs.is_leading else "no", tone=Tone.OK if jobs.is_leading else Tone.IDLE,
+            note="one jobmaster runs the jobs",
+        ),
+    ]
+
+
+def _job_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
+    for run in _runs(jobs):
+        status, wanted = run.status, wanted_of(run)
+        share = status.samples / status.total if status.total else 0.0
+        yield [
+            run.job_id, run.spec.owner, state(status.phase),
+            Cell(f"{share:.0%}" if status.total else "", share=min(1.0, share)),
+            "" if status.has_ended else text.count(status.samples_per_s),
+            _metric(status.metrics, "eval_logloss", "eval_loss", "loss"),
+            _metric(status.metrics, "eval_auc", "auc"),
+            "" if status.has_ended else f"{_running(run, 'worker')} of {wanted['worker']}",
+            "" if status.has_ended else f"{_running(run, 'ps')} of {wanted['ps']}",
+            run.record.gen, run.record.last_committed or "", status.message or status.reason,
+        ]
+
+
+def _running(run: Run, role: str) -> int:
+    return sum(item.stage == "running" for item in run.status.live(role))
+
+
+def _metric(metrics: Mapping[str, float], *names: str) -> str:
+    return next((f"{metrics[name]:.4f}" for name in names if name in metrics), "")
+
+
+def _role_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
+    for run in _runs(jobs):
+        if run.status.has_ended:
+            continue
+        for role in run.status.roles:
+            beat = run.vitals.beats.get(role.key)
+            step = beat.step if beat is not None and beat.step.steps else None
+            yield [
+                run.job_id, f"{role.role} {role.index}", state(role.stage), role.handle, role.attempt - 1,
+                text.count(beat.samples_per_s) if beat and role.role == "worker" else "",
+                *(text.duration(getattr(step, f"{name}_s")) if step else "" for name in PARTS),
+                text.size(beat.memory_bytes) if beat and beat.memory_bytes else "",
+                text.count(beat.rows) if beat and role.role == "ps" else "", role.exit_reason,
+            ]
+
+
+def recorder(jobs: Jobs) -> Recorder:
+    """The component that samples what the charts show."""
+    return Recorder("ops charts", lambda: _probe(jobs), every_s=2.0)
+
+
+def _probe(jobs: Jobs) -> Mapping[str, float]:
+    training = _training(jobs)[:MAX_CHARTED]
+    values = {f"{RATE}{run.job_id}": run.status.samples_per_s for run in training}
+    step = mean_step(training[0].vitals.of("worker")) if training else StepTimes()
+    if step.steps:
+        values |= {f"{STEP}{name}": float(getattr(step, f"{name}_s")) for name in PARTS}
+    return values
+
+
+def _points(charts: Recorder, prefix: str) -> Mapping[str, Points]:
+    return {
+        name.removeprefix(prefix): points
+        for name, points in charts.points().items() if name.startswith(prefix)
+    }
+
+
+def _transition_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
+    steps = [(step, run.job_id) for run in _runs(jobs) for step in run.status.transitions]
+    steps.sort(key=lambda item: -item[0].at)
+    for step, job_id in steps[:MAX_TRANSITIONS]:
+        at = datetime.fromtimestamp(step.at, UTC).strftime("%H:%M:%S")
+        yield [at, job_id, step.source, state(step.target), step.reason]

@@ -1,0 +1,388 @@
+"""Whole lives of jobs against a world of fakes, on virtual time."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
+from services.jobmaster.domain.exits import Exit
+from services.jobmaster.domain.ledgers import is_full
+from services.jobmaster.domain.limits import Limits
+from services.jobmaster.domain.snapshot import ledger_of
+from tests.support.job_world import JobWorld, spec
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+
+@pytest_asyncio.fixture
+async def world() -> AsyncIterator[JobWorld]:
+    made = JobWorld()
+    await made.jobs.lead()
+    yield made
+    await made.close()
+
+
+async def test_a_job_succeeds_with_exactly_its_samples_in_one_committed_snapshot(world: JobWorld) -> None:
+    job_id = await world.submit(spec())
+    await world.until_phase(job_id, "Succeeded")
+    run = world.jobs.run_of(job_id)
+    assert run.status.samples == world.shards.total
+    document = await run.context.store.manifest(job_id, run.record.last_committed)
+    assert document is not None
+    assert is_full(ledger_of(document), total=world.shards.total)
+    assert (job_id, run.record.last_committed) in world.checkpoints.committed
+    assert [model.name for model in world.models.registered] == ["ads"]
+    assert run.status.metrics["eval_auc"] == 0.75
+    assert world.cluster.alive(job_id) == []
+    await world.until(lambda: len(world.brain.ends) == 1)
+    phases = [data.to_phase for data in world.told("job.transitioned")]
+    assert phases == ["Starting", "Running", "Succeeded"]
+
+
+async def test_a_killed_worker_is_replaced_and_its_leases_are_released_at_once(world: JobWorld) -> None:
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    world.cluster.kill(job_id, "worker-0-1")
+    await world.until_phase(job_id, "Succeeded")
+    assert "worker-0-2" in world.cluster.started
+    assert any(crashed for _, crashed in world.shards.released)
+    assert world.jobs.run_of(job_id).status.samples == world.shards.total
+    assert world.jobs.run_of(job_id).status.rollbacks == 0
+
+
+async def test_a_lost_parameter_server_is_a_rollback_to_the_last_committed_snapshot(world: JobWorld) -> None:
+    world.shards.total = 2000
+    job_id = await world.submit(spec())
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: run.record.last_committed > 0)
+    version, incarnations = run.record.map_version, {m.incarnation for m in run.record.members}
+    world.cluster.kill(job_id, "ps-1-1")
+    await world.until(lambda: run.record.gen == 2 and run.record.phase == "open")
+    assert run.record.map_version > version
+    assert len({m.incarnation for m in run.record.members} & incarnations) == 1
+    assert {order.snapshot for order in world.servers.orders if order.gen == 2} == {run.record.base_snapshot}
+    assert run.record.base_snapshot > 0
+    await world.until_phase(job_id, "Succeeded")
+    assert run.status.samples == 2000
+    assert "Recovering" in [data.to_phase for data in world.told("job.transitioned")]
+
+
+async def test_a_damaged_snapshot_falls_back_to_the_one_before_it(world: JobWorld) -> None:
+    world.shards.total = 4000
+    job_id = await world.submit(spec())
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: len(run.record.committed) >= 2)
+    before, newest = run.record.committed[-2:]
+    world.servers.damaged.add(newest)
+    world.cluster.kill(job_id, "ps-0-1")
+    await world.until(lambda: run.record.gen >= 3 and run.record.phase == "open")
+    assert run.record.base_snapshot == before
+    assert newest not in run.record.committed
+    await world.until_phase(job_id, "Succeeded")
+    assert run.status.samples == 4000
+
+
+async def test_a_parameter_server_that_dies_during_the_rollback_is_another_rollback(world: JobWorld) -> None:
+    world.shards.total = 2000
+    job_id = await world.submit(spec())
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: run.record.last_committed > 0)
+    world.cluster.kill(job_id, "ps-1-1")
+    await world.until(lambda: run.record.gen == 2 and run.record.phase == "restoring")
+    world.cluster.kill(job_id, "ps-0-1")
+    await world.until_phase(job_id, "Succeeded")
+    assert run.record.gen >= 3
+    assert run.status.samples == 2000
+
+
+async def test_a_killed_jobmaster_finds_its_jobs_again_and_training_goes_on(world: JobWorld) -> None:
+    world.shards.total = 2000
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    started, gen = list(world.cluster.started), world.jobs.run_of(job_id).record.gen
+    await world.restart_jobmaster()
+    await world.until(lambda: world.jobs.run_of(job_id).record.term == 1)
+    assert world.cluster.started == started
+    assert world.jobs.run_of(job_id).record.gen == gen
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).status.samples == 2000
+    assert world.jobs.run_of(job_id).status.rollbacks == 0
+
+
+@pytest.mark.parametrize("moment", range(0, 40, 3))
+async def test_a_jobmaster_may_be_killed_at_any_moment(world: JobWorld, moment: int) -> None:
+    world.shards.total = 600
+    job_id = await world.submit(spec(checkpoint={"every_s": 0.5}))
+    for _ in range(moment):
+        await world.clock.sleep(0.05)
+    await world.restart_jobmaster()
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).status.samples == 600
+    assert world.cluster.alive(job_id) == []
+
+
+async def test_a_role_that_died_while_no_jobmaster_lived_is_judged_by_the_truth(world: JobWorld) -> None:
+    world.shards.total = 2000
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    world.jobs.led.clear()
+    world.cluster.watch(lambda job_id: None)
+    world.cluster.kill(job_id, "worker-1-1", Exit(oom=True, signal=9, reason="out of memory: limit 64 MiB"))
+    await world.restart_jobmaster()
+    await world.until(lambda: "worker-1-2" in world.cluster.started)
+    notes = world.jobs.run_of(job_id).status.notes
+    assert any("out of memory: limit 64 MiB" in note for note in notes)
+
+
+async def test_scaling_adds_and_drains_workers_while_training_goes_on(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    await world.jobs.scale(job_id, role="worker", replicas=3, clear=False)
+    await world.until(lambda: world.phase(job_id) == "Scaling")
+    await world.until(lambda: world.phase(job_id) == "Running")
+    assert len(world.cluster.alive(job_id, "worker")) == 3
+    await world.jobs.scale(job_id, role="worker", replicas=1, clear=False)
+    await world.until(lambda: world.cluster.alive(job_id, "worker") == ["worker-0-1"])
+    await world.until(lambda: world.phase(job_id) == "Running")
+    run = world.jobs.run_of(job_id)
+    assert run.status.failures == 0
+    assert run.record.gen == 1
+    assert [(data.from_replicas, data.to_replicas) for data in world.told("job.scaled")] == [(2, 3), (3, 1)]
+    with pytest.raises(FailedPrecondition, match="cannot change while a job trains"):
+        await world.jobs.scale(job_id, role="ps", replicas=1, clear=False)
+    with pytest.raises(InvalidArgument) as refused:
+        await world.jobs.scale(job_id, role="worker", replicas=99, clear=False)
+    assert refused.value.violations[0].path == "replicas"
+
+
+async def test_stop_drains_and_keeps_what_was_learned_in_a_last_snapshot(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(spec(checkpoint={"every_s": 1000.0}))
+    await world.until(lambda: world.phase(job_id) == "Running")
+    await world.clock.sleep(1.0)
+    await world.jobs.stop(job_id, reason="enough", finish=False)
+    await world.until_phase(job_id, "Stopped")
+    run = world.jobs.run_of(job_id)
+    assert run.record.last_committed > 0
+    assert run.status.message == "enough"
+    assert world.cluster.alive(job_id) == []
+    with pytest.raises(FailedPrecondition):
+        await world.jobs.stop(job_id, reason="again", finish=False)
+
+
+async def test_finish_is_a_success_with_the_ledgers_as_they_are(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    await world.clock.sleep(1.0)
+    await world.jobs.stop(job_id, reason="good enough", finish=True)
+    await world.until_phase(job_id, "Succeeded")
+    run = world.jobs.run_of(job_id)
+    assert 0 < run.status.samples < 20000
+    assert run.status.reason == "Finished"
+    assert world.models.registered
+
+
+async def test_a_users_mistake_fails_the_job_with_its_own_message(world: JobWorld) -> None:
+    world.mistake = True
+    job_id = await world.submit(spec())
+    await world.until_phase(job_id, "Failed")
+    run = world.jobs.run_of(job_id)
+    assert (run.status.reason, run.status.message) == ("UserError", "no such column: clicks")
+    assert world.cluster.alive(job_id) == []
+
+
+async def test_a_batch_that_kills_three_workers_is_set_aside_and_the_job_succeeds(world: JobWorld) -> None:
+    world.poison = 55
+    world.shards.suspects = ((0, 50, 60),)
+    job_id = await world.submit(spec())
+    await world.until_phase(job_id, "Succeeded")
+    run = world.jobs.run_of(job_id)
+    assert run.record.voids == ((0, 50, 60),)
+    assert run.status.quarantined == 1
+    assert [data.lo for data in world.told("job.batch_quarantined")] == [50]
+    assert run.status.samples == world.shards.total
+
+
+async def test_more_quarantined_batches_than_allowed_fail_the_job(world: JobWorld) -> None:
+    world.poison = 55
+    world.shards.suspects = ((0, 50, 60),)
+    job_id = await world.submit(spec(training={"quarantine_limit": 0}))
+    await world.until_phase(job_id, "Failed")
+    assert world.jobs.run_of(job_id).status.reason == "QuarantineLimitExceeded"
+
+
+async def test_workers_that_keep_dying_fail_the_job_at_its_backoff_limit(world: JobWorld) -> None:
+    world.poison = 5
+    job_id = await world.submit(spec(backoff_limit=3))
+    await world.until_phase(job_id, "Failed")
+    run = world.jobs.run_of(job_id)
+    assert run.status.reason == "BackoffLimitExceeded"
+    assert run.status.failures == 4
+
+
+async def test_a_silent_worker_is_killed_and_replaced(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    world.cluster.processes_of[job_id]["worker-1-1"].silent = True
+    await world.until(lambda: "worker-1-2" in world.cluster.started)
+    exits = world.told("job.role_exited")
+    assert [(data.role, data.expected) for data in exits] == [("worker", False)]
+
+
+async def test_too_many_batches_without_finite_gradients_fail_the_job(world: JobWorld) -> None:
+    world.skipped_nan = 9
+    world.shards.total = 20000
+    job_id = await world.submit(spec(training={"nan": {"limit": 10}}))
+    await world.until_phase(job_id, "Failed")
+    assert world.jobs.run_of(job_id).status.reason == "NotFinite"
+
+
+async def test_a_job_past_its_active_deadline_fails(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(spec(active_deadline_s=5.0))
+    await world.until_phase(job_id, "Failed")
+    assert world.jobs.run_of(job_id).status.reason == "DeadlineExceeded"
+
+
+async def test_an_ended_job_is_deleted_after_its_time_to_live(world: JobWorld) -> None:
+    job_id = await world.submit(spec(ttl_after_end_s=30.0))
+    await world.until_phase(job_id, "Succeeded")
+    await world.until(lambda: job_id not in world.jobs.runners)
+    assert world.checkpoints.deleted == [job_id]
+    assert not [key for key in world.keys.data if job_id in key and not key.startswith("version.")]
+    assert world.models.registered
+
+
+async def test_a_live_job_can_be_deleted(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    await world.jobs.delete(job_id)
+    with pytest.raises(NotFound):
+        world.jobs.run_of(job_id)
+    assert world.cluster.alive(job_id) == []
+
+
+async def test_early_stopping_finishes_the_job_when_the_evaluation_stagnates(world: JobWorld) -> None:
+    world.shards.total = 20000
+    world.evaluations = [0.6, 0.7, 0.69, 0.68, 0.7]
+    job_id = await world.submit(
+        spec(
+            evaluation={"rows": [0.8, 1.0], "every_s": 1.0},
+            training={"early_stopping": {"metric": "auc", "patience": 3}},
+        )
+    )
+    await world.until_phase(job_id, "Succeeded")
+    run = world.jobs.run_of(job_id)
+    assert run.status.reason == "Finished"
+    assert "early stopping" in run.job.intent.reason
+
+
+@pytest.mark.parametrize("part", ["shards", "checkpoints", "brain", "models", "keys"])
+async def test_a_service_may_be_away_for_a_while_and_the_job_goes_on(world: JobWorld, part: str) -> None:
+    world.shards.total = 1500
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    getattr(world, part).away = True
+    await world.clock.sleep(15.0)
+    assert world.phase(job_id) != "Failed"
+    getattr(world, part).away = False
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).status.samples == 1500
+
+
+async def test_without_brain_the_small_default_is_used_and_said_so(world: JobWorld) -> None:
+    world.brain.away = True
+    job_id = await world.submit(spec(roles={}))
+    await world.until_phase(job_id, "Succeeded")
+    run = world.jobs.run_of(job_id)
+    assert sorted(set(world.cluster.started)) == ["finisher-0-1", "ps-0-1", "worker-0-1"]
+    assert any("small default" in note for note in run.status.notes)
+
+
+async def test_a_lost_queue_is_derived_again_from_the_ledgers(world: JobWorld) -> None:
+    world.shards.total = 3000
+    job_id = await world.submit(spec(checkpoint={"every_s": 1000.0}))
+    await world.until(lambda: world.phase(job_id) == "Running")
+    await world.clock.sleep(2.0)
+    world.shards.runs.clear()
+    await world.until(lambda: job_id in world.shards.runs)
+    assert world.shards.runs[job_id].epoch_floor == 7
+    assert world.shards.runs[job_id].done
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).status.samples == 3000
+
+
+async def test_a_snapshot_that_cannot_be_stored_is_aborted_and_its_number_lost(world: JobWorld) -> None:
+    world.checkpoints.failing = {1}
+    job_id = await world.submit(spec(checkpoint={"every_s": 0.5}))
+    await world.until_phase(job_id, "Succeeded")
+    assert world.servers.aborted_marks == [1, 1]
+    assert (job_id, 1) not in world.checkpoints.committed
+
+
+async def test_a_checkpoint_on_demand_answers_with_its_number(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(spec(checkpoint={"every_s": 1000.0}))
+    await world.until(lambda: world.phase(job_id) == "Running")
+    number = await world.jobs.checkpoint(job_id)
+    assert (job_id, number) in world.checkpoints.committed
+
+
+async def test_a_job_can_start_from_another_jobs_snapshot_with_a_fresh_ledger(world: JobWorld) -> None:
+    first = await world.submit(spec())
+    await world.until_phase(first, "Succeeded")
+    second = await world.submit(spec(name="again", init_from={"job": first}))
+    await world.until_phase(second, "Succeeded")
+    orders = [order for order in world.servers.orders if order.job_id == second]
+    source = world.jobs.run_of(first).record.last_committed
+    assert {order.snapshot for order in orders} == {source}
+    assert all(order.fresh_ledger and order.parts for order in orders)
+    assert world.jobs.run_of(second).status.samples == world.shards.total
+
+
+async def test_a_refused_job_creates_nothing_and_names_every_wrong_field(world: JobWorld) -> None:
+    world.shards.refusals = [Violation("data.features.user", "there is no column user")]
+    bad = spec(model={"zoo": "torch_dcn_v2", "params": {"embedding_dim": -1}})
+    with pytest.raises(InvalidArgument) as refused:
+        await world.submit(bad)
+    paths = [item.path for item in refused.value.violations]
+    assert paths == ["model.params.embedding_dim", "data.features.user"]
+    assert world.keys.data == {}
+    assert world.cluster.started == []
+
+
+async def test_a_dry_run_creates_nothing(world: JobWorld) -> None:
+    assert await world.submit(spec(), dry_run=True) == "ads"
+    assert world.keys.data == {}
+
+
+async def test_the_same_request_makes_one_job_and_the_same_name_makes_two(world: JobWorld) -> None:
+    first = await world.submit(spec(), request_id="r1")
+    again = await world.submit(spec(), request_id="r1")
+    other = await world.submit(spec(), request_id="r2")
+    assert first == again == "ads"
+    assert other != first
+    assert other.startswith("ads-")
+
+
+async def test_heartbeats_of_a_process_that_is_not_wanted_are_told_to_exit() -> None:
+    world = JobWorld(limits=Limits(heartbeat_s=1.0))
+    await world.jobs.lead()
+    try:
+        world.shards.total = 20000
+        job_id = await world.submit(spec())
+        await world.until(lambda: world.phase(job_id) == "Running")
+        from services.jobmaster.domain.vitals import Beat
+
+        stranger = Beat(at=0.0, incarnation="stranger")
+        assert world.roles.heartbeat(job_id, role="worker", index=0, beat=stranger).directive == "exit"
+        assert world.roles.heartbeat("gone", role="worker", index=0, beat=stranger).directive == "exit"
+        with pytest.raises(FailedPrecondition):
+            await world.roles.register(job_id, role="ps", index=0, incarnation="stranger", address="x:1")
+    finally:
+        await world.close()
