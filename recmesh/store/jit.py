@@ -26,6 +26,7 @@ F32, F32_2D = types.float32[::1], types.float32[:, ::1]
 # What kernels only read may be a view of a received message.
 IDS = types.Array(types.int64, 1, "C", readonly=True)
 COUNTS = types.Array(types.uint32, 1, "C", readonly=True)
+STEPS = types.Array(types.uint64, 1, "C", readonly=True)
 OWNERS = types.Array(types.uint16, 1, "C", readonly=True)
 GRADS = types.Array(types.float32, 1, "C", readonly=True)
 GRADS_2D = types.Array(types.float32, 2, "C", readonly=True)

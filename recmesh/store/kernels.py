@@ -36,6 +36,7 @@ from recmesh.store.jit import (
     NONE,
     OWNERS,
     REAL,
+    STEPS,
     U8,
     U32,
     U64,
@@ -261,7 +262,7 @@ def apply(
 
 
 @kernel(INT, *_INDEX, I64, I64, U64, IDS, WORD, WORD, F32, U32, U64, INT, I64,
-        GRADS_2D, GRADS_2D, COUNTS, COUNTS, U64)
+        GRADS_2D, GRADS_2D, COUNTS, COUNTS, STEPS)
 def load(
     arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.int64], freed: NDArray[np.int64],
     salts: NDArray[np.uint64], ids: NDArray[np.int64], table: Any, salt: Any,
