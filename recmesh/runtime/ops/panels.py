@@ -116,7 +116,8 @@ class Page:
 
 _WORDS: Mapping[Tone, frozenset[str]] = {
     Tone.OK: frozenset({
-        "running", "succeeded", "ready", "ok", "open", "healthy", "stored", "committed", "serving", "live", "done",
+        "running", "succeeded", "ready", "ok", "open", "healthy", "stored", "committed", "serving", "live",
+        "done",
     }),
     Tone.WARN: frozenset({
         "starting", "scaling", "recovering", "restoring", "degraded", "loading", "draining", "suspended",
@@ -126,7 +127,8 @@ _WORDS: Mapping[Tone, frozenset[str]] = {
         "failed", "damaged", "dead", "lost", "unhealthy", "error", "crashed", "unavailable", "quarantined",
     }),
     Tone.IDLE: frozenset({
-        "pending", "stopped", "idle", "closed", "unloaded", "queued", "waiting", "exited", "none", "finishing",
+        "pending", "stopped", "idle", "closed", "unloaded", "queued", "waiting", "exited", "none",
+        "finishing",
     }),
 }
 

@@ -33,7 +33,7 @@ def environment() -> Environment:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One panel at one moment: HTML, or the aligned columns of a chart."""
+    """One panel at one moment: HTML, or the columns of a chart."""
 
     html: str = ""
     chart: Mapping[str, Any] | None = None
@@ -45,6 +45,7 @@ class Renderer:
     def __init__(self, page: Page) -> None:
         self.page = page
         self._templates = environment()
+        self._problems: dict[str, str] = {}
         shape = [(panel.kind, panel.title, panel.wide) for panel in page.panels]
         self.shape_id = hashlib.sha256(repr((page.title, shape)).encode()).hexdigest()[:12]
         """Changes when the page has other panels: a browser then loads it anew."""
@@ -63,13 +64,15 @@ class Renderer:
     async def _fragment(self, panel: Panel) -> Fragment:
         try:
             if isinstance(panel, Chart):
-                return Fragment(chart=align(await _ask(panel.series)))
+                return Fragment(chart=columns(await _ask(panel.series)))
             template = self._templates.get_template(f"{panel.kind}.html")
             return Fragment(html=template.render(**await _context(panel)))
         except Exception as error:   # one broken panel must not hide the others
-            _log.warning("the panel %r failed: %s", panel.title, error)
-            template = self._templates.get_template("failed.html")
-            return Fragment(html=template.render(problem=f"{type(error).__name__}: {error}"))
+            problem = f"{type(error).__name__}: {error}"
+            if self._problems.get(panel.title) != problem:   # said once, not at every refresh
+                _log.warning("the panel %r cannot be read: %s", panel.title, problem)
+            self._problems[panel.title] = problem
+            return Fragment(html=self._templates.get_template("failed.html").render(problem=problem))
 
 
 async def _context(panel: Table | Tiles | Log) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def cell(value: Value) -> Cell:
         case Cell():
             return value
         case None:
-            return Cell("–", Tone.IDLE)
+            return Cell("–")
         case bool():
             return Cell("yes" if value else "no", Tone.OK if value else Tone.IDLE)
         case int() | float():
@@ -135,13 +138,16 @@ def _line(item: LogLine | str) -> dict[str, str]:
     }
 
 
-def align(series: Mapping[str, Points]) -> dict[str, Any]:
-    """Series of different times as uPlot wants them: one x column, and null where a series has no value."""
-    times = sorted({round(at, 3) for points in series.values() for at, _ in points})
-    columns = []
-    for points in series.values():
-        known = {
-            round(at, 3): value if value is not None and math.isfinite(value) else None for at, value in points
-        }
-        columns.append([known.get(at) for at in times])
-    return {"names": [str(name) for name in series], "data": [times, *columns]}
+def columns(series: Mapping[str, Points]) -> dict[str, Any]:
+    """Each series as its own x and y column; the browser aligns them. What is not finite is a gap."""
+    return {
+        "names": [str(name) for name in series],
+        "series": [
+            [[round(at, 3) for at, _ in points], [_finite(value) for _, value in points]]
+            for points in series.values()
+        ],
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None

@@ -28,7 +28,7 @@ class TelemetrySettings(Protocol):
 
 
 _provider: TracerProvider | None = None
-_QUIET = ("grpc", "asyncio", "uvicorn.access", "httpx", "httpcore", "nats", "opentelemetry")
+_QUIET = ("grpc", "asyncio", "uvicorn", "httpx", "httpcore", "nats", "opentelemetry")
 
 
 def setup(service: str, settings: TelemetrySettings) -> None:

@@ -32,16 +32,32 @@
     return String(Number(value.toPrecision(size >= 1000 ? 4 : 3)));
   }
 
-  function options(columns, width) {
+  function clock(at, step) {
+    const date = new Date(at * 1000);
+    if (step >= 86400) return date.toLocaleDateString("sv");            // 2026-01-31
+    return date.toLocaleTimeString("sv").slice(0, step < 60 ? 8 : 5);   // 14:05 or 14:05:09
+  }
+
+  // Without a cursor the legend shows the newest value.
+  function shown(plot, value, series, index) {
+    if (index !== null && index !== undefined) return short(value);
+    const column = plot.data[series];
+    for (let n = column.length - 1; n >= 0; n--) if (column[n] !== null && column[n] !== undefined) return short(column[n]);
+    return "–";
+  }
+
+  function options(names, rows, width) {
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 },
-                   ticks: { stroke: colour("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
+                   ticks: { stroke: colour("--line"), width: 1, size: 5 }, font: "11px system-ui, sans-serif" };
     return {
-      width, height: 200, legend: { live: true }, cursor: { y: false, points: { size: 6 } },
-      axes: [{ ...axis }, { ...axis, size: 54, values: (_, ticks) => ticks.map(short) }],
+      width, height: 200, cursor: { y: false, points: { size: 6 } },
+      axes: [
+        { ...axis, space: 70, size: 30, values: (_, ticks, __, ___, step) => ticks.map((at) => clock(at, step)) },
+        { ...axis, size: 54, values: (_, ticks) => ticks.map(short) },
+      ],
       scales: { y: { range: (_, low, high) => low === null ? [0, 1] : uPlot.rangeNum(Math.min(low, 0), high || 1, 0.1, true) } },
-      series: [{ value: (_, at) => at === null ? "–" : new Date(at * 1000).toLocaleTimeString() },
-        ...columns.names.map((name, n) => ({ label: name, stroke: colour("--s" + (n % 6)), width: 1.7,
-          points: { show: columns.data[0].length < 3 }, spanGaps: false, value: (_, y) => short(y) }))],
+      series: [{}, ...names.map((name, n) => ({ label: name, stroke: colour("--s" + (n % 6)), width: 1.7,
+        points: { show: rows < 3 }, value: shown }))],
     };
   }
 
@@ -49,22 +65,26 @@
     const body = document.querySelector("#panel-" + index + " .body");
     const known = charts.get(index);
     const names = JSON.stringify(columns.names);
+    const filled = columns.series.filter((pair) => pair[0].length);
+    if (!filled.length) {
+      if (known && known.plot) known.plot.destroy();
+      const empty = document.createElement("p");
+      empty.className = "quiet";
+      empty.textContent = "nothing yet";
+      body.replaceChildren(empty);
+      charts.set(index, { plot: null, names: "", theme: "", columns });
+      return;
+    }
+    // Null stays a gap; where a series merely has other times than its neighbour, its line goes on.
+    const data = columns.series.length > 1 ? uPlot.join(columns.series, columns.series.map(() => [1, 1])) : columns.series[0];
     if (known && known.plot && known.names === names && known.theme === root.dataset.theme) {
-      known.plot.setData(columns.data);
+      known.plot.setData(data);
       known.columns = columns;
       return;
     }
     if (known && known.plot) known.plot.destroy();
     body.replaceChildren();
-    if (!columns.names.length || !columns.data[0].length) {
-      const empty = document.createElement("p");
-      empty.className = "quiet";
-      empty.textContent = "nothing yet";
-      body.append(empty);
-      charts.set(index, { plot: null, names: "", theme: "", columns });
-      return;
-    }
-    const plot = new uPlot(options(columns, body.clientWidth), columns.data, body);
+    const plot = new uPlot(options(columns.names, data[0].length, body.clientWidth), data, body);
     charts.set(index, { plot, names, theme: root.dataset.theme, columns });
   }
 

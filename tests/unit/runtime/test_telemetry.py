@@ -1,0 +1,79 @@
+import json
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from recmesh.runtime.errors import NotFound
+from recmesh.runtime.settings import ServiceSettings
+from recmesh.runtime.telemetry import Metrics, current_traceparent, extract, setup, span, trace_ids
+from recmesh.runtime.telemetry.logs import REDACTED, JsonFormatter, RecentLogs, redact
+
+
+def record(message: str, **extra: object) -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": "recmesh.x", "msg": message, "levelname": "INFO", "levelno": 20})
+    made.__dict__.update(extra)
+    return made
+
+
+def test_a_log_line_is_one_json_object_with_its_extras() -> None:
+    line = json.loads(JsonFormatter("brain").format(record("hello", job="j-1", count=3)))
+    assert (line["service"], line["message"], line["job"], line["count"]) == ("brain", "hello", "j-1", 3)
+
+
+@pytest.mark.parametrize("text", [
+    "Authorization: Bearer abc.def", "nats://user:abc.def@host:4222", "GET /x?token=abc.def&y=1",
+    "api_key=abc.def", "password=abc.def",
+])
+def test_a_secret_inside_text_is_blotted_out(text: str) -> None:
+    assert "abc.def" not in redact(text)
+    assert REDACTED in redact(text)
+
+
+def test_secret_values_and_token_like_keys_are_blotted_out_at_any_depth() -> None:
+    line = JsonFormatter("x").format(record(
+        "m", api_key="abc.def", nested={"nats_token": "abc.def", "rows": [{"password": "abc.def"}]},
+        wrapped=SecretStr("abc.def"),
+    ))
+    assert "abc.def" not in line
+    assert json.loads(line)["nested"]["rows"][0]["password"] == REDACTED
+
+
+def test_a_word_that_only_contains_token_is_shown() -> None:
+    assert redact({"tokens_per_s": 12, "tokenizer": "bpe"}) == {"tokens_per_s": 12, "tokenizer": "bpe"}
+
+
+def test_lines_inside_a_span_carry_its_trace() -> None:
+    setup("tests", ServiceSettings())
+    try:
+        with span("work"):
+            trace_id, span_id = trace_ids()
+            line = json.loads(JsonFormatter("x").format(record("inside")))
+            assert (line["trace_id"], line["span_id"]) == (trace_id, span_id)
+            carried = {"traceparent": current_traceparent()}
+        with span("elsewhere", parent=extract(carried)):
+            assert trace_ids()[0] == trace_id
+    finally:
+        root = logging.getLogger()
+        for handler in [item for item in root.handlers if isinstance(item.formatter, JsonFormatter)]:
+            root.removeHandler(handler)
+
+
+def test_the_callers_mistake_does_not_mark_a_span_as_failed() -> None:
+    with pytest.raises(NotFound), span("look"):
+        raise NotFound("no such job")
+
+
+def test_the_page_keeps_only_the_newest_lines() -> None:
+    recent = RecentLogs(capacity=3)
+    for index in range(5):
+        recent.emit(record(f"line {index}"))
+    assert [line.message for line in recent.lines()] == ["line 2", "line 3", "line 4"]
+
+
+def test_a_metric_asked_for_twice_is_the_same_metric() -> None:
+    metrics = Metrics("brain", registry=CollectorRegistry())
+    assert metrics.counter("plans", "Plans") is metrics.counter("plans", "Plans")
+    with pytest.raises(TypeError, match="recmesh_brain_plans"):
+        metrics.gauge("plans", "Plans")
