@@ -16,14 +16,14 @@ from services.gateway.config import PEERS, PREFIX, Config, child_environment
 from services.gateway.domain.access import is_loopback
 from services.gateway.events.facts import Facts
 from services.gateway.events.history import JobHistory
-from services.gateway.ops import page
+from services.gateway.ops.page import OpsFace
 from services.gateway.ops.view import View
 from services.gateway.peers.data import DataPeer, PlanningPeer
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.peers.mesh import Mesh
 from services.gateway.rest import api
 from services.gateway.rest.guard import BodyLimits
-from services.gateway.rest.server import HttpServer
+from services.gateway.rest.server import PublicServer
 from services.gateway.rpc import server as rpc
 from services.gateway.runtimes.pool import Runtimes
 from services.gateway.runtimes.process import Limits
@@ -56,12 +56,13 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     mesh = Mesh({name: getattr(config, name) for name in PEERS}, token=config.token, tls=config.tls)
     closing = asyncio.Event()
     view = View(models, observation, runtimes, mesh, dashboards=config.dashboards)
+    face = OpsFace(view, version=release)
     parts = api.Parts(
         models, inference, _code(config), JobsPeer(mesh), DataPeer(mesh), PlanningPeer(mesh), mesh,
         JobHistory(bus), config.dashboards, release,
     )  # fmt: skip
     app = api.create(
-        parts, ops=page.router(view), api_key=config.access_key,
+        parts, ops=face.routes(), api_key=config.access_key,
         loopback=is_loopback(config.http_address), closing=closing,
         limits=BodyLimits(config.max_body_bytes, config.max_infer_bytes, config.max_code_bytes),
     )  # fmt: skip
@@ -74,7 +75,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
             config.rpc_address, models, inference,
             token=config.token, api_key=config.access_key, tls=config.tls,
         ),
-        HttpServer("http", config.http_address, app, closing=closing),
+        PublicServer(config.http_address, app, probes=face, closing=[closing, face.live.closing]),
     ]  # fmt: skip
 
 

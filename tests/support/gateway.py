@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ class NoEvents:
     async def history(self, job_id: str, *, after: int, limit: int) -> list[Document]:
         return []
 
-    async def live(self, job_id: str, *, after: int) -> AsyncIterator[Document | None]:
+    async def live(self, job_id: str, *, after: int) -> AsyncGenerator[Document | None, None]:
         yield None
 
 
@@ -265,7 +265,7 @@ def http(
         "1.2.3",
     )
     app = api.create(
-        parts, ops=None, api_key=api_key, loopback=loopback,
+        parts, ops=[], api_key=api_key, loopback=loopback,
         limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), closing=asyncio.Event(),
     )  # fmt: skip
     transport = httpx.ASGITransport(app=app)

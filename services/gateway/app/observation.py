@@ -35,6 +35,10 @@ class Observation:
         self.rates: dict[str, RateCounter] = {}
         self.recent: deque[Outcome] = deque(maxlen=RECENT)
 
+    def now(self) -> float:
+        """Unix seconds of the clock that outcomes are stamped by."""
+        return self._clock.now()
+
     def watch(self, model: str) -> None:
         """Count this model's rate from now on: no requests are zeros, which a forecast must see too."""
         if model not in self.rates:

@@ -1,6 +1,6 @@
 """What the use cases need from the outside, so that tests bring their own."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -53,6 +53,6 @@ class JobEvents(Protocol):
         """Those with a sequence above `after`, oldest first: `sequence`, `type`, `time`, `id`, `data`."""
         ...
 
-    def live(self, job_id: str, *, after: int) -> AsyncIterator[Document | None]:
+    def live(self, job_id: str, *, after: int) -> AsyncGenerator[Document | None, None]:
         """The same, then new ones as they come; None now and then while none comes."""
         ...

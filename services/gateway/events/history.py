@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -31,7 +31,7 @@ class JobHistory:
                     break
         return found
 
-    async def live(self, job_id: str, *, after: int) -> AsyncIterator[Document | None]:
+    async def live(self, job_id: str, *, after: int) -> AsyncGenerator[Document | None, None]:
         """Those that are stored, then new ones; None whenever none came for a while."""
         arrived: asyncio.Queue[Document] = asyncio.Queue(AHEAD)
 

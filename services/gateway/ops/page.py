@@ -1,30 +1,168 @@
-"""Health, metrics and the page itself, as routes of the gateway's own HTTP port."""
+"""The page, and what probes and Prometheus read, as routes of the gateway's own HTTP port."""
 
-from fastapi import APIRouter
+from collections.abc import Iterator, Mapping, Sequence
+
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
 
+from recmesh.runtime.ops import Cell, Chart, Log, Page, Table, Tile, Tiles, Tone, router, state, text
+from recmesh.runtime.ops.server import Live
+from services.gateway.domain.statistics import Histogram, ModelStatistics
 from services.gateway.ops.view import View
 
+SERVICE = "gateway"
+HEALTH_TONES = {"serving": Tone.OK, "not_serving": Tone.WARN, "unreachable": Tone.BAD}
 
-def router(view: View) -> APIRouter:
-    """The routes."""
-    routes = APIRouter()
 
-    @routes.get("/")
-    async def page() -> Response:
-        return RedirectResponse("/docs")
+class OpsFace:
+    """The page with its probes; the lifecycle tells it whether the process is ready."""
 
-    @routes.get("/healthz")
-    async def healthz() -> Response:
-        return JSONResponse({"status": "ok"})
+    def __init__(self, view: View, *, version: str) -> None:
+        self._ready = False
+        self._page = page(view)
+        self.live = Live(SERVICE, self._page, version=version)
 
-    @routes.get("/readyz")
-    async def readyz() -> Response:
-        return JSONResponse({"ready": view.ready}, status_code=200 if view.ready else 503)
+    def set_ready(self, ready: bool) -> None:
+        """Told by the lifecycle."""
+        self._ready = ready
 
-    @routes.get("/metrics")
-    async def metrics() -> Response:
+    def routes(self) -> Sequence[BaseRoute]:
+        """To be added to the public application, behind its guard."""
+        return [
+            *router(SERVICE, self._page, live=self.live).routes,
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics),
+        ]
+
+    async def _healthz(self, request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def _readyz(self, request: Request) -> Response:
+        """The API's readiness; that of models is /v2/health/ready."""
+        return JSONResponse({"ready": self._ready}, status_code=200 if self._ready else 503)
+
+    async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    return routes
+
+def page(view: View) -> Page:
+    """What serves, how fast, what went wrong."""
+    return Page(
+        "gateway",
+        [
+            Tiles("Serving", lambda: tiles(view)),
+            Table("Models", MODEL_COLUMNS, lambda: model_rows(view), empty="no model is registered yet"),
+            Chart("Requests per second", lambda: chart(view)),
+            Table(
+                "Model servers", RUNTIME_COLUMNS, lambda: runtime_rows(view), empty="none runs", wide=False
+            ),
+            Table("Last requests", REQUEST_COLUMNS, lambda: request_rows(view), empty="none yet", limit=25),
+            Table("Services", SERVICE_COLUMNS, lambda: service_rows(view)),
+            Log("Log"),
+        ],
+        subtitle="The public API: jobs, models, inference",
+        links={"API documentation": "/docs", **view.dashboards},
+    )
+
+
+MODEL_COLUMNS = (
+    "model", "version", "state", "framework", "requests", "errors", "p50", "p99", "samples", "job",
+    "registered", "note",
+)  # fmt: skip
+RUNTIME_COLUMNS = ("framework", "version", "pid", "models", "waiting", "restarts")
+REQUEST_COLUMNS = ("at", "model", "version", "samples", "time", "outcome")
+SERVICE_COLUMNS = ("service", "health", "answers in", "address", "dashboard", "note")
+
+
+def chart(view: View) -> Mapping[str, Sequence[tuple[float, float | None]]]:
+    """Each model's rate, window by window."""
+    return {name: list(points) for name, points in view.rates().items()}
+
+
+def tiles(view: View) -> Iterator[Tile]:
+    """The numbers that matter."""
+    statistics = list(view.statistics().values())
+    served = sum(view.serves(item.name, item.version) for item in view.versions)
+    failed = sum(item.state == "failed" for item in view.versions)
+    errors, requests = sum(item.fail.count for item in statistics), _requests(statistics)
+    last = [points[-1][1] for points in view.rates().values() if points]
+    latency = _all(statistics)
+    down = [item.service for item in view.services if item.status != "serving"]
+    yield Tile("models serving", served, f"{len(view.versions)} versions", Tone.OK if served else Tone.IDLE)
+    yield Tile("requests per second", text.count(sum(last)), "over the last 10 s", spark=_spark(view))
+    yield Tile("p50", text.duration(latency.quantile(0.5)), "since the start")
+    yield Tile("p99", text.duration(latency.quantile(0.99)), "since the start")
+    yield Tile("errors", errors, f"of {requests} requests", Tone.WARN if errors else Tone.OK)
+    yield Tile("failed models", failed, tone=Tone.BAD if failed else Tone.OK)
+    note = ", ".join(down) if down else "all answer"
+    up = f"{len(view.services) - len(down)}/{len(view.services)}"
+    yield Tile("services", up, note, Tone.BAD if down else Tone.OK)
+
+
+def model_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
+    """Newest version of each name first."""
+    for item in sorted(view.versions, key=lambda one: (one.name, -one.number)):
+        counted = view.statistics().get((item.name, item.version), ModelStatistics())
+        errors = Cell(str(counted.fail.count), Tone.WARN if counted.fail.count else Tone.PLAIN)
+        p50, p99 = counted.latency.quantile(0.5), counted.latency.quantile(0.99)
+        yield (
+            Cell(item.name, href=f"/v1/models/{item.name}"), item.version, state(str(item.state)),
+            item.framework,
+            counted.success.count + counted.fail.count, errors, text.duration(p50), text.duration(p99),
+            counted.samples, item.job_id, text.age(item.created, now=view.now()), item.reason,
+        )  # fmt: skip
+
+
+def runtime_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
+    """One row for each framework in use."""
+    for item in view.runtimes():
+        pid = Cell(str(item.pid), Tone.OK) if item.pid else Cell("down", Tone.BAD)
+        restarts = Cell(str(item.restarts), Tone.WARN if item.restarts else Tone.PLAIN)
+        yield item.framework, item.version, pid, ", ".join(item.models), item.queued, restarts
+
+
+def request_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
+    """Newest first."""
+    for item in view.recent():
+        outcome = Cell(item.error, Tone.BAD) if item.error else Cell("ok", Tone.OK)
+        yield (
+            text.age(item.at, now=view.now()),
+            item.model,
+            item.version,
+            item.samples,
+            text.duration(item.total_s),
+            outcome,
+        )
+
+
+def service_rows(view: View) -> Iterator[Sequence[Cell | str]]:
+    """The rest of the mesh, with the way to its pages."""
+    for item in view.services:
+        link = view.dashboards.get(item.service, "")
+        health = Cell(item.status.replace("_", " "), HEALTH_TONES[item.status])
+        shown = Cell(link, href=link) if link else ""
+        yield item.service, health, text.duration(item.latency_s), item.address, shown, item.reason
+
+
+def _requests(statistics: Sequence[ModelStatistics]) -> int:
+    return sum(item.success.count + item.fail.count for item in statistics)
+
+
+def _all(statistics: Sequence[ModelStatistics]) -> Histogram:
+    together = Histogram()
+    for item in statistics:
+        together.counts = [a + b for a, b in zip(together.counts, item.latency.counts, strict=True)]
+        together.total += item.latency.total
+    return together
+
+
+def _spark(view: View) -> Sequence[float]:
+    """Requests per second of all models together, window by window."""
+    sums: dict[float, float] = {}
+    for points in view.rates().values():
+        for at, value in points:
+            sums[at] = sums.get(at, 0.0) + value
+    return [sums[at] for at in sorted(sums)][-60:]

@@ -47,10 +47,9 @@ class View:
         self.services = services if isinstance(services, list) else self.services
         return REFRESH_S
 
-    @property
-    def ready(self) -> bool:
-        """True when what served before a restart serves again, or has failed."""
-        return self._models.restored.is_set()
+    def now(self) -> float:
+        """Unix seconds, for ages."""
+        return self._observation.now()
 
     def runtimes(self) -> Sequence[RuntimeStatus]:
         """The model servers."""

@@ -1,12 +1,13 @@
 """The FastAPI application."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from recmesh.runtime.telemetry import TraceMiddleware
 from services.gateway.app.inference import Inference
@@ -39,7 +40,7 @@ class Parts:
 def create(
     parts: Parts,
     *,
-    ops: APIRouter | None,
+    ops: Sequence[BaseRoute],
     api_key: str | None,
     loopback: bool,
     limits: BodyLimits,
@@ -61,8 +62,7 @@ def create(
         planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
     ):
         app.include_router(routes)
-    if ops is not None:
-        app.include_router(ops, include_in_schema=False)
+    app.router.routes.extend(ops)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
     guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits)
     return TraceMiddleware(guarded, service="gateway")

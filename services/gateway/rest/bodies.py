@@ -7,12 +7,16 @@ import yaml
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import InvalidArgument, ResourceExhausted, Violation
 from services.gateway.rest.problems import invalid
 
 JSON_TYPES = ("application/json",)
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 MAX_YAML_ALIASES = 100
+MAX_YAML_DEPTH = 64
+MAX_YAML_BYTES = 512 << 10
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""safe_load's loader, compiled where libyaml is there."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -48,14 +52,22 @@ async def read_document(request: Request) -> Any:
 
 
 def _yaml(raw: bytes) -> Any:
-    """Plain YAML. Aliases are counted first: nested ones make gigabytes of a page."""
+    """Plain YAML, of a size and depth that a person may write.
+
+    Events are looked at first: nested aliases make gigabytes of a page, and deep nesting takes the parser
+    quadratic time.
+    """
+    if len(raw) > MAX_YAML_BYTES:
+        raise ResourceExhausted(f"YAML may have {MAX_YAML_BYTES} bytes; send JSON", reason="TOO_LARGE")
+    aliases = depth = 0
     try:
-        events = yaml.parse(raw, Loader=yaml.SafeLoader)
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in events)
-        if aliases > MAX_YAML_ALIASES:
-            raise _bad(f"has {aliases} YAML aliases, more than {MAX_YAML_ALIASES}")
-        return yaml.safe_load(raw)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        for event in yaml.parse(raw, Loader=LOADER):
+            aliases += isinstance(event, yaml.AliasEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if aliases > MAX_YAML_ALIASES or depth > MAX_YAML_DEPTH:
+                raise _bad(f"has more than {MAX_YAML_ALIASES} aliases or {MAX_YAML_DEPTH} levels")
+        return yaml.load(raw, Loader=LOADER)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise _bad(f"is not YAML: {error}") from None
 
 

@@ -1,7 +1,7 @@
 """`/v1/jobs`: training jobs, by jobmaster."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 import orjson
@@ -180,17 +180,38 @@ _EVENTS_RESPONSE: dict[str, Any] = {
 }
 
 
-async def _stream(live: AsyncIterator[Document | None], closing: asyncio.Event) -> AsyncIterator[bytes]:
+async def _stream(
+    live: AsyncGenerator[Document | None, None], closing: asyncio.Event
+) -> AsyncIterator[bytes]:
     """Server-sent events; ends when the gateway stops, so that the reader connects again elsewhere."""
-    yield b"retry: 2000\n\n"
-    async for event in live:
-        if closing.is_set():
-            return
-        if event is None:
-            yield b": alive\n\n"
-        else:
-            data = orjson.dumps(event).decode()
-            yield f"id: {event['sequence']}\nevent: {event['type']}\ndata: {data}\n\n".encode()
+    closed = asyncio.ensure_future(closing.wait())
+    try:
+        yield b"retry: 2000\n\n"
+        while not closed.done():
+            coming = asyncio.ensure_future(anext(live, ENDED))
+            await asyncio.wait({coming, closed}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+                return
+            event = coming.result()
+            if event is ENDED:
+                return
+            yield _sse(event)
+    finally:
+        closed.cancel()
+        await live.aclose()
+
+
+ENDED: Document = {}
+"""What `anext` answers when there is no more."""
+
+
+def _sse(event: Document | None) -> bytes:
+    if event is None:
+        return b": alive\n\n"
+    data = orjson.dumps(event).decode()
+    return f"id: {event['sequence']}\nevent: {event['type']}\ndata: {data}\n\n".encode()
 
 
 def _sequence(text: str) -> int:

@@ -1,78 +1,38 @@
-"""The HTTP server as a component: bound before anything else answers, drained when the process stops."""
+"""The HTTP port: what must be told when the process is ready, and when it stops."""
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-import uvicorn
+from recmesh.runtime.ops import HttpServer
 
-from recmesh.runtime.lifecycle import PortTaken
-
-BACKLOG = 1024
-GRACE_S = 5
+GRACE_S = 5.0
 
 
-class HttpServer:
-    """Serves one ASGI app."""
+class ReadyAware(Protocol):
+    """Who answers probes."""
 
-    def __init__(self, name: str, address: str, app: Any, *, closing: asyncio.Event) -> None:
-        self.name = name
-        self.port = 0
-        self.address = ""
-        """host:port once started."""
-        self._wanted = address
-        self._app = app
+    def set_ready(self, ready: bool) -> None:
+        """Told by the lifecycle."""
+        ...
+
+
+class PublicServer(HttpServer):
+    """Live streams end before the port closes: their readers connect again, elsewhere or later."""
+
+    def __init__(
+        self, address: str, app: Any, *, probes: ReadyAware, closing: Sequence[asyncio.Event]
+    ) -> None:
+        super().__init__("http", address, app, grace_s=GRACE_S)
+        self._probes = probes
         self._closing = closing
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Listen; PortTaken when another process does."""
-        host, _, port = self._wanted.rpartition(":")
-        host = host.strip("[]")
-        sock = _listen(host, int(port), self.name, self._wanted)
-        self.port = sock.getsockname()[1]
-        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-        config = uvicorn.Config(
-            self._app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE_S,
-            server_header=False, proxy_headers=False, backlog=BACKLOG,
-        )  # fmt: skip
-        self._server = _Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[sock]), name=self.name)
+    def set_ready(self, ready: bool) -> None:
+        """Told by the lifecycle."""
+        self._probes.set_ready(ready)
 
     async def stop(self) -> None:
-        """No new connections; requests in flight get the grace time, live streams end."""
-        self._closing.set()
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
-
-    async def wait(self) -> None:
-        """Returns when the server has ended."""
-        if self._serving is not None:
-            await asyncio.shield(self._serving)
-
-
-class _Server(uvicorn.Server):
-    """The process' lifecycle handles signals, not its web server."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
-        yield
-
-
-def _listen(host: str, port: int, name: str, wanted: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-        sock.listen(BACKLOG)
-    except OSError:
-        sock.close()
-        raise PortTaken(name, wanted) from None
-    sock.setblocking(False)
-    return sock
+        """Let go of those who watch, answer what is under way."""
+        for event in self._closing:
+            event.set()
+        await super().stop()
