@@ -49,8 +49,8 @@ def export_program(
         except Exception as error:
             why = str(error).splitlines()[0] if str(error) else repr(error)
             raise InvalidArgument(f"torch.export can't take the model as it is: {why}") from error
-    directory.mkdir(parents=True, exist_ok=True)
-    torch.export.save(program, str(directory / PROGRAM))
+        directory.mkdir(parents=True, exist_ok=True)
+        torch.export.save(program, str(directory / PROGRAM))   # inside: it holds the model's own tensors
     write_card(
         directory,
         model_card(

@@ -13,7 +13,7 @@ from recmesh.torch.batch import Batch
 from recmesh.torch.embedding import EmbeddingCollection, StepLookup
 from recmesh.torch.export import export_program
 from recmesh.torch.optim import by_parameter, rates
-from recmesh.trainer.layout import Arena
+from recmesh.trainer.layout import Arena, joined
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Ints, Job, Step, TableRows
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Trainer:
         index: Mapping[str, Ints],
     ) -> StepLookup:
         return StepLookup(
-            arenas=_joined(self.tables, rows) if arenas is None else arenas,
+            arenas=joined(self.tables, rows) if arenas is None else arenas,
             rows=rows,
             index=index,
             columns=batch.ids,
@@ -244,14 +244,3 @@ def _check_dtypes(tensors: Mapping[str, Tensor]) -> None:
     ]
     if wrong:
         raise InvalidArgument("the model's parameters can't be trained on the servers", violations=wrong)
-
-
-def _joined(tables: tuple[EmbeddingTable, ...], rows: Mapping[str, Floats]) -> dict[int, Arena]:
-    """Rows end to end by dimension, where they do not come so."""
-    made: dict[int, Arena] = {}
-    for dim in {table.dim for table in tables}:
-        names = [table.name for table in tables if table.dim == dim]
-        ends = np.cumsum([0, *(len(rows[name]) for name in names)])
-        values = np.concatenate([np.asarray(rows[name], np.float32).reshape(-1, dim) for name in names])
-        made[dim] = Arena(values, {name: int(first) for name, first in zip(names, ends[:-1], strict=True)})
-    return made

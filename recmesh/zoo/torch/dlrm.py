@@ -29,8 +29,8 @@ class DLRM(nn.Module):
         self.bottom = mlp(numbers, [*params["bottom"], dim]) if numbers else None
         vectors = len(job.id_features) + (numbers > 0)
         pairs = torch.tril_indices(vectors, vectors, offset=-1)
-        self.register_buffer("rows", pairs[0], persistent=False)
-        self.register_buffer("columns", pairs[1], persistent=False)
+        self.register_buffer("rows", pairs[0].clone(), persistent=False)
+        self.register_buffer("columns", pairs[1].clone(), persistent=False)
         width = pairs.shape[1] + (dim if numbers else 0)
         self.top = mlp(width, params["top"], dropout=params["dropout"], out=len(job.labels))
 
