@@ -63,7 +63,7 @@ def readable(line: str) -> str:
         return line
     if not isinstance(item, dict) or "message" not in item:
         return line
-    moment = str(item.pop("time", item.pop("timestamp", "")))
+    moment = str(item.pop("at", item.pop("time", item.pop("timestamp", ""))))
     level = str(item.pop("level", "")).upper()
     logger, message = str(item.pop("logger", "")), str(item.pop("message"))
     trouble = str(item.pop("exception", item.pop("exc_info", "")) or "")

@@ -21,6 +21,7 @@ from recmesh.runtime.errors import DeadlineExceeded, Internal, NotFound, Unavail
 V = TypeVar("V", bound=View)
 _FIRST_RETRY_S = 0.1
 _REOPEN_S = 0.5
+_LAST_LOOKS = 4
 _RETRIED = frozenset({502, 503})
 _STREAM_SILENCE_S = 60.0
 """Longer than the server's keep-alives; a stream silent for so long is opened again."""
@@ -144,18 +145,21 @@ class Client:
     def follow(self, job_id: str) -> Iterator[Event]:
         """Events as they happen, after those that have; ends with the job. Goes on after interruptions."""
         last = 0
-        while True:
-            over = self.job(job_id).over  # asked first: what happened until then is on the bus by now
+        looks_left = _LAST_LOOKS
+        while looks_left:
+            if self.job(job_id).over:  # a stream would never end; the last fact may come a moment later
+                looks_left -= 1
+                events = iter([event for event in self.events(job_id) if event.sequence > last])
+            else:
+                events = self._stream(f"/v1/jobs/{_part(job_id)}/events", last)
             try:
-                for event in self._stream(f"/v1/jobs/{_part(job_id)}/events", last):
+                for event in events:
                     last = event.sequence or last
                     yield event
                     if ends_job(event):
                         return
             except (httpx.TransportError, Unavailable):
-                over = False
-            if over:
-                return
+                pass
             time.sleep(_REOPEN_S)
 
     def logs(

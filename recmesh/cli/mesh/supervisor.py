@@ -32,6 +32,7 @@ TICK_S = 0.1
 PROBE_EVERY_S = {State.STARTING: 0.1, State.UNREADY: 0.5, State.READY: 2.0}
 MAX_LOG_BYTES = 64 * 2**20
 LOG_CHECK_EVERY_S = 60.0
+_AFTER_FAILURE_S = 1.0
 
 log = logging.getLogger("supervisor")
 
@@ -70,7 +71,11 @@ class Supervisor:
         signal.signal(signal.SIGHUP, self._on_signal)
         try:
             while not self._stop:
-                self.tick(time.time())
+                try:
+                    self.tick(time.time())
+                except Exception:  # a full disk or a bug here must not end the restarting of what dies
+                    log.exception("a look at the mesh failed; the next one follows")
+                    self._wake.wait(_AFTER_FAILURE_S)
                 self._wake.wait(TICK_S)
                 self._wake.clear()
         finally:

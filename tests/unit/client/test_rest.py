@@ -221,3 +221,14 @@ def test_a_folder_without_a_mesh_and_a_stopped_mesh_are_told_apart(tmp_path: Pat
     (tmp_path / "mesh.json").write_text(json.dumps({"components": {"gateway": gateway}}))
     with pytest.raises(Unavailable, match="is stopped"):
         Client.find(home=tmp_path, env={})
+
+
+def test_following_an_ended_job_lists_its_events_and_ends() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/jobs/j":
+            return httpx.Response(200, json={"job_id": "j", "phase": "Failed"})
+        assert "text/event-stream" not in request.headers["accept"]
+        return httpx.Response(200, json={"events": [moved(3, "Starting"), moved(5, "Failed")]})
+
+    with client(handler) as mesh:
+        assert [event.sequence for event in mesh.follow("j")] == [3, 5]
