@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
+from recmesh.runtime.telemetry import Metrics
 from services.brain.domain.explain import explain
 from services.brain.domain.first_plan import first_plan
 from services.brain.domain.model import Free, History, Job, Plan, Profile, RoleLimits
@@ -18,6 +19,11 @@ PAST_JOBS = 2000
 """The newest successful jobs that are looked through for similar ones."""
 HISTORY_LIMIT = 1000
 
+_metrics = Metrics("brain")
+_plans = _metrics.counter("plans", "Plans made, by what they came from", labels=["source"])
+_profiles = _metrics.counter("profiles", "Profiles of running jobs that were stored")
+_histories = _metrics.counter("histories", "Jobs that ended, by outcome", labels=["outcome"])
+
 
 class App:
     """Brain without its wires. Store calls block, so they run in threads."""
@@ -26,6 +32,7 @@ class App:
         self, store: SqlStore, *, rule: WarmStart, clock: Clock, told: Callable[[Plan], Awaitable[None]]
     ) -> None:
         self._store, self._rule, self._clock, self._told = store, rule, clock, told
+        self._counts = dict.fromkeys(("plans", "plans_from_similar", "profiles", "histories"), 0)
 
     async def plan(self, job: Job, limits: Sequence[RoleLimits], free: Free) -> Plan:
         """The job's first plan; it is stored before it is given out."""
@@ -35,6 +42,9 @@ class App:
         plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now())
         await asyncio.to_thread(self._store.put_plan, plan)
         await self._told(plan)
+        self._counts["plans"] += 1
+        self._counts["plans_from_similar"] += plan.source == "similar"
+        _plans.labels(plan.source).inc()
         return plan
 
     async def observe(self, profile: Profile) -> None:
@@ -48,6 +58,8 @@ class App:
             raise InvalidArgument("the profile is refused", violations=violations)
         at = profile.at or self._clock.now()
         await asyncio.to_thread(self._store.put_profile, replace(profile, at=at))
+        self._counts["profiles"] += 1
+        _profiles.inc()
 
     async def record(self, history: History) -> None:
         """A job ended. The same job again replaces what was known."""
@@ -59,6 +71,8 @@ class App:
             raise InvalidArgument("the job's history is refused", violations=violations)
         ended = history.ended or self._clock.now()
         await asyncio.to_thread(self._store.put_history, replace(history, ended=ended))
+        self._counts["histories"] += 1
+        _histories.labels(history.outcome).inc()
 
     async def explain(self, job_id: str) -> tuple[Plan | None, list[Profile], str]:
         """The job's newest plan, its profiles, and what they mean."""
@@ -73,6 +87,18 @@ class App:
         """Jobs that ended, the newest first."""
         bounded = min(limit or 100, HISTORY_LIMIT)
         return await asyncio.to_thread(self._store.histories, owner=owner, limit=bounded)
+
+    async def plans(self, *, limit: int) -> list[Plan]:
+        """The newest plans of all jobs."""
+        return await asyncio.to_thread(self._store.plans, limit=limit)
+
+    async def throughput(self, *, since: float) -> list[tuple[str, float, float]]:
+        """(job, at, samples/s) of all jobs, oldest first."""
+        return await asyncio.to_thread(self._store.throughput, since=since)
+
+    def counts(self) -> dict[str, int]:
+        """What was done since the start."""
+        return dict(self._counts)
 
     async def forget(self, *, older_than_s: float, profiles_per_job: int) -> int:
         """Keep the store bounded; returns how many rows went."""

@@ -68,7 +68,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         clock=system_clock,
     )
     servicer = rpc.CheckpointsServicer(checkpoints, restore, flusher, files)
-    view = ops.View(checkpoints, flusher, figures, files, clock=system_clock)
+    view = ops.View(checkpoints, flusher, figures, files, policy=policy, clock=system_clock)
     life = CacheLife(
         lambda: Recovery(
             files=files, memory=memory, catalogue=catalogue, flusher=flusher, entries=entries,
@@ -77,13 +77,14 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         entries=entries, flusher=flusher, pool=pool, drain_s=settings.drain_s / 2,
     )  # fmt: skip
     return [
+        ops.server(settings, view, bus),
         bus,
         life,
         RpcServer(
             "rpc", settings.rpc_address, [rpc.register(servicer)],
             tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
         ),
-        view.loop(),
+        view.recorder,
         bus.service("ckptcache", ops.release(), "Snapshots in memory and on storage", view.figures),
     ]  # fmt: skip
 

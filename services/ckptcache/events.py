@@ -29,7 +29,5 @@ class BusAnnouncements:
     def damaged(self, snapshot: Snapshot, reason: str) -> None:
         """snapshot.damaged"""
         found = _PART.search(reason)
-        data = catalog.SnapshotDamaged(
-            snapshot=snapshot.number, part=found[0] if found else "", reason=reason
-        )
+        data = catalog.SnapshotDamaged(snapshot=snapshot.number, part=found[0] if found else "", reason=reason)
         self._bus.offer(Event(catalog.SNAPSHOT_DAMAGED, snapshot.job_id, data))

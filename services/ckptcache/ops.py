@@ -1,61 +1,22 @@
-"""The ops page of ckptcache: what is kept, where, and how fast it gets there."""
+"""The ops page of ckptcache: what is kept, where, and how fast it gets there; figures."""
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.lifecycle import Loop
+from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, state, text
+from recmesh.runtime.ops.panels import Value
 from services.ckptcache.app.checkpoints import Checkpoints
 from services.ckptcache.app.figures import Figures
 from services.ckptcache.app.flush import Flusher
+from services.ckptcache.app.ports import Policy
+from services.ckptcache.config import CkptcacheSettings
 from services.ckptcache.domain.snapshot import Snapshot, State
 from services.ckptcache.store.files import SnapshotFiles
 
-REFRESH_S = 2.0
-POINTS = 300
-
-
-class View:
-    """What the page shows, refreshed in the background, so that showing it waits for nobody."""
-
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        flusher: Flusher,
-        figures: Figures,
-        files: SnapshotFiles,
-        *,
-        clock: Clock,
-    ) -> None:
-        self._checkpoints, self._flusher, self._figures = checkpoints, flusher, figures
-        self._files, self._clock = files, clock
-        self.snapshots: Sequence[Snapshot] = ()
-        self.throughput: deque[tuple[float, float, float]] = deque(maxlen=POINTS)
-        """(at, bytes/s to storage, bytes in memory)"""
-
-    def loop(self) -> Loop:
-        """Refreshes while the service runs."""
-        return Loop("ops view", self.refresh)
-
-    async def refresh(self) -> float:
-        """One look; returns the pause until the next."""
-        self.throughput.append(
-            (self._clock.now(), self._figures.bytes_per_s(), float(self._figures.memory_bytes))
-        )
-        self.snapshots = await self._checkpoints.snapshots()
-        return REFRESH_S
-
-    def figures(self) -> Mapping[str, Any]:
-        """For $SRV.STATS."""
-        return {
-            "snapshots": len(self.snapshots),
-            "committed": sum(s.state is State.COMMITTED for s in self.snapshots),
-            "memory_bytes": self._figures.memory_bytes,
-            "written_bytes": self._figures.total_written_bytes,
-            "ended": dict(self._figures.ended_by_state),
-        }
+WRITTEN, MEMORY = "to storage", "in memory"
 
 
 def release() -> str:
@@ -64,3 +25,91 @@ def release() -> str:
         return version("recmesh")
     except PackageNotFoundError:
         return "0"
+
+
+class View:
+    """What the page shows, as rows and numbers."""
+
+    def __init__(
+        self, checkpoints: Checkpoints, flusher: Flusher, figures: Figures, files: SnapshotFiles, *,
+        policy: Policy, clock: Clock,
+    ) -> None:  # fmt: skip
+        self._checkpoints, self._flusher, self._figures = checkpoints, flusher, figures
+        self._files, self._policy, self._clock = files, policy, clock
+        self.recorder = Recorder("ops charts", self._probe)
+
+    def page(self) -> Page:
+        """What a person sees."""
+        return Page(
+            "ckptcache", subtitle="snapshots of training state, in memory and on storage",
+            panels=[
+                Tiles("Now", self._tiles),
+                Table(
+                    "Snapshots",
+                    ["job", "snapshot", "gen", "state", "parts", "rows", "samples", "size", "tiers", "age", "why"],
+                    self._rows, empty="no job has cut a snapshot yet",
+                ),
+                Chart("Flush throughput", lambda: self.recorder.points(WRITTEN), unit="B/s"),
+                Chart("Shared memory", lambda: self.recorder.points(MEMORY), unit="B"),
+                Log("Log"),
+            ],
+        )  # fmt: skip
+
+    def figures(self) -> Mapping[str, Any]:
+        """For $SRV.STATS."""
+        known = self._checkpoints.local()
+        return {
+            "snapshots": len(known),
+            "committed": sum(snapshot.state is State.COMMITTED for snapshot in known),
+            "memory_bytes": self._figures.memory_bytes,
+            "written_bytes": self._figures.total_written_bytes,
+            "ended": dict(self._figures.ended_by_state),
+        }
+
+    def _probe(self) -> Mapping[str, float]:
+        return {WRITTEN: self._figures.bytes_per_s(), MEMORY: float(self._figures.memory_bytes)}
+
+    def _tiles(self) -> list[Tile]:
+        known = self._checkpoints.local()
+        committed = [snapshot for snapshot in known if snapshot.state is State.COMMITTED]
+        bad = sum(snapshot.state in (State.FAILED, State.DAMAGED) for snapshot in known)
+        collecting = sum(snapshot.state is State.COLLECTING for snapshot in known)
+        free = self._files.storage.free_bytes()
+        return [
+            Tile("committed", len(committed), note=f"of {len({s.job_id for s in committed})} job(s)"),
+            Tile("on storage", text.size(sum(s.size_bytes for s in committed)),
+                 note="" if free is None else f"{text.size(free)} free"),
+            Tile("in memory", text.size(self._figures.memory_bytes),
+                 note=f"of {text.size(self._policy.memory_budget_bytes)}", spark=self.recorder.recent(MEMORY)),
+            Tile("being collected", collecting),
+            Tile("flushing", f"{text.size(self._figures.bytes_per_s())}/s", spark=self.recorder.recent(WRITTEN)),
+            Tile("failed or damaged", bad, tone=Tone.BAD if bad else Tone.PLAIN),
+        ]  # fmt: skip
+
+    def _rows(self) -> Iterable[Sequence[Value]]:
+        held = {(copy.job_id, copy.number) for copy in self._flusher.copies}
+        now = self._clock.now()
+        for snapshot in reversed(self._checkpoints.local()):
+            tiers = (["memory"] if (snapshot.job_id, snapshot.number) in held else []) + (
+                ["storage"] if snapshot.usable else []
+            )
+            yield [
+                snapshot.job_id, snapshot.number, snapshot.gen, state(snapshot.state), _parts(snapshot),
+                text.count(snapshot.rows), text.count(snapshot.samples), text.size(snapshot.size_bytes),
+                ", ".join(tiers), text.duration(max(0.0, now - snapshot.created)),
+                snapshot.reason or snapshot.label,
+            ]  # fmt: skip
+
+
+def _parts(snapshot: Snapshot) -> Cell:
+    there = len(snapshot.expected) - len(snapshot.missing)
+    return Cell(f"{there} of {len(snapshot.expected)}", share=there / max(1, len(snapshot.expected)))
+
+
+def server(settings: CkptcacheSettings, view: View, bus: Bus) -> OpsServer:
+    """The component that serves the page, probes and metrics."""
+    return OpsServer(
+        "ckptcache", settings.http_address, view.page(),
+        readiness=lambda: "" if bus.connected else "no connection to NATS",
+        token=settings.token, version=release(),
+    )  # fmt: skip

@@ -25,16 +25,12 @@ REPLY_MARGIN_S = 0.25
 class CheckpointsServicer(pb_grpc.CheckpointsServicer):
     """One line per method, as far as that goes; anything longer belongs in app/."""
 
-    def __init__(
-        self, checkpoints: Checkpoints, restore: Restore, flusher: Flusher, files: SnapshotFiles
-    ) -> None:
+    def __init__(self, checkpoints: Checkpoints, restore: Restore, flusher: Flusher, files: SnapshotFiles) -> None:
         self._app, self._restore, self._flusher, self._files = checkpoints, restore, flusher, files
 
     async def Begin(self, request: pb.BeginRequest, context: Any) -> pb.BeginReply:
         """Expect parts."""
-        await self._app.begin(
-            request.job_id, request.snapshot, gen=request.gen, ps=request.ps, label=request.label
-        )
+        await self._app.begin(request.job_id, request.snapshot, gen=request.gen, ps=request.ps, label=request.label)
         return pb.BeginReply()
 
     async def StorePart(self, request: pb.StorePartRequest, context: Any) -> pb.StorePartReply:
@@ -49,9 +45,7 @@ class CheckpointsServicer(pb_grpc.CheckpointsServicer):
         )
         return pb.StorePartReply()
 
-    async def StreamPart(
-        self, request_iterator: AsyncIterator[pb.PartChunk], context: Any
-    ) -> pb.StorePartReply:
+    async def StreamPart(self, request_iterator: AsyncIterator[pb.PartChunk], context: Any) -> pb.StorePartReply:
         """Take a part's bytes."""
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("header"):

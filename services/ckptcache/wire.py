@@ -15,17 +15,12 @@ def part_of(request: pb.StorePartRequest) -> Part:
 
 def part_files(part: Part) -> list[pb.PartFile]:
     """A part's files."""
-    return [
-        pb.PartFile(name=f.name, offset=f.offset, size_bytes=f.size_bytes, sha256=f.sha256)
-        for f in part.files
-    ]
+    return [pb.PartFile(name=f.name, offset=f.offset, size_bytes=f.size_bytes, sha256=f.sha256) for f in part.files]
 
 
 def header(part: Part) -> pb.StorePartRequest:
     """First message of a part that is sent out."""
-    return pb.StorePartRequest(
-        ps=part.ps, size_bytes=part.size_bytes, files=part_files(part), part_json=part.document
-    )
+    return pb.StorePartRequest(ps=part.ps, size_bytes=part.size_bytes, files=part_files(part), part_json=part.document)
 
 
 def snapshot(value: Snapshot, *, uri: str, in_memory: bool, manifest_json: str = "") -> pb.Snapshot:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, NotFound, Violation
+from recmesh.runtime.telemetry import Metrics
 from services.forecaster.domain.forecast import (
     MAX_HORIZON,
     MAX_LEVEL,
@@ -27,13 +28,21 @@ DEFAULT_HORIZON = 24
 DEFAULT_LEVEL = 0.8
 SERIES_LIMIT, HISTORY_LIMIT = 10_000, 100_000
 
+_metrics = Metrics("forecaster")
+_values = _metrics.counter("values", "Rates that were stored")
+_seconds = _metrics.histogram("forecast_seconds", "Time to make a forecast")
+_error = _metrics.histogram(
+    "backtest_wape",
+    "Error of the chosen model over the last season, a share",
+    labels=["model"],
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+)
+
 
 class Models(Protocol):
     """Where predictions are computed."""
 
-    async def predict(
-        self, values: Floats, *, horizon: int, season: int, level: float
-    ) -> tuple[Predicted, float]:
+    async def predict(self, values: Floats, *, horizon: int, season: int, level: float) -> tuple[Predicted, float]:
         """The next values, and the error of the last ones."""
         ...
 
@@ -47,23 +56,39 @@ class App:
         self._store, self._models, self._clock, self._updated = store, models, clock, updated
         self.made: deque[Forecast] = deque(maxlen=100)
         """The newest forecasts, for the ops page."""
+        self._counts = dict.fromkeys(("values", "forecasts", "forecasts_failed"), 0)
 
     async def observe(self, series: str, step_s: float, points: Sequence[Point]) -> int:
         """Store rates; the same again replaces itself. Returns how many steps were stored."""
-        return await asyncio.to_thread(self._store.put, series, step_s, checked(series, step_s, points))
+        stored = await asyncio.to_thread(self._store.put, series, step_s, checked(series, step_s, points))
+        self._counts["values"] += stored
+        _values.inc(stored)
+        return stored
+
+    def counts(self) -> dict[str, int]:
+        """What was done since the start."""
+        return dict(self._counts)
 
     async def forecast(self, ask: Ask) -> Forecast:
         """The next rates of a series, from its end or from `now` on."""
-        ask = _checked_ask(ask)
+        started = self._clock.monotonic()
+        try:
+            made = await self._forecast(_checked_ask(ask))
+        except MeshError:
+            self._counts["forecasts_failed"] += 1
+            raise
+        _seconds.observe(self._clock.monotonic() - started)
+        _error.labels(made.model).observe(made.error_wape)
+        self._counts["forecasts"] += 1
+        self.made.append(made)
+        return made
+
+    async def _forecast(self, ask: Ask) -> Forecast:
         own_step_s = await self._own_step(ask)
         step_s = ask.step_s or own_step_s
-        points = await asyncio.to_thread(
-            self._store.points, ask.series, own_step_s, until=ask.now, limit=HISTORY_LIMIT
-        )
+        points = await asyncio.to_thread(self._store.points, ask.series, own_step_s, until=ask.now, limit=HISTORY_LIMIT)
         if not points:
-            raise FailedPrecondition(
-                f"series {ask.series!r} has no values before {ask.now:.0f}", reason="NO_HISTORY"
-            )
+            raise FailedPrecondition(f"series {ask.series!r} has no values before {ask.now:.0f}", reason="NO_HISTORY")
         grid = regular(points, step_s=step_s, own_step_s=own_step_s)
         skipped = max(0, math.floor((ask.now - grid.end) / step_s + 1e-9)) if ask.now else 0
         if skipped + ask.horizon > MAX_HORIZON:
@@ -75,9 +100,7 @@ class App:
         predicted, error = await self._models.predict(
             grid.values, horizon=skipped + ask.horizon, season=season.steps, level=ask.level
         )
-        made = answer(ask, grid, predicted, season, skipped=skipped, error=error, made=self._clock.now())
-        self.made.append(made)
-        return made
+        return answer(ask, grid, predicted, season, skipped=skipped, error=error, made=self._clock.now())
 
     async def _own_step(self, ask: Ask) -> float:
         """The stored step to start from: the coarsest that divides the asked one, else the finest."""
@@ -102,9 +125,7 @@ class App:
         """What is stored."""
         return await asyncio.to_thread(self._store.info, prefix=prefix, limit=min(limit or 100, SERIES_LIMIT))
 
-    async def history(
-        self, series: str, *, since: float = 0.0, until: float = 0.0
-    ) -> tuple[float, list[Point]]:
+    async def history(self, series: str, *, since: float = 0.0, until: float = 0.0) -> tuple[float, list[Point]]:
         """A series' step and its values in [since, until)."""
         step_s = await self._own_step(Ask(series, horizon=1))
         return step_s, await asyncio.to_thread(self._store.points, series, step_s, since=since, until=until)

@@ -25,7 +25,4 @@ class ForecasterSettings(ServiceSettings):
     @property
     def database(self) -> str:
         """The database's address; it may hold a password."""
-        return (
-            self.database_url.get_secret_value()
-            or f"sqlite:///{self.data_dir.absolute()}/db/forecaster.sqlite"
-        )
+        return self.database_url.get_secret_value() or f"sqlite:///{self.data_dir.absolute()}/db/forecaster.sqlite"

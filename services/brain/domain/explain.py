@@ -19,9 +19,7 @@ def explain(plan: Plan | None, profiles: Sequence[Profile]) -> str:
         sentences.append("It has sent no profile yet.")
         return " ".join(sentences)
     newest = profiles[-1]
-    sentences.append(
-        f"It trains {newest.samples_per_s:,.0f} samples/s on {newest.workers} worker(s), {newest.ps} PS."
-    )
+    sentences.append(f"It trains {newest.samples_per_s:,.0f} samples/s on {newest.workers} worker(s), {newest.ps} PS.")
     spent = {name.removesuffix("_s"): float(getattr(newest, name)) for name in _PARTS}
     total = sum(spent.values())
     if total > 0:

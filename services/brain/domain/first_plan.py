@@ -10,9 +10,7 @@ from services.brain.domain.warmstart import WarmStart, blended, most_similar
 ALWAYS = ("ps", "worker")
 
 
-def first_plan(
-    job: Job, limits: Sequence[RoleLimits], free: Free, past: Sequence[History], rule: WarmStart
-) -> Plan:
+def first_plan(job: Job, limits: Sequence[RoleLimits], free: Free, past: Sequence[History], rule: WarmStart) -> Plan:
     """From similar jobs where there are any, else the defaults; within limits and what is free.
 
     Roles that no past job had get the default. A role whose max is 0 gets none.

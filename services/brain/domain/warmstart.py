@@ -38,9 +38,7 @@ def most_similar(job: Job, past: Sequence[History], rule: WarmStart) -> list[tup
             continue
         alike = likeness(job, history.job)
         if alike.score >= rule.s_min:
-            found.append(
-                (alike.score, history.ended, Similar(history.job.job_id, alike.score, alike.why), history)
-            )
+            found.append((alike.score, history.ended, Similar(history.job.job_id, alike.score, alike.why), history))
     found.sort(key=lambda item: (item[0], item[1], item[2].job_id))
     return [(similar, history) for _, _, similar, history in found[-rule.k :]]
 

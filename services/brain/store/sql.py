@@ -94,10 +94,7 @@ class SqlStore:
     def profiles(self, job_id: str, *, limit: int = 500) -> list[Profile]:
         """The newest `limit`, oldest first."""
         query = (
-            select(profiles.c.document)
-            .where(profiles.c.job_id == job_id)
-            .order_by(desc(profiles.c.at))
-            .limit(limit)
+            select(profiles.c.document).where(profiles.c.job_id == job_id).order_by(desc(profiles.c.at)).limit(limit)
         )
         with reading(self.engine) as connection:
             found = [to_profile(document) for (document,) in connection.execute(query)]
@@ -120,9 +117,7 @@ class SqlStore:
         newest = select(
             profiles.c.job_id,
             profiles.c.at,
-            func.row_number()
-            .over(partition_by=profiles.c.job_id, order_by=desc(profiles.c.at))
-            .label("place"),
+            func.row_number().over(partition_by=profiles.c.job_id, order_by=desc(profiles.c.at)).label("place"),
         ).subquery()
         with reading(self.engine) as connection:
             found = select(newest.c.job_id, newest.c.at).where(newest.c.place == profiles_per_job + 1)

@@ -227,9 +227,7 @@ class Checkpoints:
                 now = self._clock.now()
                 entries = {entry.snapshot.number: entry for entry in self._entries.of_job(job_id)}
                 in_use = {n for n, e in entries.items() if now - e.last_read < self._policy.restore_grace_s}
-                for number in retention.expired(
-                    [e.snapshot for e in entries.values()], now=now, in_use=in_use
-                ):
+                for number in retention.expired([e.snapshot for e in entries.values()], now=now, in_use=in_use):
                     await self._delete(entries[number])
         except MeshError as error:
             log.warning("retention of job %s: %s", job_id, error)
@@ -255,6 +253,10 @@ class Checkpoints:
         failed = [entry for entry in self._entries.of_job("") if entry.snapshot.state is State.FAILED]
         for entry in sorted(failed, key=lambda entry: entry.snapshot.created)[:-FAILED_REMEMBERED]:
             self._entries.remove(entry)
+
+    def local(self) -> list[Snapshot]:
+        """What this process knows, by job and number."""
+        return [entry.snapshot for entry in self._entries.of_job("")]
 
     async def snapshots(self, job_id: str = "") -> list[Snapshot]:
         """This replica's snapshots, and those that others committed; by job and number."""

@@ -64,9 +64,7 @@ class Restore:
         layout = self._flusher.layout(job_id, number, ps)
         path = self._memory.path(job_id, number, ps)
         if layout is not None and path.exists():
-            document = layout.document or await asyncio.to_thread(
-                self._files.part_document, job_id, number, ps
-            )
+            document = layout.document or await asyncio.to_thread(self._files.part_document, job_id, number, ps)
             return Located("memory", str(path), replace(layout, document=document))
         part = await self._stored(job_id, number, ps)
         folder = self._files.storage.local_path(f"{snapshot_folder(job_id, number)}/{part_folder(ps)}")
@@ -86,9 +84,7 @@ class Restore:
             chosen = (file,)
         return packed(replace(part, files=chosen)), self._bytes(job_id, number, ps, chosen)
 
-    async def _bytes(
-        self, job_id: str, number: int, ps: int, files: tuple[PartFile, ...]
-    ) -> AsyncIterator[bytes]:
+    async def _bytes(self, job_id: str, number: int, ps: int, files: tuple[PartFile, ...]) -> AsyncIterator[bytes]:
         for file in files:
             chunks = await asyncio.to_thread(self._source, job_id, number, ps, file)
             try:

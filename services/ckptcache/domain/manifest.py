@@ -39,10 +39,7 @@ def merged(given: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:
             "ps": ps,
             "folder": part_folder(ps),
             "size_bytes": part.size_bytes,
-            "files": [
-                {"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256}
-                for file in part.files
-            ],
+            "files": [{"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in part.files],
         }
         for ps, part in sorted((snapshot.stored or {}).items())
     ]

@@ -72,9 +72,7 @@ def part_violations(part: Part, *, memory_bytes: int) -> list[Violation]:
         if not _SHA256.fullmatch(file.sha256):
             found.append(Violation(f"{path}.sha256", "not 64 lower-case hexadecimal digits"))
         if file.offset + file.size_bytes > memory_bytes:
-            reason = (
-                f"[{file.offset}, {file.offset + file.size_bytes}) is beyond the part's {memory_bytes} bytes"
-            )
+            reason = f"[{file.offset}, {file.offset + file.size_bytes}) is beyond the part's {memory_bytes} bytes"
             found.append(Violation(path, reason))
     if not part.document and PART_DOCUMENT not in names:
         found.append(Violation("part_json", "is empty"))

@@ -17,9 +17,7 @@ class Retention:
     keep: int = 3
     max_age_s: float | None = None
 
-    def expired(
-        self, snapshots: Sequence[Snapshot], *, now: float, in_use: Collection[int] = ()
-    ) -> list[int]:
+    def expired(self, snapshots: Sequence[Snapshot], *, now: float, in_use: Collection[int] = ()) -> list[int]:
         """Numbers of one job's snapshots that may be deleted, oldest first; `in_use` are being restored."""
         good = sorted((s for s in snapshots if s.state is State.COMMITTED), key=lambda s: s.number)
         if not good:

@@ -168,9 +168,7 @@ class SnapshotFiles:
                 rows, samples = count(document, "rows"), count(document, "samples")
                 committed = float(document["committed"])
                 if not complete:
-                    raise DataLoss(
-                        f"receipts of parts {sorted(set(snapshot.expected) - set(parts))} are gone"
-                    )
+                    raise DataLoss(f"receipts of parts {sorted(set(snapshot.expected) - set(parts))} are gone")
             except (MeshError, ValueError, KeyError, TypeError) as error:
                 state, reason = State.DAMAGED, str(error)
         return Snapshot(
@@ -278,8 +276,7 @@ def _receipt(part: Part) -> dict[str, Any]:
         "ps": part.ps,
         "part_json_sha256": own.sha256 if own else hashlib.sha256(part.document.encode()).hexdigest(),
         "files": [
-            {"name": f.name, "offset": f.offset, "size_bytes": f.size_bytes, "sha256": f.sha256}
-            for f in part.files
+            {"name": f.name, "offset": f.offset, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in part.files
         ],
     }
 

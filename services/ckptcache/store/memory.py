@@ -38,9 +38,7 @@ class MemoryTier:
             parent = given.parent.resolve(strict=True)
             inside = parent == self._outer_real or self._outer_real in parent.parents
             # The name as given must be the real one: a symbolic link on the way is refused.
-            straight = parent == given.parent or parent == self._outer_real / given.parent.relative_to(
-                self._outer
-            )
+            straight = parent == given.parent or parent == self._outer_real / given.parent.relative_to(self._outer)
             status = os.lstat(parent / given.name) if inside and straight and given.name else None
         except (OSError, ValueError):
             raise _refused(path, "there is no such file in the shared-memory folder") from None

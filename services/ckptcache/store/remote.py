@@ -22,9 +22,7 @@ class FsspecStorage:
     def __init__(self, uri: str) -> None:
         self._uri = uri.rstrip("/")
         self._fs: Any
-        self._fs, self._root = fsspec.core.url_to_fs(
-            self._uri, skip_instance_cache=True, use_listings_cache=False
-        )
+        self._fs, self._root = fsspec.core.url_to_fs(self._uri, skip_instance_cache=True, use_listings_cache=False)
 
     @property
     def uri(self) -> str:

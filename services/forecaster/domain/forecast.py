@@ -80,9 +80,7 @@ def backtest_origins(count: int, *, season: int, horizon: int, folds: int = 5) -
     last = count - 1
     if first > last:
         return []
-    return sorted(
-        {int(cut) for cut in np.linspace(first, last - min(horizon, last - first) + 1, folds) if cut <= last}
-    )
+    return sorted({int(cut) for cut in np.linspace(first, last - min(horizon, last - first) + 1, folds) if cut <= last})
 
 
 def answer(

@@ -36,9 +36,7 @@ def _forecast(name: str, values: Floats, *, horizon: int, season: int, level: fl
     if len(values) < 2:
         flat = np.full(horizon, float(values[-1]))
         return Predicted(name, flat, flat, flat)
-    told = _model(name, season).forecast(
-        y=np.ascontiguousarray(values, dtype=np.float64), h=horizon, level=[percent]
-    )
+    told = _model(name, season).forecast(y=np.ascontiguousarray(values, dtype=np.float64), h=horizon, level=[percent])
     mean = np.asarray(told["mean"], dtype=np.float64)
     sides = {key.partition("-")[0]: np.asarray(told[key], dtype=np.float64) for key in told if key != "mean"}
     low, high = (np.where(np.isfinite(sides[side]), sides[side], mean) for side in ("lo", "hi"))

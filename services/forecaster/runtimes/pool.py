@@ -41,9 +41,7 @@ class ModelPool:
             await asyncio.gather(self._warming, return_exceptions=True)
         await asyncio.to_thread(self._end, self._pool)
 
-    async def predict(
-        self, values: Floats, *, horizon: int, season: int, level: float
-    ) -> tuple[Predicted, float]:
+    async def predict(self, values: Floats, *, horizon: int, season: int, level: float) -> tuple[Predicted, float]:
         """As `models.predict`. ResourceExhausted when too many wait, DeadlineExceeded after the timeout."""
         if self._waiting >= self._max_waiting:
             raise ResourceExhausted(f"{self._waiting} forecasts wait already", reason="BUSY")

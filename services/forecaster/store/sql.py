@@ -62,9 +62,7 @@ class SqlStore:
         find = select(series.c.id).where((series.c.name == name) & (series.c.step_s == step_s))
         found = connection.execute(find).scalar()
         if found is None:
-            if (
-                connection.execute(select(func.count()).select_from(series)).scalar() or 0
-            ) >= self._max_series:
+            if (connection.execute(select(func.count()).select_from(series)).scalar() or 0) >= self._max_series:
                 raise ResourceExhausted(
                     f"{self._max_series} series are stored; {name!r} would be one more",
                     reason="TOO_MANY_SERIES",
@@ -122,9 +120,7 @@ class SqlStore:
 
     def forget(self, *, before: float, points_per_series: int) -> int:
         """Remove values older than `before`, all but the newest of each series, and series without any."""
-        place = (
-            func.row_number().over(partition_by=rates.c.series_id, order_by=desc(rates.c.at)).label("place")
-        )
+        place = func.row_number().over(partition_by=rates.c.series_id, order_by=desc(rates.c.at)).label("place")
         newest = select(rates.c.series_id, rates.c.at, place).subquery()
         with writing(self.engine) as connection:
             removed = connection.execute(delete(rates).where(rates.c.at < before)).rowcount

@@ -21,9 +21,7 @@ def upgrade() -> None:
     op.create_index("forecaster_series_name", "forecaster_series", ["name", "step_s"], unique=True)
     op.create_table(
         "forecaster_rates",
-        sa.Column(
-            "series_id", key, sa.ForeignKey("forecaster_series.id", ondelete="CASCADE"), primary_key=True
-        ),
+        sa.Column("series_id", key, sa.ForeignKey("forecaster_series.id", ondelete="CASCADE"), primary_key=True),
         sa.Column("at", sa.Float(53), primary_key=True),
         sa.Column("value", sa.Float(53), nullable=False),
     )

@@ -1,0 +1,65 @@
+"""Composition root: the only place where brain's parts are chosen and joined."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from recmesh.runtime.bus import Bus
+from recmesh.runtime.clock import system_clock
+from recmesh.runtime.lifecycle import Component, Loop, main
+from recmesh.runtime.rpc import RpcServer
+from services.brain import ops, rpc
+from services.brain.app import App
+from services.brain.config import BrainSettings
+from services.brain.domain.warmstart import WarmStart
+from services.brain.events import Proposals
+from services.brain.store import SqlStore
+
+FORGET_EVERY_S = 600.0
+
+
+class Database:
+    """The store's life."""
+
+    name = "database"
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    async def start(self) -> None:
+        """Bring the schema up to date."""
+        await asyncio.to_thread(self._store.open)
+
+    async def stop(self) -> None:
+        """Let go of all connections."""
+        await asyncio.to_thread(self._store.close)
+
+
+async def build(env: Mapping[str, str]) -> Sequence[Component]:
+    """The components in start order."""
+    settings = BrainSettings.from_env(env, "RECMESH_")
+    nats_token = settings.nats_token.get_secret_value() if settings.nats_token else None
+    bus = Bus(settings.nats_url, "brain", token=nats_token)
+    store = SqlStore(settings.database)
+    rule = WarmStart(k=settings.warm_start_jobs, mu=settings.warm_start_weight, s_min=settings.warm_start_likeness)
+    app = App(store, rule=rule, clock=system_clock, told=Proposals(bus))
+    view = ops.View(app, clock=system_clock)
+
+    async def forget() -> float:
+        await app.forget(older_than_s=settings.profile_days * 86_400, profiles_per_job=settings.profiles_per_job)
+        return FORGET_EVERY_S
+
+    return [
+        ops.server(settings, view, bus),
+        bus,
+        Database(store),
+        RpcServer(
+            "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app))],
+            tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
+        ),
+        Loop("forget", forget),
+        bus.service("brain", ops.release(), "What resources each job should have", view.figures),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main("brain", build)

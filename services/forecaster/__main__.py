@@ -1,0 +1,71 @@
+"""Composition root: the only place where forecaster's parts are chosen and joined."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from recmesh.runtime.bus import Bus
+from recmesh.runtime.clock import system_clock
+from recmesh.runtime.lifecycle import Component, Loop, main
+from recmesh.runtime.rpc import RpcServer
+from services.forecaster import events, ops, rpc
+from services.forecaster.app import App
+from services.forecaster.config import ForecasterSettings
+from services.forecaster.runtimes.pool import ModelPool
+from services.forecaster.store import SqlStore
+
+FORGET_EVERY_S = 600.0
+
+
+class Database:
+    """The store's life."""
+
+    name = "database"
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    async def start(self) -> None:
+        """Bring the schema up to date."""
+        await asyncio.to_thread(self._store.open)
+
+    async def stop(self) -> None:
+        """Let go of all connections."""
+        await asyncio.to_thread(self._store.close)
+
+
+async def build(env: Mapping[str, str]) -> Sequence[Component]:
+    """The components in start order."""
+    settings = ForecasterSettings.from_env(env, "RECMESH_")
+    nats_token = settings.nats_token.get_secret_value() if settings.nats_token else None
+    bus = Bus(settings.nats_url, "forecaster", token=nats_token)
+    store = SqlStore(settings.database, max_series=settings.rate_series)
+    models = ModelPool()
+    app = App(store, models, clock=system_clock, updated=events.Updates(bus))
+    view = ops.View(app, clock=system_clock)
+
+    async def forget() -> float:
+        await app.forget(older_than_s=settings.rate_days * 86_400, points_per_series=settings.rate_points)
+        return FORGET_EVERY_S
+
+    async def watch() -> float:
+        await app.watch(settings.forecast_watch, horizon=settings.forecast_horizon)
+        return settings.forecast_every_s
+
+    return [
+        ops.server(settings, view, bus),
+        bus,
+        Database(store),
+        models,
+        RpcServer(
+            "rpc", settings.rpc_address, [rpc.register(rpc.ForecasterServicer(app))],
+            tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
+        ),
+        events.rates(bus, app),
+        Loop("forget", forget),
+        *([Loop("watch", watch)] if settings.forecast_watch else []),
+        bus.service("forecaster", ops.release(), "Traffic rates and what they will be", view.figures),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main("forecaster", build)
