@@ -1,7 +1,7 @@
 """How each action of the rules is carried out (procedures apart)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from recmesh.runtime.errors import MeshError
@@ -38,7 +38,7 @@ class Acts:
             case NoteExit(key, exit):
                 await self._note_exit(key, exit, cancel)
             case Launch(key):
-                await self._launch(key)
+                await self.launch([key])
             case Drain(key, reason):
                 await self._drain(key, reason)
             case Kill(name, reason, hard):
@@ -52,28 +52,36 @@ class Acts:
             case Operate():
                 raise RuntimeError("procedures are the runner's")
 
-    async def _launch(self, key: RoleKey) -> None:
+    async def launch(self, keys: Sequence[RoleKey]) -> None:
+        """Notes all starts, then starts all at once."""
+        if not keys:
+            return
+        roles = [self._next_attempt(key) for key in keys]
+        for role in roles:
+            self._run.put_role(role)
+        await self._run.flush()
+        await asyncio.gather(*map(self._start, roles))
+
+    def _next_attempt(self, key: RoleKey) -> RoleState:
         run, (name, index) = self._run, key
         old, now = run.status.role(key), run.context.clock.now()
         if old is not None and old.is_live:
-            role = old  # noted by a jobmaster that died before it could start it
-        elif old is not None:
-            role = RoleState(
-                role=name, index=index, attempt=old.attempt + 1, since=now, streak=old.streak,
-                samples=old.samples,
-            )
-        else:
-            role = RoleState(role=name, index=index, since=now)
-        run.put_role(role)
-        await run.flush()
-        size = plan.size(run.spec, run.status.plan, name)
+            return old  # noted by a jobmaster that died before it could start it
+        if old is None:
+            return RoleState(role=name, index=index, since=now)
+        return RoleState(
+            role=name, index=index, attempt=old.attempt + 1, since=now, streak=old.streak, samples=old.samples
+        )
+
+    async def _start(self, role: RoleState) -> None:
+        run, key = self._run, role.key
+        size = plan.size(run.spec, run.status.plan, role.role)
+        order = StartOrder(
+            job_id=run.job_id, name=role.name, role=role.role, index=role.index,
+            env=self._env(role.role, role.index), cpu=size.cpu, memory_bytes=size.memory_bytes,
+        )
         try:
-            process = await run.context.cluster.start(
-                StartOrder(
-                    job_id=run.job_id, name=role.name, role=name, index=index, env=self._env(name, index),
-                    cpu=size.cpu, memory_bytes=size.memory_bytes,
-                )
-            )
+            process = await run.context.cluster.start(order)
         except MeshError as error:
             failed = Exit(reason=f"it cannot be started: {error.message}")
             await self._note_exit(key, failed, lambda names: None)

@@ -32,8 +32,9 @@ async def close(run: Run) -> None:
         version = str(await run.context.store.next_version(name, above=await _highest_version(run, name)))
         uri = f"{run.context.storage_uri.rstrip('/')}/models/{name}/{version}"
     await _close_queue(run, forget=False)
+    seconds = run.status.snapshot_at - run.status.trained_since
     run.update(
-        samples=size(done),
+        samples=size(done), samples_per_s=size(done) / seconds if seconds > 0 else 0.0,
         closing=Closing(
             snapshot=number, samples=size(done), early=not is_full(done, total=run.status.total),
             model_name=name, version=version, export_uri=uri,

@@ -43,8 +43,9 @@ async def open_generation(run: Run, *, reason: str) -> None:
         run.telling.rolled_back(
             gen=record.gen, snapshot=record.base_snapshot, reason=reason, lost_samples=lost
         )
+    now = run.context.clock.now()
     # The first policy snapshot is due one interval after this, not at once.
-    run.update(snapshot_at=run.context.clock.now())
+    run.update(snapshot_at=now, trained_since=run.status.trained_since or now)
     logger.info(
         "job %s: generation %d is open from snapshot %d (%s); %d of %d positions to do",
         run.job_id, record.gen, record.base_snapshot, reason, opened.to_do, opened.total,

@@ -18,7 +18,7 @@ from services.jobmaster.domain.exits import retry_delay_s
 from services.jobmaster.domain.job import Ending
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import Refused
-from services.jobmaster.domain.rules import Operate, Process, Seen, Situation, decide, next_look_s
+from services.jobmaster.domain.rules import Launch, Operate, Process, Seen, Situation, decide, next_look_s
 from services.jobmaster.domain.snapshot import NotAPartition
 
 logger = get_logger(__name__)
@@ -116,7 +116,10 @@ class Runner:
             actions = decide(at)
             if not actions:
                 break
+            await self._acts.launch([action.key for action in actions if isinstance(action, Launch)])
             for action in actions:
+                if isinstance(action, Launch):
+                    continue
                 if isinstance(action, Operate):
                     self._begin(action)
                 else:

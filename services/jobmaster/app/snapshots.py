@@ -114,10 +114,24 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
     if let_go:
         await run.context.store.delete_manifest(run.job_id, let_go[-1])
     if after.phase != "closed":
+        await audit_queue(run)
+
+
+async def audit_queue(run: Run) -> None:
+    """Whatever no ledger has and nobody holds is queued again.
+
+    With the ledgers as they are now, not as they were at the mark: what was trained since then is no orphan.
+    """
+    record = run.record
+    try:
+        done, _ = await live_ledger(run)
         orphans, missing = await run.context.peers.shards.reconcile(run.job_id, gen=record.gen, done=done)
-        run.queue = None
-        if orphans:
-            logger.warning("job %s: %d of %d missing are queued again", run.job_id, orphans, missing)
+    except MeshError as error:
+        logger.warning("job %s: its queue is not audited: %s", run.job_id, error.message)
+        return
+    run.queue = None
+    if orphans:
+        logger.warning("job %s: %d of %d missing are queued again", run.job_id, orphans, missing)
 
 
 async def tell_ckptcache(run: Run, number: int, *, gen: int) -> None:

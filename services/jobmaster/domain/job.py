@@ -157,7 +157,9 @@ class JobStatus(Stored):
     total: int = 0
     samples: int = 0
     samples_per_s: float = 0.0
-    """Mean over the time in which samples were trained."""
+    """Over the last seconds; of a job that has ended, the mean over its time of training."""
+    trained_since: float = 0.0
+    """When the first generation was opened."""
     requeues: int = 0
     log_last_sequence: int = 0
     snapshot_at: float = 0.0

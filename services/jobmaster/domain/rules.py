@@ -197,10 +197,16 @@ def _afterwards(at: Situation) -> list[Action]:
 
 
 def _take_down(at: Situation, ending: Ending) -> list[Action]:
-    alive = [process for process in at.seen.processes.values() if process.exit is None]
-    if alive:
-        return [Kill(p.name, ending.reason) for p in alive if p.name not in at.seen.killing]
+    leaving = _leaving(at)
+    if leaving:
+        return [Kill(name, ending.reason) for name in leaving if name not in at.seen.killing]
     return _operate(at, "end", reason=ending.reason)
+
+
+def _leaving(at: Situation) -> list[str]:
+    """Processes of which all shall go, those first that use others: workers before parameter servers."""
+    alive = [name for name, process in at.seen.processes.items() if process.exit is None]
+    return [name for name in alive if not name.startswith("ps-")] or alive
 
 
 def _must_end(at: Situation) -> Ending | None:
@@ -380,10 +386,9 @@ def _finish(at: Situation) -> list[Action]:
     closing = at.status.closing
     if closing is None:
         return _operate(at, "close", reason="the closing snapshot is committed")
-    training = [role for role in at.status.roles if role.role != "finisher" and role.is_live]
-    if training:
-        names = [role.name for role in training if role.name not in at.seen.killing]
-        return [Kill(name, "the job is trained") for name in names]
+    leaving = [name for name in _leaving(at) if not name.startswith("finisher-")]
+    if leaving:
+        return [Kill(name, "the job is trained") for name in leaving if name not in at.seen.killing]
     late = _silent(at)
     if late:
         return late
