@@ -29,6 +29,8 @@ from recmesh.runtime.errors import MeshError
 from recmesh.runtime.process import ProcessHandle, find, launch
 
 TICK_S = 0.1
+IDLE_TICK_S = 0.4
+"""While all is well; the largest delay before a death is seen."""
 PROBE_EVERY_S = {State.STARTING: 0.1, State.UNREADY: 0.5, State.READY: 2.0}
 MAX_LOG_BYTES = 64 * 2**20
 LOG_CHECK_EVERY_S = 60.0
@@ -76,7 +78,7 @@ class Supervisor:
                 except Exception:  # a full disk or a bug here must not end the restarting of what dies
                     log.exception("a look at the mesh failed; the next one follows")
                     self._wake.wait(_AFTER_FAILURE_S)
-                self._wake.wait(TICK_S)
+                self._wake.wait(IDLE_TICK_S if self._state.ready else TICK_S)
                 self._wake.clear()
         finally:
             self._probes.shutdown(wait=False, cancel_futures=True)
@@ -153,7 +155,8 @@ class Supervisor:
         if kept.probe is not None and kept.probe.done():
             kept.watch.heard(kept.probe.result(), now)
             kept.probe = None
-            kept.next_probe = now + PROBE_EVERY_S.get(kept.watch.state, 1.0)
+            patience_s = (now - kept.watch.since) * 0.05 if kept.watch.state is State.STARTING else 0.0
+            kept.next_probe = now + max(PROBE_EVERY_S.get(kept.watch.state, 1.0), min(patience_s, 1.0))
         if kept.handle is not None and kept.probe is None and now >= kept.next_probe:
             kept.probe = self._probes.submit(ask, kept.component.probe)
             kept.probe.add_done_callback(lambda _: self._wake.set())
