@@ -1,0 +1,195 @@
+"""The ops page over a real socket: probes, live refresh, escaping, refusals."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from recmesh.runtime.errors import InvalidArgument
+from recmesh.runtime.lifecycle import PortTaken
+from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, router, state
+from recmesh.runtime.telemetry import Metrics
+from tests.support.servers import free_port
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
+
+EVIL = '"><script>alert(1)</script>'
+
+
+def page(rows: Any = lambda: [], **options: Any) -> Page:
+    return Page("tests", [
+        Tiles("", lambda: [Tile("jobs", 3, "note", Tone.OK, spark=[1, 2, float("nan")])]),
+        Table("rows", ["name", "state"], rows),
+        Chart("rate", lambda: {"a": [(1.0, 2.0), (2.0, float("inf"))], "b": []}, "per second"),
+        Log("log", lambda: ["one line"]),
+    ], refresh_s=0.02, **options)
+
+
+@asynccontextmanager
+async def shown(shown_page: Page, **options: Any) -> AsyncIterator[OpsServer]:
+    server = OpsServer("tests", options.pop("address", "127.0.0.1:0"), shown_page, **options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def get(server: OpsServer, path: str, **options: Any) -> httpx.Response:
+    async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+        return await client.get(server.address + path, **options)
+
+
+async def events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any]]:
+    name = ""
+    async for line in lines:
+        if line.startswith("event: "):
+            name = line[7:]
+        elif line.startswith("data: "):
+            yield name, orjson.loads(line[6:])
+
+
+async def test_readyz_follows_the_lifecycle_and_the_services_own_objection() -> None:
+    objection = ""
+    async with shown(page(), readiness=lambda: objection) as server:
+        assert (await get(server, "/readyz")).status_code == 503
+        server.set_ready(True)
+        assert (await get(server, "/readyz")).json() == {"ready": True, "reason": ""}
+        objection = "NATS is away"
+        answer = await get(server, "/readyz")
+        assert answer.status_code == 503 and answer.json()["reason"] == "NATS is away"
+        assert (await get(server, "/healthz")).text == "ok"
+
+
+async def test_metrics_are_those_of_the_registry() -> None:
+    registry = CollectorRegistry()
+    Metrics("tests", registry=registry).counter("things", "Things").inc(3)
+    async with shown(page(), metrics=registry) as server:
+        assert "recmesh_tests_things_total 3.0" in (await get(server, "/metrics")).text
+
+
+async def test_every_value_is_escaped() -> None:
+    evil = page(lambda: [[EVIL, Cell(EVIL, Tone.BAD)], [Cell("x", href="javascript:alert(1)"), state(EVIL)]],
+                subtitle=EVIL, links={EVIL: "http://127.0.0.1/"})
+    async with shown(evil) as server:
+        text = (await get(server, "/")).text
+        assert "<script>alert" not in text and "javascript:" not in text
+        assert "&lt;script&gt;" in text
+        assert "default-src 'none'" in (await get(server, "/")).headers["content-security-policy"]
+
+
+async def test_the_page_needs_nothing_from_elsewhere() -> None:
+    async with shown(page()) as server:
+        text = (await get(server, "/")).text
+        assert "http://" not in text and "https://" not in text
+        for path in ("ops.css", "ops.js", "uPlot.iife.min.js", "uPlot.min.css", "mark.svg", "uPlot.LICENSE.txt"):
+            assert (await get(server, f"/static/{path}")).status_code == 200, path
+        assert (await get(server, "/static/../server.py")).status_code == 404
+
+
+async def test_a_viewer_gets_all_panels_then_only_what_changed() -> None:
+    rows = [["first", state("Running")]]
+    async with shown(page(lambda: rows)) as server, httpx.AsyncClient(trust_env=False, timeout=20) as client:
+        async with client.stream("GET", server.address + "/events") as response:
+            heard = events(response.aiter_lines())
+            assert (await anext(heard))[0] == "hello"
+            name, panels = await anext(heard)
+            assert name == "panels" and set(panels) == {"0", "1", "2", "3"}
+            assert panels["2"]["chart"] == {"names": ["a", "b"], "series": [[[1.0, 2.0], [2.0, None]], [[], []]]}
+            rows.append(["second", state("Failed")])
+            name, panels = await anext(heard)
+            assert set(panels) == {"1"}
+            assert "second" in panels["1"]["html"] and "pill bad" in panels["1"]["html"]
+
+
+async def test_a_viewer_comes_back_after_the_service_restarted() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    shapes = []
+    for _ in range(2):
+        async with shown(page(), address=address) as server:
+            async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+                async with client.stream("GET", server.address + "/events") as response:
+                    shapes.append((await anext(events(response.aiter_lines())))[1]["shape"])
+    assert shapes[0] == shapes[1]
+
+
+async def test_stopping_lets_viewers_go_instead_of_waiting_for_them() -> None:
+    async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+        async with shown(page()) as server:
+            response = await client.send(client.build_request("GET", server.address + "/events"), stream=True)
+            heard = events(response.aiter_lines())
+            await anext(heard)
+        assert [name async for name, _ in heard if name == "hello"] == []
+        await response.aclose()
+
+
+async def test_a_panel_that_fails_says_so_and_hides_no_other() -> None:
+    def broken() -> Any:
+        raise LookupError(EVIL)
+
+    async with shown(page(broken)) as server:
+        text = (await get(server, "/")).text
+        assert "cannot be read" in text and "LookupError" in text and "<script>alert" not in text
+        assert "one line" in text
+
+
+async def test_a_foreign_host_name_is_refused_on_loopback() -> None:
+    async with shown(page()) as server:
+        assert (await get(server, "/", headers={"Host": "evil.example"})).status_code == 421
+        assert (await get(server, "/", headers={"Host": f"localhost:{server.port}"})).status_code == 200
+
+
+async def test_beyond_loopback_the_page_asks_for_the_key_and_probes_do_not() -> None:
+    async with shown(page(), address="0.0.0.0:0", token="right") as server:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
+            assert (await client.get("/healthz")).status_code == 200
+            assert (await client.get("/")).status_code == 401
+            assert (await client.get("/", auth=("any", "wrong"))).status_code == 401
+            assert (await client.get("/", auth=("any", "right"))).status_code == 200
+            assert (await client.get("/events", headers={"Authorization": "Bearer no"})).status_code == 401
+
+
+async def test_a_taken_port_is_named() -> None:
+    async with shown(page()) as server:
+        with pytest.raises(PortTaken, match=str(server.port)):
+            async with shown(page(), address=f"127.0.0.1:{server.port}"):
+                pass
+
+
+@pytest.mark.parametrize("address", ["8080", "127.0.0.1", "127.0.0.1:99999", "127.0.0.1:http"])
+async def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not host:port"):
+        async with shown(page(), address=address):
+            pass
+
+
+async def test_the_page_can_be_mounted_into_another_application() -> None:
+    app = FastAPI()
+    app.mount("/ops", router("gateway", page()))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        assert "one line" in (await client.get("/ops/")).text
+        assert (await client.get("/ops/static/ops.css")).status_code == 200
+
+
+async def test_a_recorder_keeps_the_newest_values() -> None:
+    figures = {"rate": 0.0}
+
+    def probe() -> dict[str, float]:
+        figures["rate"] += 1
+        return figures
+
+    recorder = Recorder("tests", probe, every_s=0.0, capacity=5)
+    await recorder.start()
+    async with asyncio.timeout(20):
+        while figures["rate"] < 9:   # noqa: ASYNC110 (the recorder's own task makes it true)
+            await asyncio.sleep(0)
+    await recorder.stop()
+    assert len(recorder.points()["rate"]) == 5
+    assert recorder.recent("rate", 2)[-1] == figures["rate"]
