@@ -148,11 +148,15 @@ class MemoryQueue:
         if isinstance(queue, State):
             return Renewed(queue)
         lost: list[int] = []
+        ended: set[int] = set()
         for epoch, done_to, complete in progress:
             lease = queue.leases.get(epoch)
+            if epoch in ended:
+                continue
             if lease is None or lease.worker != worker:
                 lost.append(epoch)
             elif complete:
+                ended.add(epoch)
                 self._drop(queue, epoch)
                 queue.recent.add(lease.lo, lease.hi)
             else:

@@ -1,19 +1,20 @@
 """Queues in Valkey, changed by atomic scripts only; replicas of shardsvc share them without more ado."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
+import orjson
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as ValkeyGone
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as ValkeyLate
 
 from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import Clock, system_clock
-from recmesh.runtime.errors import Internal, InvalidArgument, Unavailable
+from recmesh.runtime.errors import InvalidArgument, Unavailable
 from services.shardsvc.domain.lease import (
     Cause,
     Granted,
@@ -26,18 +27,18 @@ from services.shardsvc.domain.lease import (
     State,
     View,
 )
+from services.shardsvc.store.funnel import Funnel, Script, guarded
 from services.shardsvc.store.queue import MOST_HELD, Opened
 
 _SCRIPTS = Path(__file__).parent / "lua"
+_NAMES = ("open", "lease", "renew", "release", "reconcile", "look")
 _KINDS = ("queue", "leases", "expiry", "workers", "recent", "lapsed")
 _REQUEST_KEPT_MS = 60_000
 _RELEASE_KEPT_MS = 600_000
 _LEAST_WAIT_S, _MOST_WAIT_S = 0.05, 1.0
 
-T = TypeVar("T")
 
-
-def connect(url: str, *, connections: int = 32, timeout_s: float = 5.0) -> Redis:
+def connect(url: str, *, connections: int = 8, timeout_s: float = 5.0) -> Redis:
     """A client with a bounded pool. Calls are retried when a connection broke: each script may run twice."""
     try:
         pool = BlockingConnectionPool.from_url(
@@ -55,7 +56,7 @@ def connect(url: str, *, connections: int = 32, timeout_s: float = 5.0) -> Redis
 
 
 class ValkeyQueue:
-    """`QueueStore` in Valkey. Scripts are sent again when the server forgot them."""
+    """`QueueStore` in Valkey."""
 
     name = "valkey"
 
@@ -65,19 +66,15 @@ class ValkeyQueue:
         self._client = client
         self._clock = clock
         self._start_timeout_s = start_timeout_s
-        prelude = (_SCRIPTS / "prelude.lua").read_text()
-        self._scripts = {
-            path.stem: client.register_script(prelude + path.read_text())
-            for path in _SCRIPTS.glob("*.lua")
-            if path.stem != "prelude"
-        }
+        self._funnel = Funnel(client)
+        self._scripts = {name: _script(name) for name in _NAMES}
 
     async def start(self) -> None:
         """Returns when the server answers; Unavailable when it does not within the time."""
         deadline = self._clock.monotonic() + self._start_timeout_s
         while True:
             try:
-                await _guarded(lambda: self._client.ping())
+                await guarded(self._client.ping())
                 return
             except Unavailable:
                 if self._clock.monotonic() >= deadline:
@@ -92,7 +89,8 @@ class ValkeyQueue:
         self, script: str, job_id: str, gen: int, *args: Any, more: Sequence[str] = ()
     ) -> list[Any]:
         keys = [f"rm:{{{job_id}}}:run", *(f"rm:{{{job_id}}}:{gen}:{kind}" for kind in _KINDS), *more]
-        return cast(list[Any], await _guarded(lambda: self._scripts[script](keys=keys, args=[gen, *args])))
+        reply = await self._funnel.run(self._scripts[script], keys=keys, args=[gen, *args])
+        return cast(list[Any], orjson.loads(reply))
 
     async def open(self, job_id: str, opening: Opening) -> Opened:
         """See QueueStore."""
@@ -102,14 +100,14 @@ class ValkeyQueue:
             "open", job_id, opening.gen, opening.total, opening.batch_size, opening.shard_batches, ttl_ms,
             opening.first_epoch, f"rm:{{{job_id}}}:", *pairs,
         )
-        return cast(Opened, reply[0].decode())
+        return cast(Opened, reply[0])
 
     async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
         """See QueueStore."""
         request = f"rm:{{{job_id}}}:{gen}:request:{worker}:{request_id}"
         kept_ms = _REQUEST_KEPT_MS if request_id else 0
         reply = await self._run("lease", job_id, gen, worker, shards, kept_ms, MOST_HELD, more=[request])
-        state = State(reply[0].decode())
+        state = State(reply[0])
         if len(reply) == 1:
             return Granted(state)
         _, ttl_ms, wait_ms, granted, told = reply
@@ -128,34 +126,34 @@ class ValkeyQueue:
         """See QueueStore."""
         args = [value for epoch, done_to, complete in progress for value in (epoch, done_to, int(complete))]
         reply = await self._run("renew", job_id, gen, worker, *args)
-        return Renewed(State(reply[0].decode()), tuple(reply[1]) if len(reply) > 1 else ())
+        return Renewed(State(reply[0]), tuple(reply[1]) if len(reply) > 1 else ())
 
     async def release(self, job_id: str, gen: int, *, worker: str, crashed: bool) -> Released:
         """See QueueStore."""
         more = [f"rm:{{{job_id}}}:deaths", f"rm:{{{job_id}}}:{gen}:release:{worker}"]
         reply = await self._run("release", job_id, gen, worker, int(crashed), _RELEASE_KEPT_MS, more=more)
         if len(reply) == 1:
-            return Released(State(reply[0].decode()))
+            return Released(State(reply[0]))
         state, told, suspects, deaths = reply
         cause = Cause.CRASHED if crashed else Cause.RELEASED
         pieces = tuple((lo, hi) for lo, hi in suspects)
-        return Released(State(state.decode()), _requeued(told, cause), pieces, deaths)
+        return Released(State(state), _requeued(told, cause), pieces, deaths)
 
     async def reconcile(self, job_id: str, gen: int, *, done: IntervalSet) -> Reconciled:
         """See QueueStore."""
         reply = await self._run("reconcile", job_id, gen, *(bound for piece in done for bound in piece))
         orphans = tuple((lo, hi) for lo, hi in reply[2]) if len(reply) > 1 else ()
-        return Reconciled(State(reply[0].decode()), orphans)
+        return Reconciled(State(reply[0]), orphans)
 
     async def look(self, job_id: str, gen: int) -> tuple[Released, View | None]:
         """See QueueStore."""
         reply = await self._run("look", job_id, gen, 1)
-        state = State(reply[0].decode())
+        state = State(reply[0])
         if len(reply) == 1:
             return Released(state), None
         _, told, (total, queued, granted, requeues, expirations, pieces), leases = reply
         held = tuple(
-            Lease(epoch, worker.decode(), lo, hi, progress, age_ms / 1000)
+            Lease(epoch, worker, lo, hi, progress, age_ms / 1000)
             for epoch, lo, hi, progress, age_ms, worker in sorted(leases)
         )
         view = View(gen, total, queued, held, expirations, requeues, granted, pieces)
@@ -165,27 +163,19 @@ class ValkeyQueue:
         """See QueueStore."""
         reply = await self._run("look", job_id, gen, 0)
         told = reply[1] if len(reply) > 1 else []
-        return Released(State(reply[0].decode()), _requeued(told, Cause.EXPIRED))
+        return Released(State(reply[0]), _requeued(told, Cause.EXPIRED))
 
     async def forget(self, job_id: str, gen: int) -> None:
         """See QueueStore."""
         names = [f"rm:{{{job_id}}}:run", f"rm:{{{job_id}}}:deaths"]
         names += [f"rm:{{{job_id}}}:{gen}:{kind}" for kind in _KINDS]
-        await _guarded(lambda: self._client.unlink(*names))
+        await guarded(self._client.unlink(*names))
+
+
+def _script(name: str) -> Script:
+    text = (_SCRIPTS / "prelude.lua").read_text() + (_SCRIPTS / f"{name}.lua").read_text()
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def _requeued(told: Sequence[Any], cause: Cause) -> tuple[Requeued, ...]:
-    return tuple(Requeued(worker.decode(), epoch, lo, hi, cause) for worker, epoch, lo, hi in told)
-
-
-async def _guarded(call: Callable[[], Awaitable[T]]) -> T:
-    try:
-        return await call()
-    except (ValkeyGone, ValkeyLate) as error:
-        raise Unavailable(f"Valkey does not answer: {error}", reason="VALKEY_DOWN") from error
-    except ResponseError as error:
-        if str(error).startswith(("LOADING", "BUSY", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "CLUSTERDOWN")):
-            raise Unavailable(f"Valkey refuses writes now: {error}", reason="VALKEY_DOWN") from error
-        raise Internal(f"a queue script failed: {error}") from error
-    except RedisError as error:
-        raise Unavailable(f"Valkey failed: {error}", reason="VALKEY_DOWN") from error
+    return tuple(Requeued(worker, epoch, lo, hi, cause) for worker, epoch, lo, hi in told)

@@ -1,6 +1,6 @@
 -- KEYS 8 answer to this request   ARGV 2 worker  3 shards wanted  4 request known for ms (0: not kept)  5 most held
 local no = refusal()
-if no then return {no} end
+if no then return json({no}) end
 local REQUEST, worker, wanted, keep_ms = KEYS[8], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local told, granted = {}, {}
 expire(told)
@@ -19,7 +19,7 @@ if before then
       granted[#granted + 1] = {tonumber(epoch), lease.lo, lease.hi, lease.progress}
     end
   end
-  if #granted > 0 then return {'granted', ttl_ms, 0, granted, told} end
+  if #granted > 0 then return json({'granted', ttl_ms, 0, granted, told}) end
 end
 
 -- 2. Shards from the front of the line: domain/cutting.py has the rule.
@@ -58,10 +58,10 @@ if #granted > 0 then
   call('HSET', RUN, 'next', int(next_epoch), 'queued', int(queued))
   call('HINCRBY', RUN, 'granted', #granted)
   if keep_ms > 0 then call('SET', REQUEST, table.concat(epochs, ' '), 'PX', int(keep_ms)) end
-  return {'granted', ttl_ms, 0, granted, told}
+  return json({'granted', ttl_ms, 0, granted, told})
 end
 
 -- 3. Nothing to give: the end, or others hold the rest.
 local first = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')
-if not first[1] then return {'drained', ttl_ms, 0, granted, told} end
-return {'wait', ttl_ms, tonumber(first[2]) - now, granted, told}
+if not first[1] then return json({'drained', ttl_ms, 0, granted, told}) end
+return json({'wait', ttl_ms, tonumber(first[2]) - now, granted, told})

@@ -1,6 +1,6 @@
 -- ARGV 2 with leases (0 | 1). Ends what is over, then tells the queue as it is.
 local no = refusal()
-if no then return {no} end
+if no then return json({no}) end
 local told = {}
 expire(told)
 local run = call('HMGET', RUN, 'total', 'queued', 'granted', 'requeues', 'expirations')
@@ -15,4 +15,4 @@ if ARGV[2] == '1' then
     leases[#leases + 1] = {tonumber(all[i]), lease.lo, lease.hi, lease.progress, now - lease.since, lease.worker}
   end
 end
-return {'granted', told, numbers, leases}
+return json({'granted', told, numbers, leases})

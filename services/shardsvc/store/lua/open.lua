@@ -4,11 +4,11 @@
 local have = call('HMGET', RUN, 'gen', 'life', 'next')
 if have[1] then
   local gen = tonumber(have[1])
-  if gen > GEN then return {'stale'} end
+  if gen > GEN then return json({'stale'}) end
   if gen == GEN then
-    if have[2] == LIFE then return {'exists'} end
+    if have[2] == LIFE then return json({'exists'}) end
     call('HSET', RUN, 'life', LIFE, 'next', int(math.max(tonumber(have[3]), tonumber(ARGV[6]))))
-    return {'adopted'}
+    return json({'adopted'})
   end
   for _, kind in ipairs({'queue', 'leases', 'expiry', 'workers', 'recent', 'lapsed'}) do
     call('UNLINK', ARGV[7] .. have[1] .. ':' .. kind)
@@ -18,4 +18,4 @@ call('UNLINK', RUN, QUEUE, LEASES, EXPIRY, WORKERS, RECENT, LAPSED)
 call('HSET', RUN, 'gen', ARGV[1], 'life', LIFE, 'total', ARGV[2], 'batch', ARGV[3], 'shard', ARGV[4],
      'ttl_ms', ARGV[5], 'next', ARGV[6], 'queued', 0, 'granted', 0, 'requeues', 0, 'expirations', 0)
 for i = 8, #ARGV, 2 do enqueue(tonumber(ARGV[i]), tonumber(ARGV[i + 1])) end
-return {'opened'}
+return json({'opened'})

@@ -22,6 +22,16 @@ end
 local time = call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 
+-- Answers are one JSON text: clients read nested replies piece by piece, and slowly.
+local function json(value)
+  local kind = type(value)
+  if kind == 'number' then return int(value) end
+  if kind == 'string' then return cjson.encode(value) end
+  local parts = {}
+  for i = 1, #value do parts[i] = json(value[i]) end
+  return '[' .. table.concat(parts, ',') .. ']'
+end
+
 -- nil when the queue is this generation's and was opened in this life of the server.
 local function refusal()
   local have = call('HMGET', RUN, 'gen', 'life')

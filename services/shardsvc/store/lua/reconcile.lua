@@ -3,7 +3,7 @@
 -- last reconcile, so the cut of this snapshot may be older than they are: they get until the next one.
 -- With nothing queued or leased there is no such doubt to keep a job from its end: all that lacks is queued.
 local no = refusal()
-if no then return {no} end
+if no then return json({no}) end
 local told = {}
 expire(told)
 local total = tonumber(call('HGET', RUN, 'total'))
@@ -69,4 +69,4 @@ for _, piece in ipairs(kept) do
 end
 if lo then enqueue(lo, hi) end
 if #orphans > 0 then call('HINCRBY', RUN, 'requeues', #orphans) end
-return {'granted', told, orphans}
+return json({'granted', told, orphans})

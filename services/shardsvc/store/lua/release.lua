@@ -1,7 +1,7 @@
 -- KEYS 8 deaths (hash: position -> count, over the job's life)  9 answer kept for a repeated call
 -- ARGV 2 worker  3 crashed (0 | 1)  4 answer known for ms
 local no = refusal()
-if no then return {no} end
+if no then return json({no}) end
 local DEATHS, ANSWER, worker, crashed = KEYS[8], KEYS[9], ARGV[2], ARGV[3] == '1'
 local batch = tonumber(call('HGET', RUN, 'batch'))
 local told, mine = {}, {}
@@ -19,7 +19,7 @@ table.sort(mine, function(a, b) return tonumber(a.epoch) < tonumber(b.epoch) end
 give_back(mine, told)
 if not crashed then
   call('HDEL', LAPSED, worker)
-  return {'granted', told, {}, 0}
+  return json({'granted', told, {}, 0})
 end
 
 -- Leases are worked on in the order of their epochs: only the first one's batch can have been the killer.
@@ -38,11 +38,11 @@ for _, lease in ipairs(mine) do
 end
 if #suspects == 0 then
   local kept = call('GET', ANSWER)
-  if not kept then return {'granted', told, {}, 0} end
+  if not kept then return json({'granted', told, {}, 0}) end
   local numbers = {}
   for number in string.gmatch(kept, '%d+') do numbers[#numbers + 1] = tonumber(number) end
   for i = 2, #numbers, 2 do suspects[#suspects + 1] = {numbers[i], numbers[i + 1]} end
-  return {'granted', told, suspects, numbers[1]}
+  return json({'granted', told, suspects, numbers[1]})
 end
 local deaths = call('HINCRBY', DEATHS, int(suspects[1][1]), 1)
 local kept = {int(deaths)}
@@ -51,4 +51,4 @@ for _, pair in ipairs(suspects) do
   kept[#kept + 1] = int(pair[2])
 end
 call('SET', ANSWER, table.concat(kept, ' '), 'PX', ARGV[4])
-return {'granted', told, suspects, deaths}
+return json({'granted', told, suspects, deaths})

@@ -1,7 +1,7 @@
 -- ARGV 2 worker  3.. epoch, trained to, complete (0 | 1)
 -- A lease whose time is over but that nobody took yet goes on: nothing is lost by it.
 local no = refusal()
-if no then return {no} end
+if no then return json({no}) end
 local worker = ARGV[2]
 local ttl_ms = tonumber(call('HGET', RUN, 'ttl_ms'))
 local lost, complete, trained, ended = {}, {}, {}, {}
@@ -29,4 +29,4 @@ for i = 3, #ARGV, 3 do
 end
 drop(complete)
 remember(trained)
-return {'granted', lost}
+return json({'granted', lost})
