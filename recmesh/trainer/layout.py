@@ -129,6 +129,17 @@ class Arena:
     """By table: its first row."""
 
 
+def joined(tables: Sequence[EmbeddingTable], rows: Mapping[str, Floats]) -> dict[int, Arena]:
+    """Rows end to end by dimension, where they do not come so."""
+    made: dict[int, Arena] = {}
+    for dim in {table.dim for table in tables}:
+        names = [table.name for table in tables if table.dim == dim]
+        ends = np.cumsum([0, *(len(rows[name]) for name in names)])
+        values = np.concatenate([np.asarray(rows[name], np.float32).reshape(-1, dim) for name in names])
+        made[dim] = Arena(values, {name: int(first) for name, first in zip(names, ends[:-1], strict=True)})
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """One version of the slot map with the servers it names."""

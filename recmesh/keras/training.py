@@ -1,0 +1,243 @@
+"""Keras' training loop over the job's parameter servers: `model.fit(attach(job, model))`."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from recmesh.keras.embedding import EmbeddingCollection, looking_up
+from recmesh.keras.export import export_saved_model
+from recmesh.keras.inputs import feed, signature
+from recmesh.keras.optim import translate
+from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.trainer.layout import Arena, joined
+from recmesh.trainer.pooling import take_back
+from recmesh.trainer.session import BuildOnly, DenseBlock, EmbeddingTable, Floats, Ints, Job, Step, TableRows
+
+if TYPE_CHECKING:
+    from recmesh.data import Batch
+
+
+def attach(job: Job, model: keras.Model) -> Any:
+    """Gives the model's parameters to the job's servers; returns the dataset for `model.fit`.
+
+    `model` is compiled, and built on `recmesh.keras.inputs(job)`. Its optimizer (SGD, Adagrad or Adam) says how the
+    servers update the dense parameters, and is never stepped here. `fit` ends when the job's data is trained;
+    its `epochs` stays 1, as epochs are the job's. Where only the model is wanted (evaluation, export) this does
+    not return.
+    """
+    attached = Attached(job, model)
+    job.attach(attached)
+    if job.mode == "build":
+        raise BuildOnly
+    return attached.take_over_fit()
+
+
+class Attached:
+    """See ServableModel."""
+
+    framework = "tensorflow"
+
+    def __init__(self, job: Job, model: keras.Model) -> None:
+        self.job, self.model = job, model
+        if not getattr(model, "compiled", False):
+            raise InvalidArgument("compile the model before it is attached: the servers need its optimizer")
+        layers = [layer for layer in model.layers if isinstance(layer, EmbeddingCollection)]
+        self.tables: tuple[EmbeddingTable, ...] = tuple({t.name: t for layer in layers for t in layer.tables}.values())
+        self._home = {feature: table for table in self.tables for feature in table.features}
+        self._trained = list(model.trainable_variables)
+        self._statistics = [v for v in model.non_trainable_variables if v.dtype == "float32"]
+        _check(self._trained)
+        optimizer = translate(model.optimizer)
+        self.dense: tuple[DenseBlock, ...] = (
+            *(DenseBlock(v.path, np.array(v), "parameter", optimizer) for v in self._trained),
+            *(DenseBlock(v.path, np.array(v), "statistic") for v in self._statistics),
+        )
+        self._dims = sorted({table.dim for table in self.tables})
+        self._feeds = signature(job)
+        self._train = tf.function(self._train_graph, input_signature=self._step_signature(labels=True))
+        self._predict = tf.function(self._predict_graph, input_signature=self._step_signature(labels=False))
+        self._own_metrics = [metric for metric in model.metrics if metric.name != "loss"]
+
+    # ---- training
+
+    def take_over_fit(self) -> Any:
+        """Makes `fit` take the session's steps; returns the dataset to fit on.
+
+        The dataset only shows Keras the structure of a batch, endlessly; batches are the session's, so that none is
+        read ahead of the rows that belong to it.
+        """
+        steps = self.job.session.steps()
+        loss_sum = count = 0.0
+
+        def train_function(_: Iterator[Any]) -> dict[str, Any]:
+            nonlocal loss_sum, count
+            step = next(steps, None)
+            if step is None:
+                self.model.stop_training = True
+            else:
+                loss_sum, count = loss_sum + self._take(step), count + 1
+            return {"loss": loss_sum / max(count, 1), **{m.name: m.result() for m in self._own_metrics}}
+
+        def make_train_function(force: bool = False) -> None:
+            self.model.train_function = train_function
+
+        self.model.make_train_function = make_train_function
+        shown = {
+            name: np.zeros([1 if size is None else size for size in spec.shape], spec.dtype.as_numpy_dtype)
+            for name, spec in self._feeds.items()
+        }
+        labels = np.zeros((1, len(self.job.labels)), np.float32)
+        # fit's default is shuffle=True, at which it warns for every dataset; the session shuffles.
+        warnings.filterwarnings("ignore", message="`shuffle=True` was passed", category=UserWarning)
+        return tf.data.Dataset.from_tensors((shown, labels)).repeat()
+
+    def _take(self, step: Step) -> float:
+        columns = step.batch
+        arenas = getattr(step, "arenas", None) or joined(self.tables, step.rows)
+        scale = columns.size / self.job.batch_size
+        weight = np.ones(columns.size, np.float32) if columns.weight is None else columns.weight
+        loss, output, grads, deltas, row_grads = self._train(
+            feed(self.job, columns, step.index, arenas, self._home),
+            {str(dim): arenas[dim].values for dim in self._dims},
+            [step.dense[block.name] for block in self.dense],
+            columns.labels,
+            weight,
+            np.float32(scale),
+        )
+        value = float(loss)
+        if not np.isfinite(value):
+            step.skip_nan()
+            return 0.0
+        pushed = {block.name: grad.numpy() for block, grad in zip(self.dense, [*grads, *deltas], strict=True)}
+        step.push(self._rows(step.rows, arenas, row_grads), pushed, loss=value, predictions=_flat(output.numpy()))
+        return value
+
+    def _rows(
+        self, rows: Mapping[str, Floats], arenas: Mapping[int, Arena], sparse: Mapping[str, Any]
+    ) -> dict[str, Floats]:
+        """Gradients per occurrence added up to gradients of distinct rows, by table."""
+        made: dict[str, Floats] = {}
+        for dim in self._dims:
+            arena = arenas[dim]
+            summed = np.zeros_like(arena.values)
+            for values, index in sparse[str(dim)]:
+                take_back(values.numpy(), index.numpy(), summed)
+            for table, first in arena.offset.items():
+                made[table] = summed[first : first + len(rows[table])]
+        return made
+
+    def _step_signature(self, *, labels: bool) -> list[Any]:
+        rows = {str(dim): tf.TensorSpec((None, dim), tf.float32) for dim in self._dims}
+        dense = [tf.TensorSpec(block.value.shape, tf.float32) for block in self.dense]
+        vector = tf.TensorSpec((None,), tf.float32)
+        label = tf.TensorSpec((None, len(self.job.labels)), tf.float32)
+        return [self._feeds, rows, dense, *([label, vector, tf.TensorSpec((), tf.float32)] if labels else [])]
+
+    def _load(self, dense: list[Any]) -> None:
+        for variable, value in zip([*self._trained, *self._statistics], dense, strict=True):
+            variable.assign(value)
+
+    def _train_graph(
+        self, fed: dict[str, Any], rows: dict[str, Any], dense: list[Any], labels: Any, weight: Any, scale: Any
+    ) -> Any:
+        self._load(dense)
+        with tf.GradientTape() as tape:
+            for value in rows.values():
+                tape.watch(value)
+            source = StepRows(rows)
+            with looking_up(source):
+                output = self.model(fed, training=True)
+            loss = self.model.compute_loss(x=fed, y=labels, y_pred=output, sample_weight=weight, training=True)
+            scaled = loss * scale
+        if self._own_metrics:
+            self.model.compute_metrics(fed, labels, output, sample_weight=weight)
+        trained = [variable.value for variable in self._trained]
+        grads = tape.gradient(scaled, [*trained, *source.taken], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        dense_grads = [tf.convert_to_tensor(grad) for grad in grads[: len(trained)]]
+        row_grads: dict[str, list[Any]] = {key: [] for key in rows}
+        for (key, index), grad in zip(source.places, grads[len(trained):], strict=True):
+            flat = tf.reshape(grad, (-1, rows[key].shape[1]))
+            row_grads[key].append((flat, tf.reshape(index, (-1,))))
+        before = dense[len(trained):]
+        deltas = [v.value - old for v, old in zip(self._statistics, before, strict=True)]
+        return loss, output, dense_grads, deltas, row_grads
+
+    # ---- evaluation and export
+
+    def _predict_graph(self, fed: dict[str, Any], rows: dict[str, Any], dense: list[Any]) -> Any:
+        self._load(dense)
+        with looking_up(StepRows(rows)):
+            return self.model(fed, training=False)
+
+    def predict(
+        self,
+        batch: "Batch",
+        rows: Mapping[str, Floats],
+        index: Mapping[str, Ints],
+        dense: Mapping[str, Floats],
+    ) -> Floats:
+        """See ServableModel.predict; what the model returns is taken as predictions."""
+        arenas = joined(self.tables, rows)
+        made = self._predict(
+            feed(self.job, batch, index, arenas, self._home),
+            {str(dim): arenas[dim].values for dim in self._dims},
+            [dense[block.name] for block in self.dense],
+        )
+        return _flat(made.numpy())
+
+    def export(
+        self,
+        directory: Path,
+        *,
+        tables: Mapping[str, TableRows],
+        dense: Mapping[str, Floats],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """See ServableModel.export."""
+        self._load([dense[block.name] for block in self.dense])
+        export_saved_model(
+            self.model, directory, job=self.job, tables=self.tables, rows=tables, metrics=metrics
+        )
+
+
+class StepRows:
+    """Rows of one step; remembers what was taken, so that gradients stop there.
+
+    The gradient per occurrence is summed outside the graph, by a kernel that is several times faster than TensorFlow's
+    own on one core.
+    """
+
+    def __init__(self, rows: Mapping[str, Any]) -> None:
+        self._rows = rows
+        self.taken: list[Any] = []
+        self.places: list[tuple[str, Any]] = []
+
+    def look_up(self, table: EmbeddingTable, ids: Any) -> Any:
+        """See RowSource.look_up."""
+        return self.look_up_together(table.dim, ids)
+
+    def look_up_together(self, dim: int, ids: Any) -> Any:
+        """Of any tables of one dimension: indices already point into their arena."""
+        taken = tf.gather(self._rows[str(dim)], ids)
+        self.taken.append(taken)
+        self.places.append((str(dim), ids))
+        return taken
+
+
+def _flat(output: Floats) -> Floats:
+    """[B] where the model has one output."""
+    return output.reshape(-1) if output.ndim > 1 and output.shape[1] == 1 else output
+
+
+def _check(variables: list[Any]) -> None:
+    wrong = [
+        Violation(variable.path, f"is {variable.dtype}, and the servers hold float32")
+        for variable in variables if variable.dtype != "float32"
+    ]
+    if wrong:
+        raise InvalidArgument("the model's parameters can't be trained on the servers", violations=wrong)

@@ -1,0 +1,1 @@
+"""Models in Keras: Wide & Deep, DeepFM, xDeepFM, DCN-v2. All give probabilities [B, labels]."""
