@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from recmesh.runtime.bus.link import Session
 from recmesh.runtime.errors import Aborted, AlreadyExists, InvalidArgument, Unauthenticated, Unavailable
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import JOB_PROGRESSED, JOB_SUBMITTED, JobProgressed, JobSubmitted
+from recmesh.runtime.settings import ServiceSettings
+from recmesh.runtime.telemetry import setup, span, trace_ids
 from tests.support.servers import NatsServer, nats, nats_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
@@ -383,3 +386,95 @@ async def test_a_consumer_that_stops_loses_no_event(bus: Bus) -> None:
     await stopping
     async with running(bus.consume("reader", [JOB_PROGRESSED], slow, max_in_flight=8)):
         await until(lambda: set(got) == set(range(20)))
+
+
+async def test_one_trace_goes_from_the_publisher_into_the_handler(bus: Bus) -> None:
+    setup("tests", ServiceSettings())
+    seen: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        seen.append(trace_ids()[0])
+
+    with span("outside"):
+        mine = trace_ids()[0]
+        await bus.publish(submitted("job-1"))
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
+        await until(lambda: bool(seen))
+    assert seen == [mine]
+
+
+async def test_what_was_published_under_repeated_kills_is_there_once_each(bus: Bus, nats: NatsServer) -> None:
+    got: list[int] = []
+    count = 60
+
+    async def handler(event: Event[Any]) -> None:
+        got.append(event.data.samples)
+
+    def at_least(wanted: int) -> bool:
+        return len(set(got)) >= wanted
+
+    async def publish() -> None:
+        for samples in range(count):
+            event = Event(JOB_PROGRESSED, f"job-{samples % 7}", JobProgressed(samples=samples))
+            await bus.publish(event, timeout_s=TIMEOUT_S)
+
+    async with running(bus.consume("reader", [JOB_PROGRESSED], handler)):
+        publishing = asyncio.create_task(publish())
+        for wanted in (5, 20, 40):
+            await until(partial(at_least, wanted))
+            await asyncio.to_thread(nats.restart)
+        await publishing
+        await until(lambda: set(got) == set(range(count)))
+    async with started(nats) as other:
+        stored: list[int] = []
+
+        async def collect(event: Event[Any]) -> None:
+            stored.append(event.data.samples)
+
+        async with running(other.consume("second", [JOB_PROGRESSED], collect)):
+            await until(lambda: len(stored) >= count)
+        assert sorted(stored) == list(range(count))
+
+
+async def test_a_writer_that_retries_through_kills_never_loses_an_acknowledged_revision(
+    bus: Bus, nats: NatsServer
+) -> None:
+    bucket = bus.kv("records")
+    revision = await bucket.create("counter", b"0")
+    for value in range(1, 13):
+        if value % 4 == 0:
+            await asyncio.to_thread(nats.restart)
+        revision = await bucket.update("counter", b"%d" % value, revision)
+        entry = await bucket.get("counter")
+        assert entry is not None and (entry.value, entry.revision) == (b"%d" % value, revision)
+
+
+async def test_a_handler_killed_each_time_does_not_keep_its_event_for_ever(
+    bus: Bus, nats: NatsServer
+) -> None:
+    seen: list[int] = []
+
+    async def handler(event: Event[Any]) -> None:
+        seen.append(event.data.samples)
+
+    await bus.publish(Event(JOB_PROGRESSED, "job-1", JobProgressed(samples=1)))
+    consumer = bus.consume("reader", [JOB_PROGRESSED], handler, max_deliver=2)
+    await bus._link.call("make the durable", consumer._ensure)
+
+    async def take_and_die(session: Session) -> None:
+        inbox = session.client.new_inbox()
+        subscription = await session.client.subscribe(inbox)
+        request = b'{"batch": 1, "expires": 5000000000}'
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.RECMESH.{consumer.durable}"
+        await session.client.publish(subject, request, reply=inbox)
+        message = await subscription.next_msg(timeout=5)
+        await message.nak()
+        await subscription.unsubscribe()
+
+    for _ in range(2):
+        await bus._link.call("die", take_and_die)
+    async with running(consumer):
+        await bus.publish(Event(JOB_PROGRESSED, "job-1", JobProgressed(samples=2)))
+        await until(lambda: seen == [2])
+    letters = await dead_letters(nats)
+    assert [item.headers["Recmesh-Dead-Reason"] for item in letters] == ["not acknowledged in 2 deliveries"]
