@@ -25,7 +25,8 @@ class Criteo:
 def zipf_ids(rng: np.random.Generator, shape: tuple[int, ...], *, ids: int, exponent: float = ZIPF) -> I64:
     """Ids by inverse CDF of P(k) ∝ (k+1)^-exponent; id 0 is the most frequent."""
     cdf = np.cumsum(np.arange(1, ids + 1, dtype=np.float64) ** -exponent)
-    return np.searchsorted(cdf, rng.random(shape) * cdf[-1]).astype(np.int64)
+    drawn: I64 = np.searchsorted(cdf, rng.random(shape) * cdf[-1]).astype(np.int64)
+    return drawn
 
 
 def criteo_like(rows: int, *, seed: int, ids: int = IDS_PER_TABLE) -> Criteo:

@@ -138,7 +138,7 @@ def _coordinate(
         batches = tuple(array.reshape(-1, batch, *array.shape[1:]) for array in arrays)
         return tf.data.Dataset.from_tensor_slices(batches).repeat().prefetch(2)
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def step(iterator: Any) -> Any:
         drawn, dense, label = next(iterator)
         with tf.GradientTape() as tape:

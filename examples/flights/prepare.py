@@ -46,4 +46,4 @@ def main(source: str, every: int = 6) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -67,7 +67,7 @@ class ServedModel(tf.Module):
         self._job, self._several = job, len(job.labels) > 1
         self.serve: Any = tf.function(self._serve)
         # Not the model itself: saving would ask it for signatures of its own, which know no rows.
-        self._call = lambda fed: model(fed, training=False)
+        self._call: Any = lambda fed: model(fed, training=False)
         self.parameters = [variable.value for variable in model.variables]
         self.ids: dict[str, Any] = {}
         self.rows: dict[str, Any] = {}
