@@ -1,8 +1,9 @@
 """A live page for each service, and what probes and Prometheus read."""
 
+from recmesh.runtime.net import is_loopback
 from recmesh.runtime.ops import text
 from recmesh.runtime.ops.history import Recorder
-from recmesh.runtime.ops.http import HttpServer, is_loopback
+from recmesh.runtime.ops.http import HttpServer
 from recmesh.runtime.ops.panels import Cell, Chart, Log, Page, Table, Tile, Tiles, Tone, state
 from recmesh.runtime.ops.server import OpsServer, router
 

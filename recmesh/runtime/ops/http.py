@@ -2,16 +2,12 @@
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
-from recmesh.runtime.errors import InvalidArgument, Violation
-from recmesh.runtime.lifecycle import PortTaken
+from recmesh.runtime.net import listen
 
 
 class HttpServer:
@@ -30,7 +26,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen; PortTaken when another process does."""
-        listener = listen(self._wanted, what=self.name)
+        listener = listen(self._wanted, what=self.name, setting="http_address")
         host, self.port = listener.getsockname()[:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         config = uvicorn.Config(
@@ -64,36 +60,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """None to capture."""
         yield
-
-
-def listen(address: str, *, what: str) -> socket.socket:
-    """A bound socket; PortTaken or InvalidArgument name the address."""
-    host, colon, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdigit() or int(port) > 65_535:
-        raise _bad(what, f"{address!r} is not host:port")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, int(port)))
-    except OSError as error:
-        made.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortTaken(what, address) from None
-        raise _bad(what, f"cannot listen on {address}: {error.strerror or error}") from None
-    made.setblocking(False)
-    return made
-
-
-def is_loopback(address: str) -> bool:
-    """True when only this machine can reach the address."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _bad(what: str, reason: str) -> InvalidArgument:
-    return InvalidArgument(f"{what}: {reason}", violations=[Violation("http_address", reason)])

@@ -17,7 +17,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
-from recmesh.runtime.ops.http import HttpServer, is_loopback
+from recmesh.runtime.net import is_loopback
+from recmesh.runtime.ops.http import HttpServer
 from recmesh.runtime.ops.panels import Page
 from recmesh.runtime.ops.render import HERE, Fragment, Renderer
 

@@ -7,6 +7,7 @@ import orjson
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.lifecycle import PortTaken
+from recmesh.runtime.net import check_free
 from recmesh.runtime.tls import Tls
 
 MAX_MESSAGE_BYTES = 1 << 30
@@ -89,18 +90,17 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 def bind(server: Any, address: str, *, tls: Tls | None, what: str) -> int:
     """Listen; returns the port. PortTaken when it cannot, InvalidArgument when the address is none."""
-    host, colon, port = address.rpartition(":")
-    if not address.startswith("unix:") and (not colon or not host or not port.isdigit()):
-        reason = f"{address!r} is not host:port"
-        raise InvalidArgument(f"{what}: {reason}", violations=[Violation("rpc_address", reason)])
+    unix = address.startswith("unix:")
+    if not unix:   # first by hand: gRPC prints to stderr, and does not say why it failed
+        check_free(address, what=what, setting="rpc_address")
     try:
         if tls is None:
             bound = server.add_insecure_port(address)
         else:
             bound = server.add_secure_port(address, server_credentials(tls))
-    except RuntimeError:   # gRPC's only word for every failure to bind
+    except RuntimeError:   # taken since the check
         raise PortTaken(what, address) from None
-    if bound == 0 and not address.startswith("unix:"):
+    if bound == 0 and not unix:
         raise PortTaken(what, address)
     return int(bound)
 

@@ -13,12 +13,12 @@ from recmesh.runtime.bus.link import Session
 from recmesh.runtime.errors import Aborted, AlreadyExists, InvalidArgument, Unauthenticated, Unavailable
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import JOB_PROGRESSED, JOB_SUBMITTED, JobProgressed, JobSubmitted
-from recmesh.runtime.settings import ServiceSettings
-from recmesh.runtime.telemetry import setup, span, trace_ids
+from recmesh.runtime.telemetry import span, trace_ids
 from tests.support.servers import NatsServer, nats, nats_server
+from tests.support.tracing import tracing
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
-__all__ = ["nats"]
+__all__ = ["nats", "tracing"]
 
 TIMEOUT_S = 30.0
 
@@ -388,8 +388,8 @@ async def test_a_consumer_that_stops_loses_no_event(bus: Bus) -> None:
         await until(lambda: set(got) == set(range(20)))
 
 
+@pytest.mark.usefixtures("tracing")
 async def test_one_trace_goes_from_the_publisher_into_the_handler(bus: Bus) -> None:
-    setup("tests", ServiceSettings())
     seen: list[str] = []
 
     async def handler(event: Event[Any]) -> None:

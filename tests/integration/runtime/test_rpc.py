@@ -25,11 +25,13 @@ from recmesh.runtime.errors import (
 )
 from recmesh.runtime.lifecycle import PortTaken
 from recmesh.runtime.rpc import RpcServer, Tls, channel, deadline, remaining_s, sync_channel, sync_server
-from recmesh.runtime.settings import ServiceSettings
-from recmesh.runtime.telemetry import setup, span, trace_ids
+from recmesh.runtime.telemetry import span, trace_ids
 from tests.support.servers import free_port
+from tests.support.tracing import tracing
 
 pytestmark = pytest.mark.integration
+__all__ = ["tracing"]
+
 JOBS = "recmesh.jobmaster.v1.Jobs"
 SECRET = "the password is hunter2"
 
@@ -330,8 +332,8 @@ async def test_reflection_lists_the_services() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("tracing")
 async def test_one_trace_goes_through_a_call() -> None:
-    setup("tests", ServiceSettings())
     async with served() as server, channel(server.address) as mesh:
         with span("outside"):
             mine = trace_ids()[0]

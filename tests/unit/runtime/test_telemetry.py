@@ -1,14 +1,18 @@
 import json
 import logging
 
+import httpx
 import pytest
-from prometheus_client import CollectorRegistry
+from fastapi import FastAPI
+from prometheus_client import REGISTRY, CollectorRegistry
 from pydantic import SecretStr
 
 from recmesh.runtime.errors import NotFound
-from recmesh.runtime.settings import ServiceSettings
-from recmesh.runtime.telemetry import Metrics, current_traceparent, extract, setup, span, trace_ids
+from recmesh.runtime.telemetry import Metrics, TraceMiddleware, current_traceparent, extract, span, trace_ids
 from recmesh.runtime.telemetry.logs import REDACTED, JsonFormatter, RecentLogs, redact
+from tests.support.tracing import tracing
+
+__all__ = ["tracing"]
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:
@@ -44,20 +48,39 @@ def test_a_word_that_only_contains_token_is_shown() -> None:
     assert redact({"tokens_per_s": 12, "tokenizer": "bpe"}) == {"tokens_per_s": 12, "tokenizer": "bpe"}
 
 
+@pytest.mark.usefixtures("tracing")
 def test_lines_inside_a_span_carry_its_trace() -> None:
-    setup("tests", ServiceSettings())
-    try:
-        with span("work"):
-            trace_id, span_id = trace_ids()
-            line = json.loads(JsonFormatter("x").format(record("inside")))
-            assert (line["trace_id"], line["span_id"]) == (trace_id, span_id)
-            carried = {"traceparent": current_traceparent()}
-        with span("elsewhere", parent=extract(carried)):
-            assert trace_ids()[0] == trace_id
-    finally:
-        root = logging.getLogger()
-        for handler in [item for item in root.handlers if isinstance(item.formatter, JsonFormatter)]:
-            root.removeHandler(handler)
+    with span("work"):
+        trace_id, span_id = trace_ids()
+        line = json.loads(JsonFormatter("x").format(record("inside")))
+        assert (line["trace_id"], line["span_id"]) == (trace_id, span_id)
+        carried = {"traceparent": current_traceparent()}
+    with span("elsewhere", parent=extract(carried)):
+        assert trace_ids()[0] == trace_id
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("tracing")
+async def test_an_http_request_continues_the_callers_trace_and_is_counted_by_its_route() -> None:
+    app = FastAPI()
+    app.add_middleware(TraceMiddleware, service="tests")
+
+    @app.get("/jobs/{job_id}")
+    async def get_job(job_id: str) -> dict[str, str]:
+        return {"trace": trace_ids()[0]}
+
+    def counted(route: str, status: str) -> float:
+        labels = {"service": "tests", "method": "GET", "route": route, "status": status}
+        return REGISTRY.get_sample_value("recmesh_http_server_seconds_count", labels) or 0.0
+
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://tests") as client:
+        traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        answer = await client.get("/jobs/secret-id", headers={"traceparent": traceparent})
+        await client.get("/nothing/here")
+    assert answer.json()["trace"] == "0af7651916cd43dd8448eb211c80319c"
+    assert counted("/jobs/{job_id}", "200") == 1
+    assert counted("(no route)", "404") == 1
 
 
 def test_the_callers_mistake_does_not_mark_a_span_as_failed() -> None:
