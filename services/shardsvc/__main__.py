@@ -7,30 +7,41 @@ from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop
 from recmesh.runtime.rpc import RpcServer
-from services.shardsvc import rpc
+from services.shardsvc import ops, rpc
 from services.shardsvc.app import Datasets, Indexer, Runs, TaskLog
 from services.shardsvc.config import Config
 from services.shardsvc.events import teller
 from services.shardsvc.store.durable import Durable
 from services.shardsvc.store.valkey import ValkeyQueue, connect
 
+DESCRIPTION = "Datasets, data tasks and shard leases"
+
 
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components of one replica, in start order."""
     config = Config.from_env(env, "RECMESH_")
-    token = config.nats_token.get_secret_value() if config.nats_token else None
-    bus = Bus(config.nats_url, "shardsvc", token=token)
+    nats_token = config.nats_token.get_secret_value() if config.nats_token else None
+    bus = Bus(config.nats_url, "shardsvc", token=nats_token)
     queue = ValkeyQueue(
         connect(config.valkey_url.get_secret_value(), connections=config.valkey_connections)
     )
     durable, indexer, emit = Durable.on(bus), Indexer(), teller(bus)
     runs = Runs(queue, durable.runs, TaskLog(durable.tasks, indexer), clock=system_clock, emit=emit)
     datasets = Datasets(durable.datasets, indexer, clock=system_clock, emit=emit)
+    view = ops.View(runs, datasets, clock=system_clock)
     server = RpcServer(
         "rpc", config.rpc_address, [rpc.register(rpc.ShardsServicer(runs, datasets))],
         tls=config.tls, token=config.token, service_names=[rpc.SERVICE_NAME],
-    )
-    return [bus, queue, server, Loop("sweep", runs.sweeper(config.sweep_s))]
+    )  # fmt: skip
+    return [
+        ops.server(config, view, bus),
+        bus,
+        queue,
+        server,
+        Loop("sweep", runs.sweeper(config.sweep_s)),
+        view.recorder,
+        bus.service("shardsvc", ops.release(), DESCRIPTION, view.figures),
+    ]
 
 
 if __name__ == "__main__":

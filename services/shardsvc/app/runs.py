@@ -1,6 +1,8 @@
 """Runs: opened for a generation, leased, renewed, reconciled, and healed when the queue is lost."""
 
 import asyncio
+import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -9,7 +11,7 @@ from typing import Protocol, TypeVar
 from recmesh.data.records import TaskRecord
 from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import Aborted, AlreadyExists, NotFound, Unavailable
+from recmesh.runtime.errors import Aborted, AlreadyExists, FailedPrecondition, NotFound, Unavailable
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import LEASE_REQUEUED, RUN_OPENED, LeaseRequeued, RunOpened
 from recmesh.runtime.telemetry import Metrics, get_logger
@@ -34,7 +36,10 @@ from services.shardsvc.store.queue import MOST_SHARDS, QueueStore
 
 Emit = Callable[[Event[LeaseRequeued] | Event[RunOpened]], object]
 
+REQUEUES_KEPT = 200
 _REOPEN_RETRY_S = 0.5
+_LOOK_EVERY = 4
+"""Sweeps between two looks."""
 _metrics = Metrics("shardsvc")
 _granted = _metrics.counter("leases_granted", "Leases handed out")
 _requeued = _metrics.counter("leases_requeued", "Leases whose rest went back to the queue", labels=("cause",))
@@ -116,6 +121,10 @@ class Runs:
         self._paces: dict[str, Pace] = {}
         self.active: dict[str, int] = {}
         """Jobs whose leases this replica sweeps, with their generation."""
+        self.latest: dict[str, RunProgress] = {}
+        """How each of them was when last looked at."""
+        self.requeued: deque[tuple[float, str, Requeued]] = deque(maxlen=REQUEUES_KEPT)
+        """(unix seconds, job, what) of the newest requeues that this replica saw."""
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -147,8 +156,7 @@ class Runs:
     async def close(self, job_id: str, *, forget: bool) -> None:
         """Ends a run; later calls learn that their generation is over. `forget` removes its task log too."""
         run = await self._load(job_id)
-        self.active.pop(job_id, None)
-        self._paces.pop(job_id, None)
+        self._drop(job_id)
         if run and not forget:
             await self._change(job_id, _closed)
         await self._queue.forget(job_id, run.gen if run else 0)
@@ -249,20 +257,23 @@ class Runs:
             raise _away(job_id, run.gen)
         pace = self._paces.setdefault(job_id, Pace())
         pace.observe(box[0].done, now=self._clock.monotonic())
-        return RunProgress(run, line, box[0], pace.per_s, pace.eta_s(box[0].total - box[0].done))
+        now = RunProgress(run, line, box[0], pace.per_s, pace.eta_s(box[0].total - box[0].done))
+        if job_id in self.active:
+            self.latest[job_id] = now
+        return now
 
     # --- sweeping and healing ----------------------------------------------------------------------
 
     def sweeper(self, every_s: float) -> Callable[[], Awaitable[float]]:
         """The step of a loop: sweeps, and answers when to do so again."""
-        resumed = False
+        steps = 0
 
         async def step() -> float:
-            nonlocal resumed
-            if not resumed:
+            nonlocal steps
+            if not steps:
                 await self.resume()
-                resumed = True
-            await self.sweep()
+            await self.sweep(look=steps % _LOOK_EVERY == 0)
+            steps += 1
             return every_s
 
         return step
@@ -274,10 +285,13 @@ class Runs:
             if not run.closed:
                 self.active[run.job_id] = run.gen
 
-    async def sweep(self) -> None:
-        """Ends leases that are over, also where no worker asks any more."""
+    async def sweep(self, *, look: bool = False) -> None:
+        """Ends leases that are over, also where no worker asks any more; with `look` `latest` is renewed."""
         for job_id, gen in list(self.active.items()):
             await self._sweep(job_id, gen)
+            if look and self.active.get(job_id) == gen:
+                with contextlib.suppress(NotFound, FailedPrecondition, Unavailable):    # ended meanwhile
+                    await self.progress(job_id)
 
     async def _sweep(self, job_id: str, gen: int) -> None:
         try:
@@ -285,15 +299,19 @@ class Runs:
                 job_id, gen, lambda: self._queue.sweep(job_id, gen), over=Released(State.STALE_GEN)
             )
         except NotFound:
-            self.active.pop(job_id, None)
+            self._drop(job_id)
             return
         self._tell(job_id, released.requeued)
         if released.state is State.STALE_GEN and self.active.get(job_id) == gen:
             run = await self._load(job_id)      # another replica opened a newer one, or closed the run
             if run is None or run.closed:
-                self.active.pop(job_id, None)
+                self._drop(job_id)
             else:
                 self.active[job_id] = run.gen
+
+    def _drop(self, job_id: str) -> None:
+        for known in (self.active, self.latest, self._paces):
+            known.pop(job_id, None)
 
     async def _load(self, job_id: str) -> Run | None:
         entry = await self._runs.get(job_id)
@@ -338,6 +356,7 @@ class Runs:
     def _tell(self, job_id: str, requeued: Iterable[Requeued]) -> None:
         for one in requeued:
             _requeued.labels(one.cause.value).inc()
+            self.requeued.append((self._clock.now(), job_id, one))
             data = LeaseRequeued(
                 job_id=job_id, worker=one.worker, positions=one.hi - one.lo, reason=one.cause.value
             )
