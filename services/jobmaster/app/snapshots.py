@@ -24,7 +24,7 @@ class Aborted(Exception):
 
 async def cut_snapshot(run: Run, *, label: str) -> None:
     """One snapshot from mark to commit. `Aborted` or a MeshError when there is none."""
-    asked = run.job.intent.checkpoint
+    asked, samples = run.job.intent.checkpoint, run.status.samples
     if label == "finish":
         await run.change_record(lambda record: records.finishing(record, term=record.term))
     record = await run.change_record(lambda now: records.mark(now, term=now.term, gen=now.gen))
@@ -46,6 +46,7 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
         # A rollback or the end of the job follows, and supersedes the mark; only ckptcache must hear of it.
         run.in_background(_abort_at_ckptcache(run, number, "superseded"))
         raise
+    run.update(snapshot_samples=samples)
     await _commit(run, record, number, cuts, asked=asked)
 
 

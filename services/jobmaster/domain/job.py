@@ -163,6 +163,8 @@ class JobStatus(Stored):
     requeues: int = 0
     log_last_sequence: int = 0
     snapshot_at: float = 0.0
+    snapshot_samples: int = 0
+    """Progress as it was known at the last snapshot: nothing new, no snapshot by policy."""
     checkpoint_served: int = 0
     """The last request for a snapshot that was answered."""
     stop_snapshot_tried: bool = False

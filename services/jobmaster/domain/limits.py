@@ -13,6 +13,9 @@ class Limits(BaseModel):
     the framework's compilation on a busy machine, for seconds."""
     start_grace_s: float = 180.0
     """Until a process has registered: importing a framework takes 10 s on an idle machine."""
+    warm_up_s: float = 90.0
+    """Silence that is borne in the first `start_grace_s` after the registration: while a framework is imported
+    and kernels are compiled, threads may not run for tens of seconds on a crowded machine."""
     drain_s: float = 30.0
     """A draining worker finishes its batches in flight; then it gets SIGTERM and SIGKILL."""
     terminate_grace_s: float = 5.0
@@ -24,3 +27,7 @@ class Limits(BaseModel):
     final_retry_s: float = 0.5
     """Between a closing snapshot that was not full and the next one."""
     deaths_to_quarantine: int = 3
+
+    def patience_s(self, age_s: float) -> float:
+        """How long a process of this age (since its registration) may be silent."""
+        return max(self.silence_s, self.warm_up_s) if age_s <= self.start_grace_s else self.silence_s

@@ -264,8 +264,8 @@ def _silent(at: Situation) -> list[Action]:
             if at.now - since > at.limits.start_grace_s:
                 why = f"did not register within {at.limits.start_grace_s:g} s"
                 result.append(Kill(role.name, why, hard=True))
-        elif at.now - max(heard or 0.0, since) > at.limits.silence_s:
-            result.append(Kill(role.name, f"silent for more than {at.limits.silence_s:g} s", hard=True))
+        elif at.now - max(heard or 0.0, since) > at.limits.patience_s(at.now - role.since):
+            result.append(Kill(role.name, f"silent for {at.now - max(heard or 0.0, since):.0f} s", hard=True))
         elif role.stage == "draining" and at.now - role.since > at.limits.drain_s:
             result.append(Kill(role.name, f"still draining after {at.limits.drain_s:g} s"))
     return result
@@ -377,7 +377,8 @@ def _snapshot_due(at: Situation) -> str:
         return "drained"
     if intent.checkpoint > status.checkpoint_served:
         return "asked for"
-    if at.now - max(status.snapshot_at, status.started) >= at.spec.checkpoint.every_s:
+    is_time = at.now - max(status.snapshot_at, status.started) >= at.spec.checkpoint.every_s
+    if is_time and status.samples != status.snapshot_samples:
         return "policy"
     return ""
 
