@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from recmesh.data.faults import wrong
 from recmesh.data.records import Batch, Float32, IdColumn, Int64
 from recmesh.data.schema import kind_of
-from recmesh.formats import hash_strings
+from recmesh.formats import MISSING_ID, hash_strings
 from recmesh.spec.dataset import DatasetSpec, Feature
 
 
@@ -96,7 +96,7 @@ def ids_of(array: Any) -> Int64:
         hashes = np.asarray(hash_strings(encoded.dictionary), np.int64)
         result: Int64 = hashes[encoded.indices.to_numpy(zero_copy_only=False)]
         return result
-    missing = int(np.asarray(hash_strings(pa.array([""])), np.int64)[0])
+    missing = MISSING_ID
     if pa.types.is_null(array.type):
         return np.full(len(array), missing, np.int64)
     if pa.types.is_uint64(array.type):      # the upper half wraps: an id is 64 bits, not a number
