@@ -1,10 +1,12 @@
 """A service of two components, for tests of the lifecycle as a process sees it."""
 
+import os
+import time
 from collections.abc import Mapping, Sequence
 
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.lifecycle import Component, main
-from recmesh.runtime.ops import OpsServer, Page
+from recmesh.runtime.ops import Chart, Log, OpsServer, Page, Table, Tile, Tiles, state
 from recmesh.runtime.rpc import RpcServer
 from recmesh.runtime.settings import ServiceSettings
 
@@ -13,8 +15,15 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """An ops server, then the bus, then gRPC."""
     settings = ServiceSettings.from_env(env, "RECMESH_")
     bus = Bus(settings.nats_url, "small", connect_timeout_s=1.0)
+    evil = "<img src=x onerror=document.title='broken-in'>"
+    page = Page("small", [
+        Tiles("", lambda: [Tile("process", str(os.getpid())), Tile(evil, evil, evil)]),
+        Chart("time", lambda: {evil: [(time.time() - back, float(back)) for back in range(60, 0, -1)]}),
+        Table("rows", ["name"], lambda: [[evil], [state("Running")]]),
+        Log("log", lambda: [evil]),
+    ], refresh_s=0.1)
     return [
-        OpsServer("small", settings.http_address, Page("small", []), readiness=lambda: ""),
+        OpsServer("small", settings.http_address, page, readiness=lambda: ""),
         bus, RpcServer("rpc", settings.rpc_address, []),
     ]
 
