@@ -126,6 +126,8 @@ def read_dense_chunks(data: memoryview) -> Iterator[DenseChunk]:
     """The chunks of a dense file, ascending by block and number; arrays are views of the data."""
     try:
         length = int.from_bytes(data[:8], "little")
+        if not 8 <= 8 + length <= len(data):
+            raise SnapshotError("not a dense file: it ends inside its header")
         header = json.loads(bytes(data[8:8 + length]))
         body = data[8 + length:]
 

@@ -56,6 +56,9 @@ class Jobmaster(RunsServicer):
     def Record(self, request: jobmaster_pb2.RecordRequest, context: Any) -> jobmaster_pb2.RunRecord:
         return self.record
 
+    def Report(self, request: jobmaster_pb2.ReportRequest, context: Any) -> jobmaster_pb2.ReportReply:
+        return jobmaster_pb2.ReportReply()
+
     def incarnation_of(self, ps: int, *, other_than: str = "") -> str:
         def found() -> list[str]:
             with self.lock:
@@ -124,7 +127,7 @@ class World:
 
     def push(self, members: list[str], lo: int, hi: int, *, gen: int) -> list[int]:
         parts = parts_of([(0, lo, hi)], SlotMap.even(self.version, len(members)), gen=gen, n_ps=len(members))
-        statuses = []
+        statuses: list[int] = []
         for incarnation, part in zip(members, parts, strict=True):
             reply = self.stub(incarnation).Push(ps_pb2.PushRequest(
                 job_id="job", gen=gen, map_version=part.map_version,
@@ -155,7 +158,8 @@ class World:
     def items(self, members: list[str], ids: list[int], *, gen: int) -> dict[int, float]:
         from recmesh.store import split_by_owner
 
-        known, found = np.array(ids), {}
+        known = np.array(ids)
+        found: dict[int, float] = {}
         slot_map = SlotMap.even(self.version, len(members))
         for incarnation, places in zip(members, split_by_owner(known, "item", slot_map), strict=True):
             reply = self.stub(incarnation).Pull(ps_pb2.PullRequest(
@@ -223,17 +227,21 @@ def test_a_killed_server_is_rolled_back_from_a_snapshot_onto_other_servers(
         assert mesh.processes[2].wait(20) == 0
 
 
-def test_a_damaged_part_is_told_and_no_generation_begins(nats: NatsServer, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_passed_over_and_without_a_good_one_no_generation_begins(nats: NatsServer, tmp_path: Path) -> None:
     with world(nats, tmp_path) as mesh:
         mesh.start(0, shm_dir=tmp_path / "shm")
         members = [mesh.jobmaster.incarnation_of(0)]
         mesh.restore(members, gen=1)
         mesh.push(members, 0, 40, gen=1)
         parts = mesh.snapshot(members, 1, gen=1)
-        for copy in (*(tmp_path / "shm" / "ckptcache").iterdir(), *Path(parts[0]).glob("*.arrow")):
-            copy.write_bytes(copy.read_bytes()[:-1] + b"?")
+        in_memory, stored = [*(tmp_path / "shm" / "ckptcache").iterdir()], [*Path(parts[0]).glob("group-*")]
+        for copy in in_memory:
+            copy.write_bytes(bytes(copy.stat().st_size))
+        assert mesh.restore(members, gen=2, snapshot=1, parts=parts) > 0      # from storage
+        for copy in stored:
+            copy.write_bytes(bytes(copy.stat().st_size))
         with pytest.raises(DataLoss):
-            mesh.restore(members, gen=2, snapshot=1, parts=parts)
+            mesh.restore(members, gen=3, snapshot=1, parts=parts)
         with pytest.raises(FailedPrecondition) as refusal:
-            mesh.stub(members[0]).Ledgers(ps_pb2.LedgersRequest(job_id="job", gen=2))
+            mesh.stub(members[0]).Ledgers(ps_pb2.LedgersRequest(job_id="job", gen=3))
         assert refusal.value.reason == "NO_GENERATION"
