@@ -95,10 +95,10 @@ def _dataset_of(mesh: "Client", name: str) -> "DatasetSpec | None":
     from recmesh.runtime.errors import MeshError
     from recmesh.spec.dataset import DatasetSpec
 
-    versions = mesh.model(name)
-    newest = next((item for item in reversed(versions) if item.state == "ready"), None)
+    versions = sorted(mesh.model(name), key=lambda item: (item.state == "ready", int(item.version or 0)))
+    served = versions[-1] if versions else None  # none is ready yet: the newest is on its way
     try:
-        spec = mesh.job(newest.job_id).spec if newest and newest.job_id else None
+        spec = mesh.job(served.job_id).spec if served and served.job_id else None
     except MeshError:  # the job may have been deleted; the model stays
         return None
     data = (spec or {}).get("data")

@@ -214,7 +214,7 @@ class Client:
 
     def model(self, name: str) -> list[Model]:
         """The versions of one model."""
-        return _list(Model, self._call("GET", f"/v1/models/{_part(name)}").json(), "models", "versions")
+        return _list(Model, self._call("GET", f"/v1/models/{_part(name)}").json(), "versions", "models")
 
     def model_metadata(self, name: str) -> dict[str, Any]:
         """Inputs and outputs, by Open Inference Protocol."""
