@@ -95,7 +95,7 @@ class Story:
         self.job_id = job_id
         self.scaled = self.killed = False
         self._seen: set[str] = set()
-        self._last_line = 0.0
+        self._last_line, self._said_at = "", 0.0
 
     def follow(self) -> Job:
         """Until the job is over; TimeoutError when it takes unreasonably long."""
@@ -118,9 +118,10 @@ class Story:
                 self._seen.add(event.id)
                 if event.type in SHOWN:
                     say(event_line(event))
-        if time.monotonic() - self._last_line >= 2.0:
-            self._last_line = time.monotonic()
-            say(progress_line(job))
+        line = progress_line(job)
+        if line != self._last_line and time.monotonic() - self._said_at >= 2.0:
+            self._last_line, self._said_at = line, time.monotonic()
+            say(line)
 
     def _scale(self) -> None:
         say("  → a third worker: recmesh scale late-flights worker=3")
@@ -182,8 +183,8 @@ def main() -> int:
         say(f"  {'logistic regression':<22} {logistic.auc:.4f}  {logistic.logloss:.4f}")
         serve(client, job, spec)
         title("Dashboards")
-        for name, service in sorted(client.mesh()["services"].items()):
-            say(f"  {name:<11} {service['http']}")
+        for service in client.mesh()["services"]:
+            say(f"  {service['service']:<11} {service['dashboard']}")
         say(f"\nAll of it took {time.monotonic() - began:.0f} s." + (" The mesh stays up." if keep else ""))
     return 0 if story.scaled and story.killed and job.progress.samples == total else 1
 
