@@ -13,6 +13,7 @@ from recmesh.runtime.errors import CallerError, MeshError
 from recmesh.runtime.rpc import sync_channel
 from recmesh.spec.job import TrainingJob
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, exit_code_of
+from recmesh.trainer.lean import keep_pandas_out
 from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Assignment, Member, Runs
 from recmesh.trainer.role import Identity, register, report_mistake, say_last
@@ -52,6 +53,7 @@ class Context:
 
 def run(env: Mapping[str, str]) -> int:
     """Runs the role to its end and returns the exit code."""
+    keep_pandas_out()
     _log_to_stderr(env.get("RECMESH_LOG_LEVEL", "INFO"))
     try:
         identity = Identity.from_env(env)

@@ -17,7 +17,7 @@ from recmesh.trainer.local import LocalJob
 from recmesh.zoo.torch import din, dlrm, mmoe, torch_dcn_v2
 from tests.support.rows import job_over, write_rows
 
-FEATURES = [
+FEATURES: list[dict[str, Any]] = [
     {"name": "user"},
     {"name": "item"},
     {"name": "tags", "kind": "bag", "weights": "share"},

@@ -202,7 +202,6 @@ def test_a_batch_that_overlaps_a_ledger_is_trained_again_between_the_cuts() -> N
                     reader = PositionReader().batch((), 14, 15)
                     for table, feature in (("ta", "a"), ("tb", "b")):
                         i = int(reader.ids[feature].values[0])
-                        from recmesh.formats import slots_of
                         if server.map.owners[slots_of(np.array([i]), table)][0] == 0:
                             server.sums[table][i] += 1.0
                     for key in server.dense:
@@ -256,7 +255,11 @@ def test_never_more_than_in_flight_batches_are_between_pull_and_ack() -> None:
         gate = threading.Event()
         most = 0
         server = made.servers[0]
-        server.before_push = lambda piece: None if gate.wait(10) else None
+
+        def hold(piece: Piece) -> None:
+            gate.wait(10)
+
+        server.before_push = hold
         taken = []
         for step in made.session.steps():
             taken.append(step.batch.size)
@@ -329,10 +332,9 @@ def test_gradients_of_unknown_tables_and_wrong_shapes_are_named() -> None:
 
 def test_clipping_scales_all_gradients_to_the_global_norm() -> None:
     with mesh(clip_norm=1.0, servers=1) as made:
-        for step in made.session.steps():
-            step.push({"ta": np.full_like(step.rows["ta"], 3.0)}, {}, loss=0.0)
-            rows = len(step.rows["ta"])
-            break
+        step = next(made.session.steps())
+        step.push({"ta": np.full_like(step.rows["ta"], 3.0)}, {}, loss=0.0)
+        rows = len(step.rows["ta"])
         made.session.close()
         pushed = list(made.servers[0].sums["ta"].values())
         assert np.isclose(sum(value**2 for value in pushed if value) * 2, 1.0)
