@@ -7,7 +7,7 @@ from recmesh.runtime.errors import InvalidArgument, Violation
 
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults with what the job gives; InvalidArgument for unknown names and values of another kind."""
+    """The defaults, overlaid; InvalidArgument for unknown names and values of another kind."""
     wrong = [
         Violation(f"model.params.{name}", f"is no parameter of this model; it has {', '.join(sorted(defaults))}")
         for name in given if name not in defaults
