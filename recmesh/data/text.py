@@ -76,7 +76,9 @@ def delimiter_of(source: Source) -> str:
 
 
 def _quoted(source: Source) -> bool:
-    return source.format == "csv"       # tab-separated formats have no quoting: a quote is a character
+    if source.format == "criteo" or source.quoted is None:
+        return source.format == "csv"   # tab-separated formats have no quoting: a quote is a character
+    return source.quoted
 
 
 def layout_of(file: FileInfo | FileSlice, spec: DatasetSpec) -> Layout:

@@ -23,6 +23,8 @@ class Source(Spec):
     """csv and tsv without a header: the columns' names."""
     delimiter: str = Field(default="", max_length=1)
     """csv and tsv: empty means comma or tab."""
+    quoted: bool | None = None
+    """Fields may be enclosed in double quotes (RFC 4180). None: in csv yes, in tsv no."""
     types: dict[str, Literal["int", "float", "string"]] = {}
     """csv and tsv: types of columns; others are inferred from the start of each file, which must all agree."""
     rows: tuple[float, float] | None = None
