@@ -227,14 +227,16 @@ def test_a_killed_server_is_rolled_back_from_a_snapshot_onto_other_servers(
         assert mesh.processes[2].wait(20) == 0
 
 
-def test_a_damaged_copy_is_passed_over_and_without_a_good_one_no_generation_begins(nats: NatsServer, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_passed_over_and_without_a_good_one_no_generation_begins(
+    nats: NatsServer, tmp_path: Path
+) -> None:
     with world(nats, tmp_path) as mesh:
         mesh.start(0, shm_dir=tmp_path / "shm")
         members = [mesh.jobmaster.incarnation_of(0)]
         mesh.restore(members, gen=1)
         mesh.push(members, 0, 40, gen=1)
         parts = mesh.snapshot(members, 1, gen=1)
-        in_memory, stored = [*(tmp_path / "shm" / "ckptcache").iterdir()], [*Path(parts[0]).glob("group-*")]
+        in_memory, stored = list((tmp_path / "shm/ckptcache").iterdir()), list(Path(parts[0]).glob("group-*"))
         for copy in in_memory:
             copy.write_bytes(bytes(copy.stat().st_size))
         assert mesh.restore(members, gen=2, snapshot=1, parts=parts) > 0      # from storage
