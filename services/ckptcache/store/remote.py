@@ -4,12 +4,14 @@ A cut-off upload may leave an object of its name on some file systems; that is h
 counts only with its receipt, which is written last and names every checksum.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
+from fsspec.spec import AbstractBufferedFile
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 from services.ckptcache.store.local import LocalStorage
@@ -46,7 +48,7 @@ class FsspecStorage:
                 for chunk in chunks:
                     file.write(bytes(chunk))
             except BaseException:
-                getattr(file, "discard", lambda: None)()
+                _give_up(file)
                 raise
             file.close()
 
@@ -99,6 +101,16 @@ class FsspecStorage:
     def free_bytes(self) -> int | None:
         """Object stores do not tell."""
         return None
+
+
+def _give_up(file: Any) -> None:
+    """End a cut-off upload without finishing it; what went wrong before is what the caller hears of."""
+    with contextlib.suppress(Exception):
+        if isinstance(file, AbstractBufferedFile):
+            file.closed = True  # else closing, or the garbage collector, would upload the half
+            file.discard()
+        else:
+            file.close()
 
 
 def open_storage(uri: str) -> Storage:

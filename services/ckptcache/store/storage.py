@@ -52,11 +52,11 @@ class Storage(Protocol):
 
 def path_of(storage: Storage, uri: str) -> str | None:
     """The path below the root that a URI names; None when it is not below the root."""
-    for root in (storage.uri, storage.uri.removeprefix("file://")):
-        if uri.startswith(root + "/"):
-            path = uri[len(root) + 1 :].strip("/")
-            return None if any(part in ("", ".", "..") for part in path.split("/")) else path
-    return None
+    root, given = storage.uri.removeprefix("file://"), uri.removeprefix("file://")
+    if not given.startswith(root + "/"):
+        return None
+    path = given[len(root) + 1 :]
+    return None if any(part in ("", ".", "..") for part in path.split("/")) else path
 
 
 @contextmanager

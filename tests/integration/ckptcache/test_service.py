@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+import httpx
 import pytest
 
 from recmesh.pb import ckptcache_pb2 as pb
@@ -53,9 +54,7 @@ def request(tmp_path: Path, number: int, ps: int, data: bytes) -> pb.StorePartRe
     path.write_bytes(data)
     ranges = [("group-0.table-a.arrow", 0, half), ("group-0.dense.safetensors", half, len(data) - half)]
     files = [
-        pb.PartFile(
-            name=name, offset=at, size_bytes=size, sha256=hashlib.sha256(data[at : at + size]).hexdigest()
-        )
+        pb.PartFile(name=name, offset=at, size_bytes=size, sha256=hashlib.sha256(data[at : at + size]).hexdigest())
         for name, at, size in ranges
     ]
     return pb.StorePartRequest(
@@ -116,9 +115,7 @@ async def test_a_caller_without_the_meshs_token_is_turned_away(ckptcache: Servic
             await stub.List(pb.ListRequest())
 
 
-async def test_refusals_name_fields_and_reasons_on_the_wire(
-    ckptcache: ServiceProcess, tmp_path: Path
-) -> None:
+async def test_refusals_name_fields_and_reasons_on_the_wire(ckptcache: ServiceProcess, tmp_path: Path) -> None:
     async with connected(ckptcache) as stub:
         with pytest.raises(InvalidArgument) as caught:
             await stub.Begin(pb.BeginRequest(job_id="../x", snapshot=0))
@@ -245,3 +242,13 @@ async def test_wrong_settings_end_it_with_one_clear_error(nats: NatsServer, tmp_
         with pytest.raises(RuntimeError, match="ended with 78"):
             process.start()
         assert words in process.log_path.read_text()
+
+
+async def test_its_page_shows_snapshots(ckptcache: ServiceProcess, tmp_path: Path) -> None:
+    async with connected(ckptcache) as stub:
+        await stored(stub, tmp_path, 1)
+        await commit(stub, 1)
+    async with httpx.AsyncClient(base_url=ckptcache.address("ops")) as http:
+        page = (await http.get("/")).text
+        assert "committed" in page and "2 of 2" in page and "memory, storage" in page
+        assert 'recmesh_ckptcache_snapshots_total{state="committed"} 1.0' in (await http.get("/metrics")).text
