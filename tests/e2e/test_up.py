@@ -138,18 +138,18 @@ def test_logs_of_a_service_are_shown(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "path"),
+    ("change", "path", "code"),
     [
-        (("--set", "model.zoo=nonsense"), "model.zoo"),
-        (("--set", 'data.source.files=["nowhere.csv"]'), "data.source.files"),
-        (("--set", 'data.source={"files": ["broken.parquet"]}'), "broken.parquet"),
-        (("--set", "data.label=nothing"), "data.label"),
-        (("--set", "roles.worker.max=0"), "roles.worker"),
+        ("model.zoo=nonsense", "model.zoo", ExitCode.USAGE),
+        ('data.source.files=["nowhere.csv"]', "data.source.files", ExitCode.NOT_FOUND),
+        ('data.source={"files": ["broken.parquet"]}', "broken.parquet", ExitCode.USAGE),
+        ("data.label=nothing", "data.label", ExitCode.USAGE),
+        ("roles.worker.max=0", "roles.worker", ExitCode.USAGE),
     ],
     ids=["unknown model", "missing file", "unreadable Parquet", "wrong column", "no worker"],
 )
 def test_a_bad_job_is_refused_with_the_field_and_nothing_is_created(
-    mesh: Mesh, change: tuple[str, ...], path: str
+    mesh: Mesh, change: str, path: str, code: ExitCode
 ) -> None:
     (mesh.folder / "broken.parquet").write_bytes(b"PAR1 this is no parquet file PAR1")
     mesh.write(
@@ -158,8 +158,8 @@ def test_a_bad_job_is_refused_with_the_field_and_nothing_is_created(
         "  features: [{name: origin}, {name: distance, kind: dense}]\n",
     )
     before = json.loads(mesh.ok("jobs", "--json"))["jobs"]
-    result = mesh.run("submit", "job.yaml", *change)
-    assert result.returncode == ExitCode.USAGE, (result.stdout, result.stderr)
+    result = mesh.run("submit", "job.yaml", "--set", change)
+    assert result.returncode == code, (result.stdout, result.stderr)
     assert result.stderr.startswith("error: ") and path in result.stderr
     assert "Traceback" not in result.stderr
     assert json.loads(mesh.ok("jobs", "--json"))["jobs"] == before
