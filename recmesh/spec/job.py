@@ -1,5 +1,6 @@
 """`TrainingJob`: what a user asks recmesh to train. docs/reference/job.md is generated from it."""
 
+from itertools import pairwise
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -127,7 +128,7 @@ class Training(Spec):
     @field_validator("lr_schedule")
     @classmethod
     def _ascending(cls, points: list[LrPoint]) -> list[LrPoint]:
-        if any(a.step >= b.step for a, b in zip(points, points[1:], strict=False)):
+        if any(a.step >= b.step for a, b in pairwise(points)):
             raise ValueError("steps must ascend")
         return points
 

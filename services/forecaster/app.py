@@ -21,8 +21,8 @@ from services.forecaster.domain.forecast import (
     answer,
 )
 from services.forecaster.domain.season import season_for
-from services.forecaster.domain.series import Floats, Point, checked, regular
-from services.forecaster.store import SeriesInfo, SqlStore
+from services.forecaster.domain.series import Floats, Point, SeriesInfo, checked, regular
+from services.forecaster.store import SqlStore
 
 DEFAULT_HORIZON = 24
 DEFAULT_LEVEL = 0.8

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from recmesh.pb import forecaster_pb2 as pb
 from services.forecaster.domain.forecast import Ask, Forecast
-from services.forecaster.domain.series import Point
-from services.forecaster.store import SeriesInfo
+from services.forecaster.domain.series import Point, SeriesInfo
 
 
 def points(messages: Iterable[pb.Point]) -> list[Point]:

@@ -8,8 +8,8 @@ from alembic.migration import MigrationContext
 
 from recmesh.runtime.errors import ResourceExhausted
 from recmesh.runtime.sql import reading
-from services.forecaster.domain.series import Point
-from services.forecaster.store import SeriesInfo, SqlStore
+from services.forecaster.domain.series import Point, SeriesInfo
+from services.forecaster.store import SqlStore
 from services.forecaster.store.tables import metadata
 from tests.support.postgres import database_url, postgres_address
 

@@ -105,3 +105,15 @@ def _without_gaps(values: Floats, step_s: float) -> Floats:
             for at in range(lo, hi):  # in order, so that a gap of days repeats the day before it
                 filled[at] = filled[at - day]
     return filled
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesInfo:
+    """What is stored of a series."""
+
+    series: str
+    step_s: float
+    points: int
+    first: float
+    last: float
+    last_value: float

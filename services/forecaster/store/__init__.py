@@ -1,5 +1,5 @@
 """Series of rates. All calls block; the app runs them in threads."""
 
-from services.forecaster.store.sql import SeriesInfo, SqlStore
+from services.forecaster.store.sql import SqlStore
 
-__all__ = ["SeriesInfo", "SqlStore"]
+__all__ = ["SqlStore"]

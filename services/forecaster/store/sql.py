@@ -1,7 +1,6 @@
 """Rates over SQLAlchemy: SQLite or PostgreSQL. A series is a name and a step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from recmesh.runtime.errors import ResourceExhausted
 from recmesh.runtime.sql import migrate, open_engine, reading, writing
-from services.forecaster.domain.series import Point
+from services.forecaster.domain.series import Point, SeriesInfo
 from services.forecaster.store.tables import VERSION_TABLE, rates, series
 
 REVISIONS = Path(__file__).parent / "revisions"
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesInfo:
-    """What is stored of a series."""
-
-    series: str
-    step_s: float
-    points: int
-    first: float
-    last: float
-    last_value: float
 
 
 class SqlStore:
