@@ -1,0 +1,282 @@
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recmesh.formats import IntervalSet
+from recmesh.runtime.clock import system_clock
+from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from recmesh.spec.dataset import DatasetSpec
+from services.shardsvc import wire
+from services.shardsvc.app import Datasets, Indexer, OpenRun, Runs, TaskLog
+from services.shardsvc.domain.lease import State
+from services.shardsvc.domain.line import Line
+from services.shardsvc.store.durable import task_subject
+from tests.support.datasets import clicks, spec, write
+from tests.support.shard_bus import MemoryBucket, MemoryLog
+from tests.support.shard_queue import MemoryQueue
+
+JOB = "job-1"
+ROWS = 1_000
+
+
+class House:
+    """shardsvc on memory; `replica()` is another process over the same stores."""
+
+    def __init__(self) -> None:
+        self.queue, self.runs_store, self.log = MemoryQueue(), MemoryBucket(), MemoryLog()
+        self.datasets_store = MemoryBucket()
+        self.events: list[Any] = []
+        self.runs = self.replica()
+        self.datasets = Datasets(
+            self.datasets_store, Indexer(), clock=system_clock, emit=self.events.append
+        )
+
+    def replica(self) -> Runs:
+        tasks = TaskLog(self.log, Indexer())
+        return Runs(self.queue, self.runs_store, tasks, clock=system_clock, emit=self.events.append)
+
+    def told(self, name: str) -> list[Any]:
+        return [event.data for event in self.events if event.type.name == name]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DatasetSpec:
+    return spec(write(clicks(ROWS), tmp_path / "a.parquet", row_group=100), task_rows=100)
+
+
+def request(data: DatasetSpec, **more: Any) -> OpenRun:
+    fields: dict[str, Any] = {
+        "job_id": JOB, "gen": 1, "spec": data, "epochs": 2, "seed": 3, "shuffle": True, "batch_size": 10,
+        "shard_batches": 4, "ttl_s": 30.0, "done": IntervalSet(),
+    }
+    return OpenRun(**(fields | more))
+
+
+async def train(runs: Runs, *, gen: int = 1, stop_after: int = 10**9) -> list[tuple[int, int]]:
+    """Leases and completes until the queue is drained."""
+    done: list[tuple[int, int]] = []
+    while len(done) < stop_after:
+        answer = await runs.lease(JOB, gen, worker="w0", shards=2, request_id="")
+        if answer.state is not State.GRANTED:
+            assert answer.state is State.DRAINED
+            break
+        for lease, tasks in answer.leases:
+            assert tasks[0].base <= lease.lo and lease.hi <= tasks[-1].base + tasks[-1].rows
+            done.append((lease.lo, lease.hi))
+        progress = [(lease.epoch, lease.hi, True) for lease, _ in answer.leases]
+        await runs.renew(JOB, gen, worker="w0", progress=progress)
+    return done
+
+
+@pytest.mark.asyncio
+async def test_a_run_leases_every_position_of_all_epochs_once(data: DatasetSpec) -> None:
+    house = House()
+    line, to_do = await house.runs.open(request(data))
+    assert (line.end, to_do) == (2 * ROWS, 2 * ROWS)
+    done = await train(house.runs)
+    assert sum(hi - lo for lo, hi in done) == 2 * ROWS
+    assert IntervalSet(done) == IntervalSet([(0, 2 * ROWS)])
+    assert house.told("run.opened")[0].total == 2 * ROWS
+    assert (await house.runs.progress(JOB)).drained
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_log_interrupted_at_any_append_is_completed_without_gap_or_overlap(
+    data: DatasetSpec, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MOST_RECORDS", 3)                # 21 records: 7 messages
+    want = (await House().runs.open(request(data)))[0]
+    for fail_at in range(1, 8):
+        house = House()
+        house.log.fail_at, house.log.fail_after_storing = fail_at, stored
+        with pytest.raises(Unavailable):
+            await house.runs.open(request(data))
+        line, _ = await house.replica().open(request(data))
+        assert [task.base for task in line.tasks_of(0, line.end)] == [task.base for task in want.tasks_of(0, want.end)]
+        assert [t.file for t in line.tasks_of(0, line.end)] == [t.file for t in want.tasks_of(0, want.end)]
+        assert line.closed
+
+
+@pytest.mark.asyncio
+async def test_two_replicas_that_open_at_once_write_one_log(
+    data: DatasetSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MOST_RECORDS", 2)
+    house = House()
+    replicas = [house.replica() for _ in range(4)]
+    opened = await asyncio.gather(*(replica.open(request(data)) for replica in replicas))
+    assert {(line.end, line.tasks, to_do) for line, to_do in opened} == {(2 * ROWS, 20, 2 * ROWS)}
+    done = await train(replicas[2])
+    assert IntervalSet(done) == IntervalSet([(0, 2 * ROWS)])
+
+
+@pytest.mark.asyncio
+async def test_no_message_of_the_log_exceeds_its_limits(data: DatasetSpec) -> None:
+    house = House()
+    await house.runs.open(request(data, epochs=400))
+    messages = house.log.messages[task_subject(JOB)]
+    assert len(messages) > 4
+    for sequence, message in messages:
+        assert len(message) <= 512 * 1024
+        assert len(wire.tasks_of_chunk(sequence, message)[1]) <= 1_000
+
+
+@pytest.mark.asyncio
+async def test_a_job_cannot_go_on_with_other_data_than_it_began_with(data: DatasetSpec) -> None:
+    house = House()
+    await house.runs.open(request(data))
+    for other in (request(data, seed=4), request(data, epochs=3), request(data, shuffle=False)):
+        with pytest.raises(FailedPrecondition, match="begun with other"):
+            await house.runs.open(other)
+
+
+@pytest.mark.asyncio
+async def test_files_that_change_while_the_log_is_written_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MOST_RECORDS", 3)
+    house = House()
+    data = spec(write(clicks(ROWS), tmp_path / "a.csv"), format="csv", task_rows=100)
+    house.log.fail_at = 3
+    with pytest.raises(Unavailable):
+        await house.runs.open(request(data))
+    write(clicks(ROWS + 1), tmp_path / "a.csv")
+    with pytest.raises(FailedPrecondition, match="changed while"):
+        await house.runs.open(request(data))
+
+
+@pytest.mark.asyncio
+async def test_a_ledger_beyond_the_log_means_the_log_lost_its_end(data: DatasetSpec) -> None:
+    house = House()
+    await house.runs.open(request(data))
+    with pytest.raises(DataLoss) as caught:
+        await house.runs.open(request(data, gen=2, done=IntervalSet([(0, 2 * ROWS + 1)])))
+    assert caught.value.reason == "LOG_SHORT"
+    house.log.messages.clear()
+    with pytest.raises(DataLoss):
+        await house.replica().open(request(data, gen=2, done=IntervalSet([(0, 10)])))
+
+
+@pytest.mark.asyncio
+async def test_a_rollback_queues_what_the_snapshot_lacks_and_refuses_the_older_generation(data: DatasetSpec) -> None:
+    house = House()
+    await house.runs.open(request(data))
+    await train(house.runs, stop_after=20)
+    done = IntervalSet([(0, 300), (400, 450)])
+    _, to_do = await house.runs.open(request(data, gen=2, done=done))
+    assert to_do == 2 * ROWS - 350
+    assert (await house.runs.lease(JOB, 1, worker="w0", shards=1, request_id="")).state is State.STALE_GEN
+    assert (await house.runs.renew(JOB, 1, worker="w0", progress=[])).state is State.STALE_GEN
+    with pytest.raises(FailedPrecondition):
+        await house.runs.open(request(data, gen=1))
+    again = IntervalSet(await train(house.runs, gen=2))
+    assert again == IntervalSet([(300, 400), (450, 2 * ROWS)])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("befall", [MemoryQueue.lose_everything, MemoryQueue.restart])
+async def test_a_queue_that_was_lost_is_built_again_from_log_and_ledger(
+    data: DatasetSpec, befall: Callable[[MemoryQueue], None]
+) -> None:
+    house = House()
+    await house.runs.open(request(data))
+    first = await train(house.runs, stop_after=20)
+    snapshot = IntervalSet(first[:10])
+    await house.runs.reconcile(JOB, 1, done=snapshot)
+    before = await house.runs.lease(JOB, 1, worker="w1", shards=1, request_id="")
+    befall(house.queue)
+    after = await house.replica().lease(JOB, 1, worker="w2", shards=1, request_id="")
+    assert after.state is State.GRANTED
+    assert after.leases[0][0].epoch > before.leases[0][0].epoch
+    await house.runs.release(JOB, 1, worker="w1", crashed=False)
+    await house.runs.release(JOB, 1, worker="w2", crashed=False)
+    rest = IntervalSet(await train(house.runs))
+    assert rest.union(IntervalSet(first)) == IntervalSet([(0, 2 * ROWS)])
+    assert rest.intersect(snapshot) == IntervalSet()
+
+
+@pytest.mark.asyncio
+async def test_a_generation_that_is_not_open_yet_waits_and_is_never_drained(data: DatasetSpec) -> None:
+    house = House()
+    with pytest.raises(NotFound):
+        await house.runs.lease(JOB, 1, worker="w0", shards=1, request_id="")
+    await house.runs.open(request(data))
+    early = await house.runs.lease(JOB, 2, worker="w0", shards=1, request_id="")
+    assert early.state is State.WAIT
+    assert early.retry_after_s > 0
+
+
+@pytest.mark.asyncio
+async def test_the_end_is_not_believed_until_a_snapshot_has_everything(data: DatasetSpec) -> None:
+    house = House()
+    await house.runs.open(request(data))
+    await train(house.runs)
+    orphans, missing = await house.runs.reconcile(JOB, 1, done=IntervalSet([(0, 1990)]))
+    assert (orphans, missing) == (10, 10)
+    assert await train(house.runs) == [(1990, 2000)]
+    assert await house.runs.reconcile(JOB, 1, done=IntervalSet([(0, 2000)])) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_sweep_queues_what_expired_and_tells_it(data: DatasetSpec) -> None:
+    house = House()
+    await house.runs.open(request(data))
+    await house.runs.lease(JOB, 1, worker="w0", shards=1, request_id="")
+    house.queue.pass_time(31)
+    other = house.replica()
+    await other.resume()
+    await other.sweep(look=True)
+    assert [(told.worker, told.reason) for told in house.told("lease.requeued")] == [("w0", "expired")]
+    assert other.latest[JOB].view.queued == 2 * ROWS
+
+
+@pytest.mark.asyncio
+async def test_a_closed_run_tells_everybody_that_it_is_over(data: DatasetSpec) -> None:
+    house = House()
+    await house.runs.open(request(data))
+    await house.runs.close(JOB, forget=False)
+    assert (await house.replica().lease(JOB, 1, worker="w0", shards=1, request_id="")).state is State.STALE_GEN
+    await house.runs.close(JOB, forget=False)
+    await house.runs.close(JOB, forget=True)
+    assert house.log.messages == {}
+    with pytest.raises(NotFound):
+        await house.runs.progress(JOB)
+    await house.runs.close(JOB, forget=True)
+
+
+@pytest.mark.asyncio
+async def test_registering_an_equal_dataset_again_changes_nothing(data: DatasetSpec) -> None:
+    house = House()
+    first = await house.datasets.register("clicks", data)
+    assert (first.revision, first.rows, first.files, first.spec.name) == (1, ROWS, 1, "clicks")
+    assert await house.datasets.register("clicks", data) == first
+    other = data.model_copy(update={"label_above": 0.5})
+    assert (await house.datasets.register("clicks", other)).revision == 2
+    assert [dataset.revision for dataset in await house.datasets.list()] == [2]
+    assert [told.rows for told in house.told("dataset.registered")] == [ROWS, ROWS]
+    with pytest.raises(NotFound):
+        await house.datasets.get("views")
+    with pytest.raises(InvalidArgument):
+        await house.datasets.register("views", data.model_copy(update={"name": "clicks"}))
+
+
+@pytest.mark.asyncio
+async def test_a_dataset_with_a_wrong_column_is_not_registered(data: DatasetSpec) -> None:
+    house = House()
+    with pytest.raises(InvalidArgument, match=r"data\.label"):
+        await house.datasets.register("clicks", data.model_copy(update={"label": "nosuch"}))
+    assert await house.datasets.list() == []
+
+
+@pytest.mark.asyncio
+async def test_records_survive_the_wire(data: DatasetSpec) -> None:
+    house = House()
+    line, _ = await house.runs.open(request(data))
+    records = line.tasks_of(0, line.end)
+    assert [wire.task_from_pb(wire.task_to_pb(record)) for record in records] == records
+    sequence, message = house.log.messages[task_subject(JOB)][0]
+    assert Line(wire.tasks_of_chunk(sequence, message)[1]).closed
