@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from recmesh.runtime.deadline import remaining_s
 from recmesh.runtime.errors import Aborted, AlreadyExists, MeshError, NotFound
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
@@ -85,6 +86,9 @@ class FakeRuntimes:
         self.loaded: dict[str, Path] = {}
         self.broken: dict[str, MeshError] = {}
         self.unloaded: list[str] = []
+        self.time_left: list[float | None] = []
+        """Of the caller's deadline, at each load."""
+        self.hold_load: asyncio.Event | None = None
         self.hold: asyncio.Event | None = None
         self.running = asyncio.Event()
         self.lost: Callable[[str, str], None] = lambda _key, _reason: None
@@ -93,6 +97,9 @@ class FakeRuntimes:
         return key in self.loaded
 
     async def load(self, framework: str, key: str, folder: Path, *, timeout_s: float) -> None:
+        self.time_left.append(remaining_s())
+        if self.hold_load is not None:
+            await self.hold_load.wait()
         if key in self.broken:
             raise self.broken[key]
         self.loaded[key] = folder
@@ -190,10 +197,16 @@ class Gateway:
             while self.models.serving.find("tiny", version) is None:  # noqa: ASYNC110 (nobody signals a swap)
                 await asyncio.sleep(0)
 
+    async def loading(self) -> None:
+        """Wait until a load has reached the runtime."""
+        async with asyncio.timeout(10.0):
+            while not self.runtimes.time_left:  # noqa: ASYNC110 (as below)
+                await asyncio.sleep(0.001)
+
     async def settled(self) -> None:
         """Wait for loads and retirements in the background."""
         while self.models._tasks:
-            await asyncio.gather(*self.models._tasks)
+            await asyncio.gather(*self.models._tasks, return_exceptions=True)
 
 
 def gateway(

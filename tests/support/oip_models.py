@@ -11,7 +11,7 @@ def torch_model(folder: Path, *, bias: float = 0.0) -> Path:
     """predictions = x + id + bias, exported by torch alone; the folder."""
     import torch
 
-    class Model(torch.nn.Module):
+    class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not analysed
         def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {"predictions": inputs["x"] + inputs["id"].to(torch.float32) + bias}
 

@@ -1,13 +1,21 @@
 """The model registry's use cases: register, load, unload, and bring back what served before a restart."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from contextvars import Context
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from recmesh.runtime import telemetry
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import Aborted, AlreadyExists, FailedPrecondition, MeshError, Unavailable
+from recmesh.runtime.errors import (
+    Aborted,
+    AlreadyExists,
+    FailedPrecondition,
+    MeshError,
+    NotFound,
+    Unavailable,
+)
 from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Fact, Runtimes, TellModel
 from services.gateway.app.serving import Served, Serving, ServingLimits
@@ -20,6 +28,9 @@ from services.gateway.store.folders import ModelFolders
 from services.gateway.store.registry import Registry
 
 ATTEMPTS = 16
+RETRY_S = 2.0
+
+T = TypeVar("T")
 
 _log = telemetry.get_logger(__name__)
 
@@ -106,7 +117,11 @@ class Models:
         if wanted is None:
             raise inference.unknown_model(name, version)
         record = await self._mark(wanted, State.LOADING)
-        return await self._load(record, raises=True)
+        loading = self._background(lambda: self._load(record), f"load {record.key}")
+        loaded = await asyncio.shield(loading)      # a caller that goes away must not leave it half done
+        if isinstance(loaded, MeshError):
+            raise loaded
+        return loaded
 
     async def unload(self, name: str, version: str = "") -> list[ModelVersion]:
         """Serve a model (or only if it is this version) no more. What is in flight is answered."""
@@ -178,12 +193,12 @@ class Models:
             return record, True
         raise Unavailable(f"model {wanted.name!r} is registered by others all the time", reason="CONTENTION")
 
-    async def _load(self, record: ModelVersion, *, raises: bool = False) -> ModelVersion:
+    async def _load(self, record: ModelVersion) -> ModelVersion | MeshError:
         """Check, load, warm up, swap. The one that serves stays until then, for good when this one fails."""
         async with self._lock(record.name):
             current = await self._registry.get(record.name, record.version)
             if current.state not in (State.LOADING, State.READY):
-                raise Aborted(f"model {record.key} was {current.state} meanwhile", reason="NOT_WANTED")
+                return Aborted(f"model {record.key} was {current.state} meanwhile", reason="NOT_WANTED")
             try:
                 folder = await asyncio.to_thread(self._folders.resolve, record.uri)
                 card = await asyncio.to_thread(self._checked_card, folder, record.framework)
@@ -191,24 +206,23 @@ class Models:
                     record.framework, record.key, folder, timeout_s=self._limits.load_timeout_s
                 )
             except MeshError as error:
-                failed = await self._mark(record, State.FAILED, reason=str(error))
-                await self._say("failed", failed)
                 _log.error("model %s cannot be loaded: %s", record.key, error)
-                if raises:
-                    raise
-                return failed
+                still = self.serving.find(record.name, record.version) is not None    # a reload failed
+                failed = await self._note(record, State.READY if still else State.FAILED, reason=str(error))
+                await self._say("failed", failed)
+                return error
             return await self._swap(record, card)
 
     async def _swap(self, record: ModelVersion, card: ModelCard) -> ModelVersion:
-        ready = await self._mark(record, State.READY)
+        ready = await self._note(record, State.READY)
         replaced = self.serving.swap_in(ready, card)
         self._observation.watch(record.name)
         await self._say("ready", ready)
         if replaced is not None and replaced.record.version != record.version:
             reason = f"replaced by version {record.version}"
-            gone = await self._mark(replaced.record, State.UNLOADED, reason=reason)
-            await self._say("unloaded", gone)
             self._background(lambda: self.serving.retire(replaced), f"retire {replaced.record.key}")
+            gone = await self._note(replaced.record, State.UNLOADED, reason=reason)
+            await self._say("unloaded", gone)
         return ready
 
     async def _restore(self, records: list[ModelVersion]) -> None:
@@ -218,12 +232,14 @@ class Models:
                 await self._load(record)
             for record in records:
                 if record not in chosen and record.state in (State.LOADING, State.READY):
-                    await self._mark(record, State.UNLOADED, reason="a newer version was loaded instead")
+                    await self._note(record, State.UNLOADED, reason="a newer version was loaded instead")
         finally:
             self.restored.set()
 
     def _seen(self, record: ModelVersion) -> ModelVersion:
-        """As callers see it: after a restart, what was ready is not ready before it is loaded again."""
+        """As callers see it: the truth of this process goes before what could be written of it."""
+        if self.serving.find(record.name, record.version) and record.state is State.LOADING:
+            return replace(record, state=State.READY, reason="")
         if record.state is State.READY and not self.restored.is_set() and not self.serving.find(record.name):
             return replace(record, state=State.LOADING, reason="loaded again after a restart")
         return record
@@ -246,12 +262,24 @@ class Models:
             self._background(lambda: self._fail(served, reason), f"fail {key}")
 
     async def _fail(self, served: Served, reason: str) -> None:
-        await self._say("failed", await self._mark(served.record, State.FAILED, reason=reason))
+        await self._say("failed", await self._note(served.record, State.FAILED, reason=reason))
 
     async def _mark(self, record: ModelVersion, state: State, *, reason: str = "") -> ModelVersion:
         return await self._registry.change(
             record.name, record.version, lambda item: rules.moved(item, state, reason=reason)
         )
+
+    async def _note(self, record: ModelVersion, state: State, *, reason: str = "") -> ModelVersion:
+        """Mark what has happened already: a registry that is away does not undo it, and is told of it later."""
+        while True:
+            try:
+                return await self._mark(record, state, reason=reason)
+            except (FailedPrecondition, NotFound) as error:
+                _log.warning("model %s is %s, but its record says otherwise: %s", record.key, state, error)
+                return replace(record, state=state, reason=reason)
+            except MeshError as error:
+                _log.warning("that model %s is %s cannot be stored yet: %s", record.key, state, error)
+                await self._clock.sleep(RETRY_S)
 
     async def _say(self, fact: Fact, record: ModelVersion) -> None:
         """Facts follow what is stored; a bus that is away must not undo it."""
@@ -263,13 +291,18 @@ class Models:
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
 
-    def _background(self, work: Callable[[], Awaitable[Any]], what: str) -> None:
-        async def guarded() -> None:
+    def _background(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> asyncio.Task[T]:
+        """A task with a context of its own: the deadline of the call that began it is not its own."""
+
+        async def guarded() -> T:
             try:
-                await work()
+                return await work()
             except Exception:
                 _log.exception("%s failed", what)
+                raise
 
-        task = asyncio.create_task(guarded(), name=what)
+        task = asyncio.create_task(guarded(), name=what, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())   # logged above
+        return task

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recmesh.runtime.deadline import deadline
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, NotFound, Unavailable
 from services.gateway.domain.inference import InferRequest
 from services.gateway.domain.models import Registration, State
@@ -253,3 +254,49 @@ async def test_the_index_says_the_state_of_every_version(tmp_path: Path) -> None
         ("2", "READY"),
     ]
     assert [item.version for item in await made.inference.index(only_ready=True)] == ["2"]
+
+
+async def test_a_load_is_not_bound_by_the_deadline_of_the_call_that_asked_for_it(tmp_path: Path) -> None:
+    made = await started(tmp_path)
+    uri = made.folder()
+    with deadline(0.001):
+        await made.models.register(Registration("tiny", "", uri, "torch", load=True))
+    await made.settled()
+    assert made.runtimes.time_left == [None]
+
+
+async def test_a_caller_that_goes_away_does_not_stop_the_load(tmp_path: Path) -> None:
+    made = await started(tmp_path)
+    await made.models.register(Registration("tiny", "", made.folder(), "torch"))
+    made.runtimes.hold_load = asyncio.Event()
+    asking = asyncio.create_task(made.models.load("tiny"))
+    await made.loading()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    made.runtimes.hold_load.set()
+    await made.settled()
+    assert await state(made, "1") is State.READY
+
+
+async def test_a_reload_that_fails_leaves_the_version_serving(tmp_path: Path) -> None:
+    made = await started(tmp_path)
+    await serve(made, "1")
+    made.runtimes.broken["tiny/1"] = InvalidArgument("damaged meanwhile")
+    with pytest.raises(InvalidArgument, match="damaged"):
+        await made.models.load("tiny", "1")
+    assert await state(made, "1") is State.READY
+    assert (await made.models.infer(request())).version == "1"
+
+
+async def test_an_unload_during_a_load_is_carried_out_after_it(tmp_path: Path) -> None:
+    made = await started(tmp_path)
+    made.runtimes.hold_load = asyncio.Event()
+    await made.models.register(Registration("tiny", "", made.folder(), "torch", load=True))
+    await made.loading()
+    unloading = asyncio.create_task(made.models.unload("tiny"))
+    made.runtimes.hold_load.set()
+    await unloading
+    await made.settled()
+    assert await state(made, "1") is State.UNLOADED
+    assert made.runtimes.loaded == {}
