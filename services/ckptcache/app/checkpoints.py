@@ -245,9 +245,10 @@ class Checkpoints:
                 return
             if entry.snapshot.state in (State.COMMITTED, State.DAMAGED):
                 raise FailedPrecondition(f"{entry.snapshot.name} is committed", reason="WRONG_STATE")
-            self._flusher.fail(entry, f"aborted: {reason or 'no reason given'}")
+            cleaning = self._flusher.fail(entry, f"aborted: {reason or 'no reason given'}")
             self._bound_failed()
-        await self._flusher.settled()
+        if cleaning is not None:
+            await asyncio.wait({cleaning})
 
     def _bound_failed(self) -> None:
         failed = [entry for entry in self._entries.of_job("") if entry.snapshot.state is State.FAILED]

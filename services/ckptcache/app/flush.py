@@ -97,10 +97,10 @@ class Flusher:
             self._announce.stored(entry.snapshot, took_s=self._clock.now() - entry.snapshot.created)
         self.evict()
 
-    def fail(self, entry: Entry, reason: str) -> None:
-        """The snapshot does not exist any more; its remains are removed behind the caller's back."""
+    def fail(self, entry: Entry, reason: str) -> "asyncio.Task[None] | None":
+        """The snapshot does not exist any more; the task removes its remains behind the caller's back."""
         if entry.snapshot.state in (State.FAILED, State.COMMITTED, State.DAMAGED):
-            return
+            return None
         log.warning("snapshot %d of job %s failed: %s", entry.snapshot.number, entry.snapshot.job_id, reason)
         entry.cancelled.set()
         entry.become(failed(entry.snapshot, reason))
@@ -108,6 +108,7 @@ class Flusher:
         task = in_background(self.discard(entry), name=f"discard {entry.key}")
         self._cleaning.add(task)
         task.add_done_callback(self._cleaned)
+        return task
 
     def _cleaned(self, task: "asyncio.Task[None]") -> None:
         self._cleaning.discard(task)

@@ -5,9 +5,15 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.lifecycle import Loop
 from services.ckptcache.app.entry import Entries
 from services.ckptcache.app.flush import Flusher
+from services.ckptcache.app.ports import Policy
 from services.ckptcache.app.recover import Recovered, Recovery
+from services.ckptcache.store.memory import MemoryTier
+
+SWEEP_EVERY_S = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +29,15 @@ class CacheLife:
         *,
         entries: Entries,
         flusher: Flusher,
+        memory: MemoryTier,
+        policy: Policy,
+        clock: Clock,
         pool: ThreadPoolExecutor,
         drain_s: float,
     ) -> None:
         self._recovery, self._entries, self._flusher = recovery, entries, flusher
+        self._memory, self._policy, self._clock = memory, policy, clock
+        self._sweeping = Loop("sweep", self._sweep, clock=clock)
         self._pool, self._drain_s = pool, drain_s
         self.recovered: Recovered | None = None
 
@@ -34,9 +45,19 @@ class CacheLife:
         """Rebuild entries and catalogue from storage."""
         self.recovered = await self._recovery().run()
         log.info("recovered: %s", self.recovered)
+        await self._sweeping.start()
+
+    async def _sweep(self) -> float:
+        removed = await asyncio.to_thread(
+            self._memory.sweep, now=self._clock.now(), older_than_s=self._policy.part_abandoned_after_s
+        )
+        if removed:
+            log.warning("removed %d parts that were never handed over", removed)
+        return SWEEP_EVERY_S
 
     async def stop(self) -> None:
         """Wait for parts that are being written, at most `drain_s`; then give their snapshots up."""
+        await self._sweeping.stop()
         writing = {task for entry in self._entries.of_job("") for task in entry.writing.values()}
         if writing:
             await asyncio.wait(writing, timeout=self._drain_s)

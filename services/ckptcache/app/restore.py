@@ -1,8 +1,9 @@
 """Handing stored parts out: where one is nearest, or its bytes."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import dataclass, replace
 
 from recmesh.runtime.clock import Clock
@@ -96,8 +97,11 @@ class Restore:
                 if entry is not None:
                     await self._checkpoints.mark_damaged(entry.snapshot, str(error))
                 raise
+            finally:
+                with contextlib.suppress(ValueError):  # a thread is still in it when the call was cancelled
+                    chunks.close()
 
-    def _source(self, job_id: str, number: int, ps: int, file: PartFile) -> Iterator[bytes]:
+    def _source(self, job_id: str, number: int, ps: int, file: PartFile) -> Generator[bytes]:
         """Memory if its bytes are still what was handed over, else storage, hashed on the way."""
         layout = self._flusher.layout(job_id, number, ps)
         held = layout.file(file.name) if layout is not None else None

@@ -11,7 +11,7 @@ DELETED                  a deletion has begun; whatever else is there does not c
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from recmesh.runtime.errors import DataLoss, MeshError
@@ -25,7 +25,7 @@ from services.ckptcache.domain.parts import (
     snapshot_folder,
 )
 from services.ckptcache.domain.snapshot import Snapshot, State
-from services.ckptcache.store.storage import TEMPORARY, Storage
+from services.ckptcache.store.storage import TEMPORARY, Storage, ending
 
 BEGIN = "begin.json"
 TOMBSTONE = "DELETED"
@@ -217,7 +217,7 @@ class SnapshotFiles:
             raise DataLoss(f"{folder}/{PART_DOCUMENT} is not what was stored")
         return text.decode()
 
-    def read_file(self, job_id: str, number: int, ps: int, file: PartFile) -> Iterator[bytes]:
+    def read_file(self, job_id: str, number: int, ps: int, file: PartFile) -> Generator[bytes]:
         """A file's bytes, verified: DataLoss after the last of them when they are not what was stored."""
         path = f"{snapshot_folder(job_id, number)}/{part_folder(ps)}/{file.name}"
         try:
@@ -257,13 +257,14 @@ def _checked(
     file: PartFile, chunks: Iterator[bytes], cancelled: threading.Event, progress: Callable[[int], None]
 ) -> Iterator[bytes]:
     digest, size = hashlib.sha256(), 0
-    for chunk in chunks:
-        if cancelled.is_set():
-            raise Cancelled
-        digest.update(chunk)
-        size += len(chunk)
-        yield chunk
-        progress(len(chunk))
+    with ending(chunks):
+        for chunk in chunks:
+            if cancelled.is_set():
+                raise Cancelled
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+            progress(len(chunk))
     if size != file.size_bytes:
         raise DataLoss(f"{file.name} has {size} bytes, not {file.size_bytes}")
     if digest.hexdigest() != file.sha256:

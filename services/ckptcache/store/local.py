@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from services.ckptcache.store.storage import TEMPORARY, read_all, storage_errors
+from services.ckptcache.store.storage import TEMPORARY, ending, read_all, storage_errors
 
 
 class LocalStorage:
@@ -33,7 +33,7 @@ class LocalStorage:
         with storage_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with temporary.open("xb", buffering=0) as file:
+                with ending(chunks), temporary.open("xb", buffering=0) as file:
                     for chunk in chunks:
                         view = memoryview(chunk)
                         while view:

@@ -3,13 +3,15 @@
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from recmesh.runtime.errors import InvalidArgument, NotFound, ResourceExhausted, Violation
 from services.ckptcache.store.storage import CHUNK_BYTES, storage_errors
 
 FOLDER = "ckptcache"
+PART_PREFIX = "recmesh-part."
+"""How parameter servers begin the names of parts that they are writing."""
 _INCOMING = "incoming-"
 
 
@@ -83,6 +85,19 @@ class MemoryTier:
         return found
 
 
+    def sweep(self, *, now: float, older_than_s: float) -> int:
+        """Remove parts that a PS left behind when it died before it handed them over; returns how many."""
+        removed = 0
+        for path in self._outer.glob(f"{PART_PREFIX}*"):
+            try:
+                if path.is_file() and not path.is_symlink() and now - path.stat().st_mtime > older_than_s:
+                    path.unlink()
+                    removed += 1
+            except FileNotFoundError:
+                continue
+        return removed
+
+
 def append(path: Path, data: bytes) -> None:
     """Add bytes to an incoming file; ResourceExhausted when memory is full."""
     with storage_errors("receiving a part"), path.open("ab", buffering=0) as file:
@@ -91,7 +106,7 @@ def append(path: Path, data: bytes) -> None:
             view = view[file.write(view) :]
 
 
-def read_range(path: Path, offset: int, size_bytes: int) -> Iterator[bytes]:
+def read_range(path: Path, offset: int, size_bytes: int) -> Generator[bytes]:
     """`size_bytes` bytes from `offset`; NotFound when the copy was dropped."""
     try:
         file = path.open("rb", buffering=0)

@@ -15,7 +15,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 from services.ckptcache.store.local import LocalStorage
-from services.ckptcache.store.storage import Storage, read_all, storage_errors
+from services.ckptcache.store.storage import Storage, ending, read_all, storage_errors
 
 
 class FsspecStorage:
@@ -45,8 +45,9 @@ class FsspecStorage:
             self._fs.makedirs(self._path(path.rpartition("/")[0]), exist_ok=True)
             file = self._fs.open(self._path(path), "wb")
             try:
-                for chunk in chunks:
-                    file.write(bytes(chunk))
+                with ending(chunks):
+                    for chunk in chunks:
+                        file.write(bytes(chunk))
             except BaseException:
                 _give_up(file)
                 raise

@@ -74,6 +74,17 @@ def storage_errors(action: str) -> Iterator[None]:
         raise Unavailable(f"{action}: {error}", reason="STORAGE") from error
 
 
+@contextmanager
+def ending(chunks: Iterable[bytes | memoryview]) -> Iterator[None]:
+    """Close a generator of chunks, and the files that it has open, also when it was not read to its end."""
+    try:
+        yield
+    finally:
+        close = getattr(chunks, "close", None)
+        if close is not None:
+            close()
+
+
 def read_all(file: BinaryIO) -> Iterator[bytes]:
     """The file's bytes, chunk by chunk."""
     while chunk := file.read(CHUNK_BYTES):

@@ -414,6 +414,18 @@ async def test_a_replica_sees_what_another_committed_and_can_serve_it(tmp_path: 
     assert folder(node, 2).exists()
 
 
+async def test_a_part_that_its_ps_never_handed_over_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for name in ("recmesh-part.job.0.old", "recmesh-part.job.0.new", "another-program"):
+        (node.shm / name).write_bytes(b"x")
+        os.utime(node.shm / name, (1000, 1000 if name.endswith("new") else 0))
+    assert node.memory.sweep(now=1500, older_than_s=1000) == 1
+    assert sorted(path.name for path in node.shm.iterdir() if path.is_file()) == [
+        "another-program",
+        "recmesh-part.job.0.new",
+    ]
+
+
 async def test_uris_outside_the_storage_are_refused(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for uri in (
