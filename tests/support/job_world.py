@@ -147,6 +147,7 @@ class FakeShards:
         self.deaths = 0
         self.suspects: tuple[Interval, ...] = ()
         self.refusals: list[Violation] = []
+        self.refusal: type[MeshError] = InvalidArgument
         self.datasets: dict[str, str] = {}
         self.closed: list[tuple[str, bool]] = []
         self.requeues = 0
@@ -159,7 +160,7 @@ class FakeShards:
     async def inspect(self, dataset_json: str) -> Inspection:
         await self._touch()
         if self.refusals:
-            raise InvalidArgument("bad data", violations=self.refusals)
+            raise self.refusal("bad data", violations=self.refusals)
         return Inspection(self.total, self.total * 100, 1)
 
     async def dataset(self, name: str) -> str:

@@ -6,6 +6,7 @@ import orjson
 
 from recmesh.runtime.errors import (
     AlreadyExists,
+    CallerError,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -54,12 +55,12 @@ async def check(context: Context, spec_json: str) -> Checked:
             rows, size_bytes = inspection.rows, inspection.size_bytes
             if not rows:
                 violations.append(Violation("data.source", "has no rows"))
-        except InvalidArgument as error:
+        except CallerError as error:
             violations += _under("data", error)
     if spec.evaluation is not None and spec.evaluation.data is not None:
         try:
             await context.peers.shards.inspect(spec.evaluation.data.model_dump_json())
-        except InvalidArgument as error:
+        except CallerError as error:
             violations += _under("evaluation.data", error)
     snapshot = 0
     parts: tuple[str, ...] = ()
@@ -73,7 +74,7 @@ async def check(context: Context, spec_json: str) -> Checked:
     return Checked(spec, rows, size_bytes, snapshot, parts, tuple(_notes(spec)))
 
 
-def _under(prefix: str, error: InvalidArgument) -> list[Violation]:
+def _under(prefix: str, error: CallerError) -> list[Violation]:
     """shardsvc names fields of the dataset as `data.…`, or without a prefix."""
     if not error.violations:
         return [Violation(prefix, error.message)]

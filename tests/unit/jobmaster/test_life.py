@@ -356,6 +356,15 @@ async def test_a_refused_job_creates_nothing_and_names_every_wrong_field(world: 
     assert world.cluster.started == []
 
 
+async def test_a_missing_file_is_a_wrong_field_like_any_other(world: JobWorld) -> None:
+    world.shards.refusal = NotFound
+    world.shards.refusals = [Violation("data.source.files", "there is no file /nowhere.parquet")]
+    with pytest.raises(InvalidArgument) as refused:
+        await world.submit(spec())
+    assert [item.path for item in refused.value.violations] == ["data.source.files"]
+    assert world.keys.data == {}
+
+
 async def test_a_dry_run_creates_nothing(world: JobWorld) -> None:
     assert await world.submit(spec(), dry_run=True) == "ads"
     assert world.keys.data == {}
