@@ -2,11 +2,12 @@
 
 Shapes: rows [n, d] are a batch's distinct rows, index [N] points into them, offsets [B + 1] cut N into bags,
 weights [N]. Gradients are added to `out`, which is not cleared first. Kernels run without the GIL, on one
-core; each states its types, so it is compiled once per machine and loaded from the cache ever after.
+core. Each states its types: it is compiled once per machine, and loaded from the cache at its first call.
 """
 
+import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 import numpy as np
@@ -15,19 +16,40 @@ from numpy.typing import NDArray
 
 from recmesh.trainer.session import Floats, Ints
 
-F = TypeVar("F", bound=Callable[..., Any])
 _F32, _F32_2D, _F32_3D = types.float32[::1], types.float32[:, ::1], types.float32[:, :, ::1]
 _I64, _I64_2D = types.int64[::1], types.int64[:, ::1]
 _READ_2D = types.Array(types.float32, 2, "C", readonly=True)
 _READ_3D = types.Array(types.float32, 3, "C", readonly=True)
 
 
-def kernel(*arguments: Any) -> Callable[[F], F]:
-    """Compile a procedure of these argument types now."""
-    compiled: Callable[[F], F] = numba.njit(
-        types.void(*arguments), nogil=True, cache=True, error_model="numpy"
-    )
-    return compiled
+class Kernel:
+    """A procedure that is compiled when it is first called: a model needs few of them, and loading takes time."""
+
+    def __init__(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self.__doc__ = function.__doc__
+        self._function, self._arguments = function, arguments
+        self._lock = threading.Lock()
+        self._compiled: Callable[..., None] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        """Runs it."""
+        compiled = self._compiled
+        if compiled is None:
+            with self._lock:
+                compiled = self._compiled = self._compiled or self._compile()
+        compiled(*arguments)
+
+    def _compile(self) -> Callable[..., None]:
+        signature = types.void(*self._arguments)
+        made: Callable[..., None] = numba.njit(signature, nogil=True, cache=True, error_model="numpy")(
+            self._function
+        )
+        return made
+
+
+def kernel(*arguments: Any) -> Callable[[Callable[..., None]], Kernel]:
+    """Of these argument types."""
+    return lambda function: Kernel(function, arguments)
 
 
 @kernel(_READ_2D, _I64, _F32_2D)
