@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from recmesh.runtime.errors import MeshError
-from recmesh.trainer.layout import Arena, DenseLayout, Placement, Prepared, arenas, prepare
+from recmesh.trainer.layout import DenseLayout, Placement, arenas, prepare
 from recmesh.trainer.patience import NoLongerWanted, patiently
 from recmesh.trainer.ports import (
     AppliedSets,
@@ -35,10 +35,10 @@ from recmesh.trainer.ports import (
     Runs,
     Shards,
 )
-from recmesh.trainer.session import Floats
 from recmesh.trainer.stepping import Gradients
 from recmesh.trainer.worker.cutting import cut_at, missing_batches
 from recmesh.trainer.worker.fleet import Connect, Fleet, StaleGeneration, WrongMap
+from recmesh.trainer.worker.flow import Read, Ready
 from recmesh.trainer.worker.leases import LeaseBook
 from recmesh.trainer.worker.meter import Meter
 from recmesh.trainer.worker.pulling import fill, pull_from
@@ -78,27 +78,6 @@ class Declaration:
             if gone.is_set():
                 raise NoLongerWanted("declaration")
         return self._declared
-
-
-@dataclass(slots=True)
-class Read:
-    """A batch of a lease with its rows of data."""
-
-    lease: Lease
-    piece: Piece
-    batch: "Batch"
-    data_s: float
-
-
-@dataclass(slots=True)
-class Ready:
-    """A batch with its embeddings and dense values, in flight."""
-
-    read: Read
-    prepared: Prepared
-    arenas: dict[int, Arena]
-    rows: dict[str, Floats]
-    dense: Floats
 
 
 @dataclass(frozen=True)

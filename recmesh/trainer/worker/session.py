@@ -11,7 +11,8 @@ from recmesh.trainer.patience import NoLongerWanted, patiently
 from recmesh.trainer.ports import BeatReply, RunRecord, Runs
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Step
 from recmesh.trainer.stepping import Gradients, LiveStep, NanGuard, StepMistake
-from recmesh.trainer.worker.life import Declaration, Life, Ready
+from recmesh.trainer.worker.flow import Ready
+from recmesh.trainer.worker.life import Declaration, Life
 from recmesh.trainer.worker.meter import Meter
 
 _log = logging.getLogger(__name__)
