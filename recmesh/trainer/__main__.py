@@ -5,6 +5,7 @@ RECMESH_ROLE (ps | worker | evaluator | finisher), RECMESH_ROLE_INDEX, RECMESH_J
 user's mistake, 70 a bug, 75 another process may do better.
 """
 
+import gc
 import os
 import sys
 
@@ -15,14 +16,18 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 def main() -> int:
     """Dispatches; each role loads only what it needs."""
-    role = os.environ.get("RECMESH_ROLE", "")
-    if role == "ps":
-        from recmesh.trainer.ps.role import main as run_ps
+    try:
+        if os.environ.get("RECMESH_ROLE") == "ps":
+            from recmesh.trainer.ps.role import main as run_ps
 
-        return run_ps(os.environ)
-    from recmesh.trainer.start import run
+            return run_ps(os.environ)
+        from recmesh.trainer.start import run
 
-    return run(os.environ)
+        return run(os.environ)
+    finally:
+        # The interpreter would look for cycles among a framework's million objects, for seconds, in a process
+        # that others wait for: these are no candidates any more.
+        gc.freeze()
 
 
 if __name__ == "__main__":
