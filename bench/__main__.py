@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.figures import Result
 
-_NOT_BENCHES = {"figures", "mesh", "synthetic", "peers", "__main__"}
+_NOT_BENCHES = {"criteo", "figures", "mesh", "synthetic", "peers", "__main__"}
 
 
 def names() -> list[str]:

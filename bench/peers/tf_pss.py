@@ -2,9 +2,11 @@
 
     python -m bench.peers.tf_pss '{"model": "wide_deep", "steps": 200, ...}'   prints one JSON object
 
-Each role is a process with one compute thread; four inter-op threads, as fewer deadlock the worker. All
-tables lie in one variable, ids shifted by table: a variable per table, as in the guide, is slower. Adagrad is
-TensorFlow's own fused operation, with duplicate ids summed first, as its optimizers do.
+The models are those of recmesh's zoo. What was tried, and kept because it is faster: all tables in one variable with
+ids shifted by table (a variable per table, as in the guide, costs an RPC's worth of operations each), the first-order
+weight as the row's last column, distinct ids looked up and updated once per step, Adagrad as TensorFlow's own fused
+operation, initial values made on the parameter server. Each role has one compute thread; four inter-op threads, as
+fewer deadlock the worker.
 """
 
 import json
@@ -13,11 +15,11 @@ import os
 import socket
 import sys
 import time
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import psutil
-
-BATCHES_IN_MEMORY = 32
 
 
 def _quiet() -> None:
@@ -42,34 +44,34 @@ def _ports(count: int) -> list[int]:
     return ports
 
 
-def cpu_seconds(processes: list[psutil.Process]) -> float:
+def cpu_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
     """User and system time of the processes so far."""
-    return sum(sum(p.cpu_times()[:2]) for p in processes)
+    return {name: sum(p.cpu_times()[:2]) for name, p in processes.items()}
 
 
-def main(task: dict[str, Any]) -> dict[str, float]:
-    """Train and time `steps` steps after `warm_up`; the AUC is over held-out rows."""
+def main(task: dict[str, Any]) -> dict[str, Any]:
+    """Train `warm_up`, `steps` (timed) and `cool_down` batches of the records; the AUC is over held-out rows."""
     _quiet()
     worker_port, ps_port = _ports(2)
     cluster = {"worker": [f"127.0.0.1:{worker_port}"], "ps": [f"127.0.0.1:{ps_port}"]}
     context = multiprocessing.get_context("spawn")
-    servers = [context.Process(target=_serve, args=(cluster, role), daemon=True) for role in cluster]
-    for server in servers:
+    servers = {role: context.Process(target=_serve, args=(cluster, role), daemon=True) for role in cluster}
+    for server in servers.values():
         server.start()
     try:
-        return _coordinate(cluster, [psutil.Process(s.pid) for s in servers], task)
+        return _coordinate(cluster, {role: psutil.Process(s.pid) for role, s in servers.items()}, task)
     finally:
-        for server in servers:
+        for server in servers.values():
             server.kill()
 
 
 def _coordinate(
-    cluster: dict[str, list[str]], servers: list[psutil.Process], task: dict[str, Any]
-) -> dict[str, float]:
+    cluster: dict[str, list[str]], servers: dict[str, psutil.Process], task: dict[str, Any]
+) -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    from bench.synthetic import DENSE, TABLES, criteo_like
+    from bench.synthetic import DENSE, TABLES, read_records, record_bytes
     from recmesh.trainer.metrics import auc as area_under_curve
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -79,94 +81,109 @@ def _coordinate(
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     batch, dim, ids, lr = (task[name] for name in ("batch_size", "dim", "ids", "lr"))
     hidden = [int(units) for units in task["hidden"]]
-    rng = np.random.default_rng(0)
-    pairs: list[tuple[Any, Any]] = []   # variable, accumulator
-
-    def variable(initial: Any) -> Any:
-        made = tf.Variable(initial)
-        with strategy.extended.colocate_vars_with(made):
-            pairs.append((made, tf.Variable(tf.zeros(made.shape))))
-        return made
-
-    def dense_layer(inputs: int, units: int) -> tuple[Any, Any]:
-        limit = (6 / (inputs + units)) ** 0.5
-        kernel = rng.uniform(-limit, limit, (inputs, units)).astype(np.float32)
-        return variable(kernel), variable(np.zeros(units, np.float32))
-
     width = TABLES * dim + DENSE
     shift = np.arange(TABLES, dtype=np.int64) * ids
     wide_and_deep = task["model"] == "wide_deep"
-    with strategy.scope():
-        deep = variable(tf.random.stateless_uniform((ids * TABLES, dim), [1, 2], -0.05, 0.05))
-        wide = variable(tf.zeros((ids * TABLES, 1))) if wide_and_deep else None
-        tower, inputs = [], width
-        for units in hidden:
-            tower.append(dense_layer(inputs, units))
-            inputs = units
-        cross = [] if wide_and_deep else [dense_layer(width, width) for _ in range(task["cross_layers"])]
-        last = dense_layer(inputs if wide_and_deep else inputs + width, 1)
+    row = dim + wide_and_deep
+    scale = dim**-0.5 / 4
+    pairs: list[tuple[Any, Any]] = []   # variable, accumulator
 
-    def logits(drawn: Any, dense: Any) -> Any:
-        rows = deep.sparse_read(drawn)
-        x0 = tf.concat([tf.reshape(rows, (-1, TABLES * dim)), dense], axis=1)
+    def variable(initial: Any, shape: tuple[int, ...]) -> Any:
+        made = tf.Variable(initial, shape=shape)
+        with strategy.extended.colocate_vars_with(made):
+            pairs.append((made, tf.Variable(lambda: tf.zeros(shape), shape=shape)))
+        return made
+
+    def dense_layer(number: int, inputs: int, units: int) -> tuple[Any, Any]:
+        limit = (6 / (inputs + units)) ** 0.5
+
+        def kernel() -> Any:
+            return tf.random.stateless_uniform((inputs, units), [3, number], -limit, limit)
+
+        return variable(kernel, (inputs, units)), variable(lambda: tf.zeros(units), (units,))
+
+    with strategy.scope():
+        table = variable(
+            lambda: tf.random.stateless_uniform((ids * TABLES, row), [1, 2], -scale, scale), (ids * TABLES, row)
+        )
+        sizes = [width, *hidden]
+        tower = [dense_layer(k, *pair) for k, pair in enumerate(pairwise(sizes))]
+        cross = [] if wide_and_deep else [dense_layer(20 + k, width, width) for k in range(task["cross_layers"])]
+        last = dense_layer(40, hidden[-1] if wide_and_deep else hidden[-1] + width, 1)
+        linear = variable(lambda: tf.zeros((DENSE, 1)), (DENSE, 1)) if wide_and_deep else None
+
+    def logits(rows: Any, dense: Any) -> Any:
+        """Of rows [batch, tables, row] and dense [batch, columns]."""
+        x0 = tf.concat([tf.reshape(rows[:, :, :dim], (-1, TABLES * dim)), dense], axis=1)
         h = x0
         for kernel, bias in tower:
             h = tf.nn.relu(tf.matmul(h, kernel) + bias)
-        if wide is not None:
-            shifts = tf.reduce_sum(wide.sparse_read(drawn), axis=1)
-            return (tf.matmul(h, last[0]) + last[1] + shifts)[:, 0]
+        if linear is not None:
+            first_order = tf.reduce_sum(rows[:, :, dim], axis=1, keepdims=True) + tf.matmul(dense, linear)
+            return (tf.matmul(h, last[0]) + last[1] + first_order)[:, 0]
         x = x0
         for kernel, bias in cross:
             x = x0 * (tf.matmul(x, kernel) + bias) + x
         return (tf.matmul(tf.concat([x, h], axis=1), last[0]) + last[1])[:, 0]
 
-    def apply_dense(pair: Any, gradient: Any) -> None:
-        tf.raw_ops.ResourceApplyAdagradV2(
-            var=pair[0].handle, accum=pair[1].handle, lr=lr, epsilon=1e-8, grad=gradient
-        )
-
-    def apply_sparse(pair: Any, gradient: Any) -> None:
-        unique, where = tf.unique(gradient.indices)
-        summed = tf.math.unsorted_segment_sum(gradient.values, where, tf.shape(unique)[0])
-        tf.raw_ops.ResourceSparseApplyAdagradV2(
-            var=pair[0].handle, accum=pair[1].handle, lr=lr, epsilon=1e-8, grad=summed, indices=unique
-        )
-
     def data() -> Any:
-        drawn = criteo_like(batch * BATCHES_IN_MEMORY * task.get("data_scale", 1), seed=1, ids=ids)
-        arrays = (drawn.ids + shift, drawn.dense, drawn.label)
-        batches = tuple(array.reshape(-1, batch, *array.shape[1:]) for array in arrays)
-        return tf.data.Dataset.from_tensor_slices(batches).repeat().prefetch(2)
+        ids_end, dense_end = batch * TABLES * 8, batch * (TABLES * 8 + DENSE * 4)
+
+        def decode(record: Any) -> Any:
+            def part(lo: int, hi: int, kind: Any) -> Any:
+                return tf.io.decode_raw(tf.strings.substr(record, lo, hi - lo), kind)
+
+            drawn = tf.reshape(part(0, ids_end, tf.int64), (batch, TABLES)) + shift
+            dense = tf.reshape(part(ids_end, dense_end, tf.float32), (batch, DENSE))
+            return drawn, dense, tf.reshape(part(dense_end, record_bytes(batch), tf.float32), (batch,))
+
+        return tf.data.FixedLengthRecordDataset(task["train"], record_bytes(batch)).map(decode).prefetch(2)
+
+    dense_pairs = pairs[1:]
 
     @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-    def step(iterator: Any) -> Any:
+    def step(iterator: Any) -> None:
         drawn, dense, label = next(iterator)
+        unique, where = tf.unique(tf.reshape(drawn, (-1,)))
+        found = table.sparse_read(unique)
         with tf.GradientTape() as tape:
-            entropy = tf.nn.sigmoid_cross_entropy_with_logits(label, logits(drawn, dense))
+            tape.watch(found)
+            rows = tf.reshape(tf.gather(found, where), (-1, TABLES, row))
+            entropy = tf.nn.sigmoid_cross_entropy_with_logits(label, logits(rows, dense))
             loss = tf.reduce_mean(entropy)
-        gradients = tape.gradient(loss, [p[0] for p in pairs])
-        for pair, gradient in zip(pairs, gradients, strict=True):
-            (apply_sparse if isinstance(gradient, tf.IndexedSlices) else apply_dense)(pair, gradient)
-        return loss
+        of_rows, *of_dense = tape.gradient(loss, [rows, *(p[0] for p in dense_pairs)])
+        summed = tf.math.unsorted_segment_sum(tf.reshape(of_rows, (-1, row)), where, tf.shape(unique)[0])
+        tf.raw_ops.ResourceSparseApplyAdagradV2(
+            var=table.handle, accum=pairs[0][1].handle, lr=lr, epsilon=1e-8, grad=summed, indices=unique
+        )
+        for pair, gradient in zip(dense_pairs, of_dense, strict=True):
+            tf.raw_ops.ResourceApplyAdagradV2(
+                var=pair[0].handle, accum=pair[1].handle, lr=lr, epsilon=1e-8, grad=gradient
+            )
 
     iterator = iter(coordinator.create_per_worker_dataset(data))
-    for _ in range(task["warm_up"]):
-        coordinator.schedule(step, args=(iterator,))
-    coordinator.join()
-    everyone = [psutil.Process(), *servers]
-    cpu, wall = cpu_seconds(everyone), time.perf_counter()
-    for _ in range(task["steps"]):
-        coordinator.schedule(step, args=(iterator,))
-    coordinator.join()
-    cpu, wall = cpu_seconds(everyone) - cpu, time.perf_counter() - wall
-    held = criteo_like(task["test_rows"], seed=2, ids=ids)
-    scores = []
-    for lo in range(0, task["test_rows"], batch):
-        scores.append(logits(held.ids[lo : lo + batch] + shift, held.dense[lo : lo + batch]).numpy())
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            coordinator.schedule(step, args=(iterator,))
+        coordinator.join()
+
+    train(task["warm_up"])
+    everyone = {"coordinator": psutil.Process(), **servers}
+    before, began = cpu_seconds(everyone), time.perf_counter()
+    train(task["steps"])
+    after, wall_s = cpu_seconds(everyone), time.perf_counter() - began
+    train(task["cool_down"])
+    labels, scores = [], []
+    for held in read_records(Path(task["test"]), batch=batch):
+        scores.append(logits(table.sparse_read(held.ids + shift), tf.constant(held.dense)).numpy())
+        labels.append(held.label)
     samples = batch * task["steps"]
+    spent = {name: after[name] - before[name] for name in everyone}
     return {
-        "samples_per_cpu_s": samples / cpu, "samples_per_s": samples / wall,
-        "auc": area_under_curve(held.label, np.concatenate(scores)),
+        "samples_per_cpu_s": samples / sum(spent.values()), "samples_per_s": samples / wall_s,
+        "auc": area_under_curve(np.concatenate(labels), np.concatenate(scores)),
+        "cpu_ms_per_step": {name: round(s / task["steps"] * 1e3, 2) for name, s in spent.items()},
     }
 
 

@@ -1,0 +1,189 @@
+"""Samples per CPU second of Wide & Deep and DCN-v2, beside TensorFlow's ParameterServerStrategy in the same run."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.figures import Result
+from bench.mesh import ROOT, Mesh, cpu_seconds, criteo_data, mesh, one_thread, say, scratch
+from bench.synthetic import Criteo, criteo_like, write_parquet, write_records
+from recmesh.client.views import Job
+from recmesh.pb import ps_pb2
+from recmesh.pb.ps_pb2_grpc import ParameterServerStub
+from recmesh.runtime.rpc import sync_channel
+
+BATCH, DIM, LR = 4096, 16, 0.02
+STEPS, TEST_ROWS, ROUNDS = 240, 65_536, 3
+QUICK_STEPS, QUICK_TEST_ROWS = 60, 16_384
+FROM, TO = 0.25, 0.95
+PATIENCE_S = 900.0
+AUC_WITHIN = 0.002
+PEER_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647", "MALLOC_TOP_PAD_": "67108864",
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "wide_deep": {"hidden": [256, 128, 64]},
+    "dcn_v2": {"hidden": [256, 128], "cross_layers": 3},
+    "torch_dcn_v2": {"hidden": [256, 128], "cross_layers": 3},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The same rows for both sides: Parquet for us, whole batches as raw records for the peer."""
+
+    train: Path
+    test: Path
+    records: Path
+    test_records: Path
+    steps: int
+    test_rows: int
+
+
+def run(*, quick: bool) -> Result:
+    """`samples_per_cpu_s` over all processes in a steady window; both sides take turns, medians are compared."""
+    steps, test_rows = (QUICK_STEPS, QUICK_TEST_ROWS) if quick else (STEPS, TEST_ROWS)
+    models = ["wide_deep"] if quick else list(MODELS)
+    ours: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
+    theirs: dict[str, list[dict[str, Any]]] = {name: [] for name in models if not name.startswith("torch_")}
+    with scratch() as folder:
+        files = _files(folder, steps, test_rows)
+        with mesh() as running:
+            for turn in range(1 if quick else ROUNDS):
+                for name in models:
+                    ours[name].append(_ours(running, name, files, turn))
+                    if name in theirs:
+                        theirs[name].append(_peer(name, files))
+    return Result("train", _figures(ours, theirs), {
+        "batch": BATCH, "dim": DIM, "tables": 26, "ids_per_table": 1_000_000, "zipf": 1.05, "lr_adagrad": LR,
+        "ps": 1, "workers": 1, "threads_per_process": 1, "steps": steps, "window": [FROM, TO], "test_rows": test_rows,
+        "models": {name: MODELS[name] for name in models}, "recmesh": ours, "tf_pss": theirs,
+        "quick": f"Wide & Deep only, one turn of {steps} steps" if quick else "",
+    })
+
+
+def _figures(ours: dict[str, list[dict[str, Any]]], theirs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    suffix = {"wide_deep": "", "dcn_v2": "_dcn", "torch_dcn_v2": "_torch_dcn"}
+    figures: dict[str, float] = {}
+    for name, runs in ours.items():
+        beside = theirs.get(name) or theirs["dcn_v2"]
+        mine, peer = _median(runs, "samples_per_cpu_s"), _median(beside, "samples_per_cpu_s")
+        figures |= {
+            f"samples_per_cpu_s{suffix[name]}": mine, f"tf_pss_samples_per_cpu_s{suffix[name]}": peer,
+            f"ratio_vs_tf_pss{suffix[name]}": mine / peer,
+            f"samples_per_s{suffix[name]}": _median(runs, "samples_per_s"),
+            f"auc{suffix[name]}": _median(runs, "auc"), f"tf_pss_auc{suffix[name]}": _median(beside, "auc"),
+        }
+        if abs(figures[f"auc{suffix[name]}"] - figures[f"tf_pss_auc{suffix[name]}"]) > AUC_WITHIN:
+            say(f"{name}: the AUCs differ by more than {AUC_WITHIN}: the ratio compares different training")
+    return figures
+
+
+def _median(runs: list[dict[str, Any]], name: str) -> float:
+    return float(statistics.median(each[name] for each in runs))
+
+
+def _files(folder: Path, steps: int, test_rows: int) -> Files:
+    made = Files(folder / "train.parquet", folder / "test.parquet", folder / "train.bin", folder / "test.bin",
+                 steps, test_rows)
+    say(f"{steps * BATCH:,} rows of training data")
+    both = criteo_like(steps * BATCH + test_rows, seed=1)
+    cut = steps * BATCH
+    for lo, hi, parquet, records in ((0, cut, made.train, made.records), (cut, None, made.test, made.test_records)):
+        part = Criteo(both.ids[lo:hi], both.dense[lo:hi], both.label[lo:hi])
+        write_parquet(parquet, part)
+        write_records(records, part, batch=BATCH)
+    return made
+
+
+# ---- recmesh
+
+
+def _ours(running: Mesh, model: str, files: Files, turn: int) -> dict[str, Any]:
+    spec = {
+        "name": f"{model.replace('_', '-')}-{turn}",
+        "model": {"zoo": model, "params": {"embedding_dim": DIM, **MODELS[model]}},
+        "data": criteo_data([str(files.train)]),
+        "evaluation": {"data": criteo_data([str(files.test)])},
+        "training": {"batch_size": BATCH, "optimizer": {"kind": "adagrad", "lr": LR}, "seed": turn},
+        "roles": {
+            "ps": {"replicas": 1, "env": one_thread()}, "worker": {"replicas": 1, "env": one_thread()},
+        },
+        "checkpoint": {"every_s": 3600},
+        "export": None,
+    }
+    job_id = running.client.submit(spec).job_id
+    job = running.wait(job_id, lambda job: bool(_address(job)), patience_s=PATIENCE_S)
+    with closing(sync_channel(_address(job), token=running.token)) as line:
+        stub = ParameterServerStub(line)
+
+        def pushes() -> int:
+            return int(stub.Stats(ps_pb2.StatsRequest(job_id=job_id), timeout=30.0).pushes)
+
+        first = _await(pushes, int(files.steps * FROM))
+        job = running.client.job(job_id)
+        everyone = running.services() | {
+            role.role: psutil.Process(int(role.handle)) for role in job.roles if role.handle.isdigit()
+        }
+        began, before = time.perf_counter(), cpu_seconds(everyone)
+        last = _await(pushes, int(files.steps * TO))
+        wall_s, after = time.perf_counter() - began, cpu_seconds(everyone)
+    worker = next((role for role in running.client.job(job_id).roles if role.role == "worker" and role.step), None)
+    spent = {name: after[name] - before[name] for name in after if name in before}
+    job = running.wait(job_id, lambda job: job.over, patience_s=PATIENCE_S)
+    samples = (last - first) * BATCH
+    found = {
+        "samples_per_cpu_s": samples / sum(spent.values()), "samples_per_s": samples / wall_s,
+        "auc": job.metrics["eval_auc"],
+        "cpu_ms_per_step": {name: round(s / (last - first) * 1e3, 2) for name, s in spent.items() if s > 0.01},
+        "step_s": {} if worker is None or worker.step is None else worker.step.model_dump(),
+    }
+    say(f"recmesh {model}: {found}")
+    return found
+
+
+def _address(job: Job) -> str:
+    """Of the parameter server, once it serves."""
+    return next((role.address for role in job.roles if role.role == "ps"), "")
+
+
+def _await(count: Callable[[], int], least: int) -> int:
+    """The count once it is at least so high: exactly when the window begins or ends."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (now := count()) < least:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{now} of {least} steps after {PATIENCE_S:g} s")
+        time.sleep(0.02)
+    return now
+
+
+# ---- the peer
+
+
+def _peer(model: str, files: Files) -> dict[str, Any]:
+    warm_up = int(files.steps * FROM)
+    task = {
+        "model": model, "batch_size": BATCH, "dim": DIM, "ids": 1_000_000, "lr": LR, **MODELS[model],
+        "warm_up": warm_up, "steps": int(files.steps * TO) - warm_up, "cool_down": files.steps - int(files.steps * TO),
+        "train": str(files.records), "test": str(files.test_records), "test_rows": files.test_rows,
+    }
+    environment = {**os.environ, **one_thread(), **PEER_MALLOC}
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.peers.tf_pss", json.dumps(task)], cwd=ROOT, env=environment,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"TensorFlow's side failed:\n{done.stderr[-4000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    say(f"tf_pss {model}: {found}")
+    return found
