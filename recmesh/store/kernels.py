@@ -47,7 +47,7 @@ from recmesh.store.jit import (
 )
 
 PARTITIONS = 256
-LANE = 128
+LANE = 32
 BLOCK = 1024
 BLOCK_BITS = 10
 HEADER = 6
