@@ -34,7 +34,6 @@ from recmesh.store.jit import (
     IDS,
     INT,
     NONE,
-    OWNERS,
     REAL,
     STEPS,
     U8,
@@ -146,26 +145,6 @@ def _save_row(slab: NDArray[np.float32], log: NDArray[np.float32], saved: NDArra
         target[j] = source[j]
     meta[SAVED] += 1
     saved[row] = np.uint32(meta[SAVED])
-
-
-@kernel(INT, *_INDEX, IDS, WORD, WORD, I64)
-def find(
-    arena: NDArray[np.uint64], parts: NDArray[np.int64], ids: NDArray[np.int64], table: Any, salt: Any,
-    rows: NDArray[np.int64],
-) -> int:
-    """rows[i] := the row of ids[i], or -1; returns how many are absent."""
-    absent = 0
-    hashes = np.empty(LANE, np.uint64)
-    for lo in range(0, ids.size, LANE):
-        n = min(LANE, ids.size - lo)
-        for i in range(n):
-            hashes[i] = mix64(np.uint64(ids[lo + i]) ^ salt)
-            prefetch(arena, 2 * _home(parts, hashes[i]))
-        for i in range(n):
-            row = _probe(arena, parts, hashes[i], np.uint64(ids[lo + i]), table)
-            rows[lo + i] = row
-            absent += row < 0
-    return absent
 
 
 @kernel(INT, *_INDEX, IDS, WORD, WORD, F32, INT, F32, INT, INT, WORD, REAL)
@@ -347,77 +326,3 @@ def select(ids: NDArray[np.int64], salt: Any, slots: NDArray[np.uint8], places: 
             places[n] = i
             n += 1
     return n
-
-
-@kernel(NONE, IDS, WORD, OWNERS, I64, I64)
-def split(
-    ids: NDArray[np.int64], salt: Any, owners: NDArray[np.uint16], order: NDArray[np.int64],
-    bounds: NDArray[np.int64],
-) -> None:
-    """order[bounds[p]:bounds[p+1]] := the indices of ids that PS p owns, ascending. bounds has n_ps + 1."""
-    owner = np.empty(ids.size, np.uint16)
-    bounds[:] = 0
-    for i in range(ids.size):
-        p = owners[np.int64(mix64(np.uint64(ids[i]) ^ salt) >> np.uint64(52))]
-        owner[i] = p
-        bounds[np.int64(p) + 1] += 1
-    for p in range(1, bounds.size):
-        bounds[p] += bounds[p - 1]
-    place = bounds[:-1].copy()
-    for i in range(ids.size):
-        p = np.int64(owner[i])
-        order[place[p]] = i
-        place[p] += 1
-
-
-@kernel(INT, IDS, I64, U32, I64, U32, U64)
-def dedup_into(
-    ids: NDArray[np.int64], unique: NDArray[np.int64], counts: NDArray[np.uint32],
-    inverse: NDArray[np.int64], heads: NDArray[np.uint32], keys: NDArray[np.uint64],
-) -> int:
-    """unique := ids in order of first occurrence, inverse and counts to match; returns how many.
-
-    heads and keys (a power of two of at least twice the ids) are scratch: a head is a unique index + 1.
-    """
-    mask = np.uint64(heads.size - 1)
-    heads[:] = 0
-    n = 0
-    for i in range(ids.size):
-        id_ = np.uint64(ids[i])
-        k = mix64(id_) & mask
-        while True:
-            head = heads[k]
-            if head == 0:
-                n += 1
-                heads[k] = n
-                keys[k] = id_
-                unique[n - 1] = ids[i]
-                counts[n - 1] = 1
-                inverse[i] = n - 1
-                break
-            if keys[k] == id_:
-                counts[np.uint64(head) - np.uint64(1)] += np.uint32(1)
-                inverse[i] = np.int64(head) - 1
-                break
-            k = (k + np.uint64(1)) & mask
-    return n
-
-
-@kernel(NONE, GRADS_2D, IDS, F32_2D)
-def scatter_add_into(
-    grads: NDArray[np.float32], inverse: NDArray[np.int64], out: NDArray[np.float32]
-) -> None:
-    """out[inverse[i]] += grads[i]; out is not cleared first."""
-    for i in range(inverse.size):
-        target, source = out[inverse[i]], grads[i]
-        for j in range(np.uint64(target.size)):
-            target[j] += source[j]
-
-
-@kernel(NONE, GRADS_2D, IDS, F32_2D)
-def take_into(rows: NDArray[np.float32], index: NDArray[np.int64], out: NDArray[np.float32]) -> None:
-    """out[i] := rows[index[i]]."""
-    for i in range(index.size):
-        target, source = out[i], rows[index[i]]
-        for j in range(np.uint64(target.size)):
-            target[j] = source[j]
