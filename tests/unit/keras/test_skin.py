@@ -26,7 +26,8 @@ OPTIMIZERS: dict[str, tuple[Optimizer, Any]] = {
         Optimizer(kind="adagrad", lr=0.1, eps=1e-7, initial_accumulator=0.1),
         lambda: keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.1),
     ),
-    "adam": (Optimizer(kind="adam", lr=0.01, eps=1e-7), lambda: keras.optimizers.Adam(0.01)),
+    # Keras adds epsilon before the bias correction, torch and the servers after it: here it is too small to matter.
+    "adam": (Optimizer(kind="adam", lr=0.01, eps=1e-12), lambda: keras.optimizers.Adam(0.01, epsilon=1e-12)),
 }
 
 
