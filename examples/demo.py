@@ -29,7 +29,6 @@ SCALE_AT, KILL_AT = 0.25, 0.50
 POLL_S, PATIENCE_S = 0.5, 240.0
 SHOWN = {
     "job.role_started", "job.role_exited", "job.scaled", "job.snapshot_committed", "job.rolled_back",
-    "lease.requeued",
 }
 
 
@@ -75,13 +74,12 @@ def event_line(event: Event) -> str:
     """What happened, in a few words."""
     data = event.data
     who = f"{data['role']}-{data['index']}" if "index" in data else str(data.get("role", ""))
-    samples = f"{data.get('samples', data.get('positions', 0)):,} samples"
+    samples = f"{data.get('samples', 0):,} samples"
     details = {
         "job.role_started": f"{who} started (process {data.get('handle', '')})",
         "job.role_exited": f"{who} ended: {data.get('reason', '')}",
         "job.scaled": f"{who}: {data.get('from_replicas')} → {data.get('to_replicas')} replicas",
         "job.snapshot_committed": f"snapshot {data.get('snapshot')} committed, {samples} in it",
-        "lease.requeued": f"{samples} of {data.get('worker', 'a worker')} queued again",
         "job.rolled_back": f"rolled back to snapshot {data.get('snapshot')}",
     }
     return f"    · {details.get(event.type, event.type)}"
@@ -113,11 +111,14 @@ class Story:
         raise TimeoutError(f"the job is not over after {PATIENCE_S:.0f} s")
 
     def _tell(self, job: Job) -> None:
-        for event in self.client.events(self.job_id):
-            if event.id not in self._seen:
-                self._seen.add(event.id)
-                if event.type in SHOWN:
-                    say(event_line(event))
+        fresh = [event for event in self.client.events(self.job_id) if event.id not in self._seen]
+        self._seen.update(event.id for event in fresh)
+        for event in fresh:
+            if event.type in SHOWN:
+                say(event_line(event))
+        requeued = [int(event.data.get("positions", 0)) for event in fresh if event.type == "lease.requeued"]
+        if requeued:
+            say(f"    · {sum(requeued):,} samples in {len(requeued)} lease(s) queued again")
         line = progress_line(job)
         if line != self._last_line and time.monotonic() - self._said_at >= 2.0:
             self._last_line, self._said_at = line, time.monotonic()
@@ -183,8 +184,9 @@ def main() -> int:
         say(f"  {'logistic regression':<22} {logistic.auc:.4f}  {logistic.logloss:.4f}")
         serve(client, job, spec)
         title("Dashboards")
-        for service in client.mesh()["services"]:
-            say(f"  {service['service']:<11} {service['dashboard']}")
+        pages = {service["service"]: service["dashboard"] for service in client.mesh()["services"]}
+        for name, page in sorted((pages | {"gateway": client.url}).items()):
+            say(f"  {name:<11} {page}")
         say(f"\nAll of it took {time.monotonic() - began:.0f} s." + (" The mesh stays up." if keep else ""))
     return 0 if story.scaled and story.killed and job.progress.samples == total else 1
 
