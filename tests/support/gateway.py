@@ -248,7 +248,7 @@ def unknown_job() -> NotFound:
     return NotFound("there is no job 'x'", reason="UNKNOWN_JOB")
 
 
-def http(
+def rest_app(
     made: Gateway,
     *,
     jobs: Any = None,
@@ -257,8 +257,8 @@ def http(
     api_key: str | None = None,
     loopback: bool = True,
     limits: BodyLimits | None = None,
-) -> httpx.AsyncClient:
-    """A client of the REST API over the gateway, without sockets."""
+) -> Any:
+    """The REST API over the gateway, as an ASGI application."""
     peer: Any = FakePeer()
     code = CodeStore(made.root, max_bytes=1 << 20, max_unpacked_bytes=1 << 21, max_members=100)
     mesh = Mesh({}, token=None, tls=None)
@@ -277,9 +277,13 @@ def http(
         {},
         "1.2.3",
     )
-    app = api.create(
+    return api.create(
         parts, ops=[], api_key=api_key, loopback=loopback,
         limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), closing=asyncio.Event(),
     )  # fmt: skip
-    transport = httpx.ASGITransport(app=app)
+
+
+def http(made: Gateway, **parts: Any) -> httpx.AsyncClient:
+    """A client of the REST API over the gateway, without sockets."""
+    transport = httpx.ASGITransport(app=rest_app(made, **parts))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from recmesh.runtime.bus import Bus
+from recmesh.runtime.errors import MeshError
 from recmesh.runtime.events import SUBJECT_ROOT, Event, token
 from services.gateway.app.ports import Document
 
@@ -43,15 +44,15 @@ class JobHistory:
         reading = asyncio.create_task(read(), name=f"events of {job_id}")
         try:
             while not reading.done() or not arrived.empty():
-                try:
+                event = None
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ALIVE_S):
-                        yield await arrived.get()
-                except TimeoutError:
-                    yield None
+                        event = await arrived.get()
+                yield event
             reading.result()
         finally:
             reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, MeshError):
                 await reading
 
 

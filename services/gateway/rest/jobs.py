@@ -9,11 +9,14 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
+from recmesh.runtime.telemetry import get_logger
 from services.gateway.app.ports import Document, JobEvents
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import as_json, read_document, read_model
+
+logger = get_logger(__name__)
 
 EXAMPLE: Document = {
     "name": "flights",
@@ -183,25 +186,40 @@ _EVENTS_RESPONSE: dict[str, Any] = {
 async def _stream(
     live: AsyncGenerator[Document | None, None], closing: asyncio.Event
 ) -> AsyncIterator[bytes]:
-    """Server-sent events; ends when the gateway stops, so that the reader connects again elsewhere."""
+    """Server-sent events; ends when the gateway stops or the bus fails: the reader connects again elsewhere."""
     closed = asyncio.ensure_future(closing.wait())
+    coming: asyncio.Future[Document | None] | None = None
     try:
         yield b"retry: 2000\n\n"
         while not closed.done():
             coming = asyncio.ensure_future(anext(live, ENDED))
             await asyncio.wait({coming, closed}, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
                 return
             event = coming.result()
             if event is ENDED:
                 return
             yield _sse(event)
+    except MeshError as error:
+        logger.warning("a reader of events is sent away: %s", error.message)
     finally:
         closed.cancel()
-        await live.aclose()
+        # Not awaited here: a reader that has gone cancels this over and over.
+        leaving = asyncio.ensure_future(_leave(live, coming))
+        _leaving.add(leaving)
+        leaving.add_done_callback(_leaving.discard)
 
+
+async def _leave(live: AsyncGenerator[Document | None, None], coming: asyncio.Future[Any] | None) -> None:
+    """Closes what was read from; a generator that is at work cannot be closed before it is interrupted."""
+    if coming is not None and not coming.done():
+        coming.cancel()
+        await asyncio.wait({coming})
+    await live.aclose()
+
+
+_leaving: set[asyncio.Future[None]] = set()
+"""Kept from the garbage collector."""
 
 ENDED: Document = {}
 """What `anext` answers when there is no more."""
