@@ -38,6 +38,7 @@ async def test_a_job_succeeds_with_exactly_its_samples_in_one_committed_snapshot
     await world.until(lambda: len(world.brain.ends) == 1)
     phases = [data.to_phase for data in world.told("job.transitioned")]
     assert phases == ["Starting", "Running", "Succeeded"]
+    assert all(data.expected for data in world.told("job.role_exited"))
 
 
 async def test_a_killed_worker_is_replaced_and_its_leases_are_released_at_once(world: JobWorld) -> None:
