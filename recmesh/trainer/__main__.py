@@ -16,6 +16,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 def main() -> int:
     """Dispatches; each role loads only what it needs."""
+    from recmesh.trainer.memory import keep_freed_memory
+
+    keep_freed_memory()
     try:
         if os.environ.get("RECMESH_ROLE") == "ps":
             from recmesh.trainer.ps.role import main as run_ps
