@@ -1,5 +1,7 @@
 """How a role's process ends, and why."""
 
+import errno
+
 from recmesh.runtime.errors import CallerError, InvalidArgument
 
 DONE = 0
@@ -13,6 +15,8 @@ PROGRAMMING_ERRORS = (
     NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, KeyError,
 )
 """What data can hardly provoke."""
+MACHINE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""A full disk in the middle of the user's code is not the user's mistake: another try may find room."""
 
 
 class UserMistake(InvalidArgument):
@@ -25,6 +29,8 @@ def exit_code_of(error: BaseException, *, in_user_code: bool, stepped: bool) -> 
     An error of the user's code before the first step, or one that no data provokes, is a mistake; a worker
     that dies in the middle of a batch may have met a poisonous one, which is jobmaster's to judge.
     """
+    if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+        return BUG
     if isinstance(error, CallerError) and error.reason not in ("STALE_GEN", "NO_GENERATION", "WRONG_MAP"):
         return MISTAKE
     if in_user_code and (not stepped or isinstance(error, PROGRAMMING_ERRORS)):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
-from recmesh.runtime.errors import DataLoss, MeshError
+from recmesh.runtime.errors import DataLoss, MeshError, ResourceExhausted
 from services.ckptcache.domain.manifest import MANIFEST, MARKER, count
 from services.ckptcache.domain.parts import (
     PART_DOCUMENT,
@@ -110,10 +110,16 @@ class SnapshotFiles:
         return text.decode()
 
     def delete(self, job_id: str, number: int) -> None:
-        """Remove a snapshot. The tombstone comes first, so that a crash half-way leaves no snapshot."""
+        """Remove a snapshot. The tombstone comes first, so that a crash half-way leaves no snapshot.
+
+        Full storage has no room for a tombstone: there begin.json goes first, without which the rest is garbage.
+        """
         folder = snapshot_folder(job_id, number)
         if self.storage.files(folder) or self.storage.folders(folder):
-            self.storage.write(f"{folder}/{TOMBSTONE}", [b"{}"])
+            try:
+                self.storage.write(f"{folder}/{TOMBSTONE}", [b"{}"])
+            except ResourceExhausted:
+                self.storage.remove(f"{folder}/{BEGIN}")
             self.storage.sync(folder)
             for name in (MARKER, BEGIN):
                 self.storage.remove(f"{folder}/{name}")

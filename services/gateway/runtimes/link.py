@@ -35,6 +35,7 @@ class Link:
         self.exit = ""
         loop = asyncio.get_running_loop()
         self._hello: asyncio.Future[Reply] = loop.create_future()
+        self._hello.add_done_callback(_observe)
         self._pending[HELLO] = (self._hello, loop.time())
         self._reading = asyncio.create_task(self._read(), name="model-server-read")
 

@@ -25,6 +25,8 @@ logger = get_logger(__name__)
 
 FLUSH_S = 2.0
 """Progress is stored at most so often; what matters is stored at once."""
+TRIED_AGAIN = "; it is tried again"
+"""How a message ends that holds only until the next success."""
 MAX_ROUNDS = 100
 """Decisions in a row without waiting; more would be a rule that does not change what it looks at."""
 
@@ -179,6 +181,8 @@ class Runner:
                 await run.flush()
             self._failures = 0
             self._retry_at = 0.0
+            if run.status.message.endswith(TRIED_AGAIN):
+                run.update(message="")
         except LostRun as error:
             logger.warning("job %s: %s", run.job_id, error)
             self._on_lost(run)
@@ -188,6 +192,7 @@ class Runner:
         except (MeshFault, snapshots.Aborted, NotAPartition) as error:
             logger.warning("job %s: %s failed, and is tried again: %s", run.job_id, name, error)
             self._pause(name)
+            self._tell_trouble(name, error)
         except CallerError as error:
             self._refused(name, error)
         except Exception:
@@ -242,11 +247,17 @@ class Runner:
             self._failures + 1, base_s=base_s, ceiling_s=10.0
         )
 
+    def _tell_trouble(self, name: str, error: Exception) -> None:
+        """A job that waits says for what; the next procedure that succeeds takes it back."""
+        if self.run.status.ending is None and not self.run.status.has_ended:
+            self.run.update(message=f"{name}: {error}{TRIED_AGAIN}")
+
     def _refused(self, name: str, error: CallerError) -> None:
         """The same request would be refused again: the job cannot go on, unless it has ended anyway."""
         run = self.run
         logger.error("job %s: %s is refused: %s", run.job_id, name, error)
         self._pause(name)
+        self._tell_trouble(name, error)
         fatal = name in ("open", "register", "close") and self._failures >= (3 if name == "open" else 2)
         if fatal and run.status.ending is None and not run.status.has_ended:
             reason = {"open": "CannotOpenGeneration", "register": "ModelRefused"}.get(name, "CannotClose")

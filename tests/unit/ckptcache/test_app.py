@@ -131,6 +131,17 @@ async def test_a_full_disk_fails_the_snapshot_clearly_and_the_one_before_stays_w
         await node.app.commit("job", 2, gen=1, manifest_json="{}")
 
 
+async def test_a_snapshot_can_be_deleted_where_there_is_no_room_for_a_tombstone(tmp_path: Path) -> None:
+    def full() -> None:
+        raise ResourceExhausted("storage is full")
+
+    node = Node(tmp_path)
+    await node.committed("job", 1, A)
+    node.files.storage = GatedStorage(tmp_path / "storage", word="DELETED", before=full)
+    node.files.delete("job", 1)
+    assert not folder(node, 1).exists()
+
+
 async def test_the_operating_systems_word_for_a_full_disk_becomes_ours(tmp_path: Path) -> None:
     node = Node(tmp_path)
 

@@ -321,6 +321,10 @@ async def test_a_lost_queue_is_derived_again_from_the_ledgers(world: JobWorld) -
 async def test_a_snapshot_that_cannot_be_stored_is_aborted_and_its_number_lost(world: JobWorld) -> None:
     world.checkpoints.failing = {1}
     job_id = await world.submit(spec(checkpoint={"every_s": 0.5}))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: run.status.message.startswith("snapshot: "))
+    assert run.status.message.endswith("; it is tried again")
+    await world.until(lambda: not run.status.message)
     await world.until_phase(job_id, "Succeeded")
     assert world.servers.aborted_marks == [1, 1]
     assert (job_id, 1) not in world.checkpoints.committed

@@ -1,5 +1,6 @@
 """The user's code on its way into a role."""
 
+import errno
 import hashlib
 import io
 import subprocess
@@ -85,6 +86,7 @@ def test_what_is_wrong_with_the_entry_point_is_said(tmp_path: Path, entry: str, 
 
 def test_exit_codes_tell_whose_fault_it_is() -> None:
     mistake, poison, outage = TypeError("no"), ValueError("row 7"), Unavailable("away")
+    assert exit_code_of(OSError(errno.ENOSPC, "full"), in_user_code=True, stepped=False) == BUG
     assert exit_code_of(mistake, in_user_code=True, stepped=True) == MISTAKE
     assert exit_code_of(poison, in_user_code=True, stepped=False) == MISTAKE
     assert exit_code_of(poison, in_user_code=True, stepped=True) == BUG
