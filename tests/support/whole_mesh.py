@@ -32,9 +32,11 @@ STEP_S = 300.0
 class WholeMesh:
     """`up` and `down` are the command's; everything may be killed between them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **env: str) -> None:
         self.folder = folder
         self.home = Home(folder / "mesh")
+        self.env = env
+        """Given to every command."""
         self._client: Client | None = None
 
     # -- the command line --------------------------------------------------------------------------------
@@ -42,9 +44,10 @@ class WholeMesh:
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`recmesh ...` in the folder; nothing of the caller's settings reaches it."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RECMESH_")}
+        own = {"RECMESH_HOME": str(self.home.root)} | self.env | env
         return subprocess.run(
             [sys.executable, "-m", "recmesh.cli.main", *arguments], cwd=self.folder, capture_output=True,
-            text=True, check=False, timeout=START_S + 60, env=clean | {"RECMESH_HOME": str(self.home.root)} | env,
+            text=True, check=False, timeout=START_S + 60, env=clean | own,
         )
 
     def ok(self, *arguments: str, **env: str) -> str:
@@ -94,7 +97,18 @@ class WholeMesh:
             mesh = json.loads(self.home.mesh_file.read_bytes())
         except (OSError, ValueError):
             return False
-        return all(item["state"] == "ready" for item in mesh["components"].values())
+        alive = {item.name: item.pid for item in find(self.home.components) if item.alive()}
+        return all(
+            item["state"] == "ready" and item["pid"] == alive.get(name) for name, item in mesh["components"].items()
+        )
+
+    def is_empty(self) -> bool:
+        """Nothing of it runs: no supervisor, no component, no role of a job."""
+        return stop.supervisor(self.home) is None and not stop.living(self.home)
+
+    def roles(self) -> list[ProcessHandle]:
+        """Living processes of jobs."""
+        return [item for item in stop.living(self.home) if item.run_dir != self.home.components]
 
     def kill_everything(self) -> None:
         """kill -9 of the supervisor, then of all services, servers, roles of jobs, and those who watch over them."""
@@ -106,7 +120,7 @@ class WholeMesh:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-        until(lambda: stop.supervisor(self.home) is None and not stop.living(self.home), timeout_s=START_S)
+        until(self.is_empty, timeout_s=START_S)
 
     # -- its jobs ----------------------------------------------------------------------------------------
 
@@ -114,7 +128,7 @@ class WholeMesh:
     def client(self) -> Client:
         """Of the mesh that was last started."""
         if self._client is None:
-            self._client = Client.find(home=self.home.root)
+            self._client = Client.find(home=self.home.root, env=self.env)
         return self._client
 
     def asked(self, question: Callable[[Client], T]) -> T:
