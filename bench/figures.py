@@ -28,19 +28,23 @@ class Result:
         width = max(map(len, self.figures), default=0)
         lines = [self.bench]
         lines += [f"  {name:<{width}}  {value:.6g}" for name, value in self.figures.items()]
-        lines += [f"  · {name}: {value}" for name, value in self.context.items()]
+        context = {"cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1), **self.context}
+        lines += [f"  · {name}: {value}" for name, value in context.items()]
         return "\n".join(lines)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """What the figures were measured on; the load, at their end, tells whether others used it too."""
     versions = {}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "cpu": _cpu(), "versions": versions}
+    return {
+        "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1), "python": platform.python_version(),
+        "cpu": _cpu(), "versions": versions,
+    }
 
 
 def _cpu() -> str:

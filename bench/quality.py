@@ -20,17 +20,17 @@ LOGISTIC_L2 = 20.0
 TUNED: dict[str, dict[str, Any]] = {
     "dcn": {
         "zoo": "torch_dcn_v2",
-        "params": {"embedding_dim": 8, "cross_layers": 2, "hidden": [64, 32], "dropout": 0.2},
+        "params": {"embedding_dim": 16, "cross_layers": 2, "hidden": [64, 32], "dropout": 0.3},
         "training": {"batch_size": 256, "epochs": 1, "optimizer": {"kind": "adagrad", "lr": 0.02}},
     },
     "wide_deep": {
         "zoo": "wide_deep",
-        "params": {"embedding_dim": 8, "hidden": [64, 32], "dropout": 0.2},
+        "params": {"embedding_dim": 16, "hidden": [64, 32], "dropout": 0.0},
         "training": {"batch_size": 256, "epochs": 1, "optimizer": {"kind": "adagrad", "lr": 0.02}},
     },
     "xdeepfm": {
         "zoo": "xdeepfm",
-        "params": {"embedding_dim": 8, "cin": [16, 16], "hidden": [64, 32], "dropout": 0.2},
+        "params": {"embedding_dim": 8, "cin": [16, 16], "hidden": [64, 32], "dropout": 0.0},
         "training": {"batch_size": 256, "epochs": 1, "optimizer": {"kind": "adagrad", "lr": 0.02}},
     },
 }
