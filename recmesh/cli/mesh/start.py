@@ -23,6 +23,7 @@ from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, Invalid
 from recmesh.runtime.process import ProcessHandle, launch
 
 _POLL_S = 0.05
+_DEFAULT_PORTS = {"NATS": 4222, "Valkey": 6379, "PostgreSQL": 5432}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +89,32 @@ def up(
 
 def _check_external(config: MeshConfig) -> None:
     """Servers that the mesh does not start itself must answer before anything is started."""
-    urls = {"NATS": config.nats.url.split(",")[0], "Valkey": config.valkey.url}
-    urls["PostgreSQL"] = config.database.url.get_secret_value() if config.database.url else ""
-    default_ports = {"NATS": 4222, "Valkey": 6379, "PostgreSQL": 5432}
-    for what, url in urls.items():
-        if not url:
-            continue
+    database = config.database.url.get_secret_value() if config.database.url else ""
+    lists = {"NATS": config.nats.url.split(","), "Valkey": [config.valkey.url], "PostgreSQL": [database]}
+    for what, urls in lists.items():
+        silent = []
+        for url in filter(None, (item.strip() for item in urls)):
+            host, port = _address(what, url)
+            try:
+                socket.create_connection((host, port), 5.0).close()
+                break  # one of a cluster is enough
+            except OSError as error:
+                silent.append(f"{what} at {host}:{port} cannot be reached: {error}")
+        else:
+            if silent:
+                raise Unavailable("; ".join(silent), reason="EXTERNAL")
+
+
+def _address(what: str, url: str) -> tuple[str, int]:
+    """Host and port of a URL; its other parts may hold a password, and are in no message."""
+    try:
         parts = urlsplit(url if "://" in url else f"//{url}")
-        try:
-            address = (parts.hostname or "", parts.port or default_ports[what])
-            socket.create_connection(address, 5.0).close()
-        except (OSError, ValueError) as error:
-            shown = f"{parts.hostname}:{parts.netloc.rpartition(':')[2]}"
-            raise Unavailable(f"{what} at {shown} cannot be reached: {error}", reason="EXTERNAL") from error
+        host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[what]
+    except ValueError:
+        host = ""
+    if not host:
+        raise InvalidArgument(f"the URL of {what} has no valid host and port", reason="EXTERNAL")
+    return host, port
 
 
 def _ports(home: Home, config: MeshConfig, options: UpOptions, living: set[str]) -> dict[str, int]:

@@ -77,17 +77,36 @@ class Subscription:
     current: ClientSubscription | None = field(default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    url: str = field(repr=False)
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def _server(url: str) -> _Server:
+    """Its URL may hold a password, which is in no message."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 4222
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("nats", "tls"):
+        reason = "is not nats://host:port, or several of them with commas between"
+        raise InvalidArgument(f"nats_url {reason}", violations=[Violation("nats_url", reason)])
+    return _Server(url, host, port)
+
+
 class Link:
-    """Dials, redials, retries."""
+    """Dials, redials, retries; of several servers, which are one cluster, the first that answers is used."""
 
     def __init__(self, url: str, *, name: str, token: str | None = None, clock: Clock = system_clock) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("nats", "tls") or not parts.hostname:
-            reason = f"{url!r} is not nats://host:port"
-            raise InvalidArgument(f"nats_url: {reason}", violations=[Violation("nats_url", reason)])
-        self.address = f"{parts.hostname}:{parts.port or 4222}"
-        self._host, self._port = parts.hostname, parts.port or 4222
-        self._url = url
+        self._servers = [_server(item.strip()) for item in url.split(",")]
+        self.address = ", ".join(server.address for server in self._servers)
         self._name = name
         self._token = token
         self._clock = clock
@@ -241,9 +260,18 @@ class Link:
                 await self._clock.sleep(_REDIAL_S)
 
     async def _dial(self) -> None:
-        """One attempt. The port is polled first: a refused connect inside the library costs 2 s."""
+        """One attempt at each server in turn; the error is the last one's."""
+        for server in self._servers[:-1]:
+            try:
+                return await self._dial_one(server)
+            except DIAL_ERRORS as error:
+                _log.debug("NATS at %s: %s", server.address, error)
+        await self._dial_one(self._servers[-1])
+
+    async def _dial_one(self, server: _Server) -> None:
+        """The port is polled first: a refused connect inside the library costs 2 s."""
         async with asyncio.timeout(2):
-            _, writer = await asyncio.open_connection(self._host, self._port)
+            _, writer = await asyncio.open_connection(server.host, server.port)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
@@ -261,7 +289,7 @@ class Link:
         client = Client()
         try:
             await client.connect(
-                self._url, name=self._name, token=self._token or None, allow_reconnect=False,
+                server.url, name=self._name, token=self._token or None, allow_reconnect=False,
                 connect_timeout=5, ping_interval=5, max_outstanding_pings=2, closed_cb=closed,
                 error_cb=failed, pending_size=64 << 20,
             )
@@ -278,7 +306,7 @@ class Link:
             self._session = Session(client, lost, self._epoch)
             self._connected.set()
         else:
-            raise LinkLost(f"{self.address} closed the new connection")
+            raise LinkLost(f"{server.address} closed the new connection")
 
     def _refused(self) -> Unauthenticated:
         reason = "the NATS server refuses it" if self._token else "is not set, and the NATS server wants one"

@@ -9,6 +9,7 @@ import torch
 
 from recmesh.runtime.errors import InvalidArgument
 from services.gateway.domain.card import ModelCard
+from services.gateway.runtimes import torch_archive
 from services.gateway.runtimes.programs import Arrays
 
 FILE = "model.pt2"
@@ -18,9 +19,10 @@ class TorchFramework:
     """torch, with one thread: models are scaled by processes."""
 
     def prepare(self) -> str:
-        """Limit torch to one thread; its version."""
+        """Limit torch to one thread, and what it reads to tensors; its version."""
         torch.set_num_threads(1)
         torch.set_num_interop_threads(1)
+        torch.load = _weights_only(torch.load)
         return str(torch.__version__)
 
     def load(self, folder: Path, card: ModelCard) -> "TorchProgram":
@@ -28,6 +30,7 @@ class TorchFramework:
         path = folder / FILE
         if not path.is_file():
             raise InvalidArgument(f"the model folder has no {FILE}", reason="BAD_MODEL_FOLDER")
+        torch_archive.check(path)
         exported = torch.export.load(str(path))
         return TorchProgram(exported.module(), _caller(exported, card), card)
 
@@ -46,6 +49,15 @@ class TorchProgram:
         with torch.inference_mode():
             result = self._call(self._module, tensors)
         return {name: value.detach().cpu().numpy() for name, value in _named(result, self._outputs).items()}
+
+
+def _weights_only(load: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.export reads again with `weights_only=False` what cannot be read otherwise; here it may not."""
+
+    def safe(*args: Any, **kwargs: Any) -> Any:
+        return load(*args, **{**kwargs, "weights_only": True})
+
+    return safe
 
 
 def _caller(exported: Any, card: ModelCard) -> Callable[[Any, dict[str, Any]], Any]:

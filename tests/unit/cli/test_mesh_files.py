@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from recmesh.cli.mesh import config, exits, ports, state, table
+from recmesh.cli.mesh import config, exits, ports, start, state, table
 from recmesh.cli.mesh.component import Component, Probe
 from recmesh.cli.mesh.home import Home, write_private
 from recmesh.cli.mesh.rounds import Round
 from recmesh.cli.mesh.rounds import load as load_round
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from recmesh.runtime.process import ExitRecord
 
 
@@ -185,3 +185,24 @@ def test_addresses_that_are_printed_hold_no_secret(tmp_path: Path) -> None:
     for item in table.components(home, settings, chosen, secrets):
         assert "s3cret" not in str(item.addresses) and "s3cret" not in repr(item)
         assert "s3cret" not in " ".join(item.command)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"database": {"url": "postgresql://user:p4ss@127.0.0.1/x"}},
+        {"database": {"url": "postgresql://user:p4ss/word@127.0.0.1/x"}},
+        {"nats": {"url": "nats://p4ss@127.0.0.1"}},
+        {"valkey": {"url": "redis://:p4ss@127.0.0.1"}},
+    ],
+)
+def test_an_external_server_that_is_away_is_told_without_its_password(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises((Unavailable, InvalidArgument)) as caught:
+        start._check_external(config.MeshConfig.parse(values))
+    assert "p4ss" not in str(caught.value)
