@@ -149,7 +149,7 @@ def events(
     """Show what has happened to a job."""
     with connect(home) as mesh:
         for event in mesh.follow(mesh.find_job(job)) if follow else mesh.events(mesh.find_job(job)):
-            print(json_module.dumps(event.model_dump()) if json else _event_line(event), flush=follow)
+            print(json_module.dumps(event.model_dump()) if json else event_line(event), flush=follow)
 
 
 def stop(
@@ -228,7 +228,9 @@ def top(
         if not sys.stdout.isatty():
             live, roles = _top_rows(mesh)
             output.print_table(_JOB_COLUMNS, live, empty="There are no jobs.")
-            output.print_table(_TOP_COLUMNS, roles)
+            if roles:
+                print()
+                output.print_table(_TOP_COLUMNS, roles)
             return
         from rich.console import Group
         from rich.live import Live
@@ -302,21 +304,33 @@ def _metric(job: "Job", name: str) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _event_line(event: "Event") -> str:
+def event_line(event: "Event") -> str:
+    """One line: when, what, and the facts that are known."""
     at = output.clock(event.time) if isinstance(event.time, float) else event.time
-    facts = " ".join(f"{key}={_short(value)}" for key, value in event.data.items() if key != "job_id")
-    return f"{at}  {event.type:<24}  {facts}"
+    known = {key: value for key, value in event.data.items() if value not in (None, "") and key != "job_id"}
+    facts = " ".join(f"{key}={_short(value)}" for key, value in known.items())
+    return f"{at}  {event.type:<24}  {facts}".rstrip()
 
 
 def _short(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    match value:
+        case bool():
+            text = "yes" if value else "no"
+        case float():
+            text = output.number(value)
+        case dict():
+            text = ",".join(f"{key}:{_short(item)}" for key, item in value.items())
+        case str() if len(value) == 32 and not value.strip("0123456789abcdef"):
+            text = value[:8]  # an incarnation
+        case _:
+            text = str(value)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _wait(mesh: "Client", job_id: str, *, json: bool) -> None:
     for event in mesh.follow(job_id):
         if not json:
-            print(_event_line(event), flush=True)
+            print(event_line(event), flush=True)
     job = mesh.job(job_id)
     if json:
         output.print_json(job.model_dump())

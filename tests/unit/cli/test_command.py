@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recmesh.cli import log_verbs, output
+from recmesh.cli import job_verbs, log_verbs, output
 from recmesh.cli.exit_codes import ExitCode, exit_code
+from recmesh.client.views import Event
 from recmesh.runtime.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, Unavailable
 
 
@@ -122,3 +123,15 @@ def test_only_new_lines_of_a_growing_text_are_shown(
     before: list[str], now: list[str], new: list[str]
 ) -> None:
     assert log_verbs._new(before, now) == new
+
+
+def test_an_event_is_one_line_of_what_is_known() -> None:
+    data = {
+        "role": "ps", "index": 0, "incarnation": "054f31ec81cd4205b287e5879dc23587", "exit_code": None, "reason": "",
+        "expected": True, "metrics": {"auc": 0.58516}, "rate": 5219.37, "job_id": "j",
+    }
+    line = job_verbs.event_line(Event(type="job.role_exited", time="12:00:00", data=data))
+    assert line == (
+        "12:00:00  job.role_exited         "
+        "  role=ps index=0 incarnation=054f31ec expected=yes metrics=auc:0.585 rate=5,219"
+    )
