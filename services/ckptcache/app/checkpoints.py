@@ -98,10 +98,20 @@ class Checkpoints:
         self, job_id: str, number: int, *, gen: int, part: Part, shm_path: str, size_bytes: int
     ) -> None:
         """Take over a part that lies in shared memory, and write it behind the caller's back."""
+        await self._settled(job_id, number, part.ps)
         entry = self._expecting(job_id, number, gen=gen, part=part, size_bytes=size_bytes)
         if entry is None:
             return
         entry.taken[part.ps] = part
+        task = in_background(
+            self._take(entry, part, shm_path=shm_path, size_bytes=size_bytes), name=f"take {job_id} {part.ps}"
+        )
+        entry.taking[part.ps] = task
+        task.add_done_callback(lambda _: entry.taking.pop(part.ps, None))
+        await asyncio.shield(task)  # a caller that gives up leaves no half of it behind
+
+    async def _take(self, entry: Entry, part: Part, *, shm_path: str, size_bytes: int) -> None:
+        job_id, number = entry.key
         try:
             await asyncio.to_thread(
                 self._memory.take, shm_path, job_id=job_id, number=number, ps=part.ps, size_bytes=size_bytes
@@ -111,10 +121,16 @@ class Checkpoints:
             raise
         self._taken_over(entry, part, memory_bytes=size_bytes)
 
+    async def _settled(self, job_id: str, number: int, ps: int) -> None:
+        """Nobody is taking over the part: it was handed over, or is still expected."""
+        while (task := self._known(job_id, number).taking.get(ps)) is not None:
+            await asyncio.wait({task})
+
     async def receive_part(
         self, job_id: str, number: int, *, gen: int, part: Part, size_bytes: int, data: AsyncIterator[bytes]
     ) -> None:
         """Take a part's bytes from a stream, then as `store_part`."""
+        await self._settled(job_id, number, part.ps)
         entry = self._expecting(job_id, number, gen=gen, part=part, size_bytes=size_bytes)
         if entry is None:
             async for _ in data:
@@ -133,12 +149,13 @@ class Checkpoints:
             if received != size_bytes:
                 reason = f"{received} bytes arrived, {size_bytes} were announced"
                 raise InvalidArgument("the part is not whole", violations=[Violation("data", reason)])
+            await self._settled(job_id, number, part.ps)
             again = self._expecting(job_id, number, gen=gen, part=part, size_bytes=size_bytes)
             if again is None:
                 return
             entry = again
-            entry.taken[part.ps] = part
             self._memory.accept(incoming, job_id=job_id, number=number, ps=part.ps)
+            entry.taken[part.ps] = part
         finally:
             incoming.unlink(missing_ok=True)
         self._taken_over(entry, part, memory_bytes=size_bytes)

@@ -26,6 +26,8 @@ class Entry:
     snapshot: Snapshot
     taken: dict[int, Part] = field(default_factory=dict)
     """Parts that were handed over, stored or not."""
+    taking: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
+    """Parts that are being handed over; whether that works is not known yet."""
     writing: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
     last_read: float = 0.0

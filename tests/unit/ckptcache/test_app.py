@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,37 @@ async def test_the_file_of_the_ps_is_gone_and_its_bytes_are_not_copied(tmp_path:
     await node.app.store_part("job", 1, gen=1, part=value, shm_path=path, size_bytes=len(blob))
     assert not [entry for entry in os.scandir(node.shm) if entry.is_file()]
     assert node.memory.path("job", 1, 0).stat().st_ino == inode
+
+
+async def test_a_repeated_hand_over_waits_for_the_one_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    await node.app.begin("job", 1, gen=1, ps=[0])
+    value, blob = A
+    path, gate, take = node.put_in_shm(blob), threading.Event(), node.memory.take
+    attempts: list[str] = []
+
+    def slow_then_failing(*args: Any, **kwargs: Any) -> Path:
+        attempts.append("")
+        if len(attempts) == 1:
+            gate.wait(10)
+            raise ResourceExhausted("no memory")
+        return take(*args, **kwargs)
+
+    monkeypatch.setattr(node.memory, "take", slow_then_failing)
+
+    async def store() -> None:
+        await node.app.store_part("job", 1, gen=1, part=value, shm_path=path, size_bytes=len(blob))
+
+    first, second, third = (asyncio.create_task(store()) for _ in range(3))
+    done, _ = await asyncio.wait({second, third}, timeout=0.1)
+    assert not done
+    gate.set()
+    with pytest.raises(ResourceExhausted):
+        await first
+    await asyncio.gather(second, third)
+    assert len(attempts) == 2 and node.memory.path("job", 1, 0).exists()
 
 
 @pytest.mark.parametrize(
