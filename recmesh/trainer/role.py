@@ -85,16 +85,18 @@ class Heart(threading.Thread):
                 return
 
     def once(self) -> None:
-        """One beat."""
+        """One beat. What fails, also in what is made of the answer, is tried again with the next."""
         try:
-            reply = self._runs.heartbeat(self._beat())
+            self._heard(self._runs.heartbeat(self._beat()))
         except MeshError as error:
             if not self._away:
                 _log.warning("jobmaster does not answer: %s", error)
             self._away = True
             return
+        except Exception:   # a process that no longer beats is ended as silent
+            _log.exception("a heartbeat failed")
+            return
         self._away = False
-        self._heard(reply)
 
     def stop(self) -> None:
         """Ends the thread; the last beat is the caller's."""

@@ -79,9 +79,9 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event) 
     try:
         assignment = register(runs, gone=stopped, address=listener.address)
         checkpoints.use(assignment.ckptcache)
-        member = Membership(identity.index, identity.incarnation)
+        hearing = Hearing(Membership(identity.index, identity.incarnation), runs.record, stopped)
         heart = Heart(runs, every_s=assignment.heartbeat_s, beat=lambda: beat_of(server, stopped.is_set()),
-                      heard=lambda reply: _heard(reply, member, runs.record, stopped))
+                      heard=hearing.heard)
         heart.start()
         log.info("parameter server %d serves at %s", identity.index, listener.address)
         stopped.wait()
@@ -108,6 +108,31 @@ class Membership:
         return self._was_member or record.phase == "closed"
 
 
+class Hearing:
+    """What a heartbeat's answer means for this process. It reads the run record only when that has changed."""
+
+    def __init__(
+        self, member: Membership, record: Callable[[], RunRecord], stopped: threading.Event
+    ) -> None:
+        self._member, self._record, self._stopped = member, record, stopped
+        self._seen: tuple[int, str] | None = None
+
+    def heard(self, reply: BeatReply) -> None:
+        """Sets `stopped` when jobmaster says so, or when the record means another process."""
+        if reply.directive != "continue":
+            log.info("jobmaster says: %s", reply.directive)
+            self._stopped.set()
+            return
+        now = (reply.gen, reply.phase)
+        if now == self._seen:
+            return
+        ended = self._member.ended(self._record())
+        self._seen = now
+        if ended:
+            log.info("the run record names another incarnation")
+            self._stopped.set()
+
+
 def beat_of(server: ParameterServer, draining: bool) -> Beat:
     """What jobmaster hears: rows, memory, time in kernels."""
     stats = server.stats()
@@ -125,17 +150,6 @@ def remove_leftovers(shm_dir: Path, job_id: str, index: int) -> None:
     """Parts that an earlier process of this PS left in shared memory when it was killed."""
     for path in shm_dir.glob(f"recmesh-part.{job_id}.{index}.*"):
         path.unlink(missing_ok=True)
-
-
-def _heard(
-    reply: BeatReply, member: Membership, record: Callable[[], RunRecord], stopped: threading.Event
-) -> None:
-    if reply.directive != "continue":
-        log.info("jobmaster says: %s", reply.directive)
-        stopped.set()
-    elif member.ended(record()):
-        log.info("the run record names another incarnation")
-        stopped.set()
 
 
 def _stop_on_signals(stopped: threading.Event) -> None:
