@@ -9,6 +9,10 @@ from recmesh.runtime.errors import InvalidArgument, ResourceExhausted, Violation
 
 T = TypeVar("T")
 Key = tuple[object, ...]
+PIECE_BYTES = 1024
+"""Counted for each piece beside its size."""
+MOST_PIECES = 4096
+"""Of one part."""
 
 
 @dataclass
@@ -32,6 +36,10 @@ class Assembly(Generic[T]):
         if not 0 <= number < count:
             raise InvalidArgument("a part's pieces are numbered from 0",
                                   violations=[Violation("chunk", f"{number} of {count}")])
+        if count > MOST_PIECES:
+            raise InvalidArgument("a part has too many pieces",
+                                  violations=[Violation("chunks", f"{count}; at most {MOST_PIECES}")])
+        size_bytes += PIECE_BYTES
         with self._lock:
             self._expire()
             part = self._parts.get(key)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmesh.formats import CHUNK, SlotMask, chunk_count, slots_of, table_salt
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
 from recmesh.store import DenseRecord, DenseSchema, RowBlock, Store, TableSchema, kernels
 from recmesh.trainer.ps.messages import Declaration, DenseValues, Part, RowGrads, TableSize
 from recmesh.trainer.ps.refusals import NotDeclared
@@ -46,13 +46,14 @@ class Model:
         self.store.load_rows(self._tables[table], rows)
 
     def load_chunk(self, record: DenseRecord) -> None:
-        """A chunk of the block with the record's number."""
+        """A chunk of the block with the record's number; DataLoss when its size is wrong."""
         block = self._dense[record.block]
         expected = self.store.dense[block].length(record.chunk)
         state = self.content.dense[record.block].optimizer.state_width(expected)
         if (len(record.values), len(record.state)) != (expected, state):
-            raise InvalidArgument(f"chunk {record.chunk} of {self.content.dense[record.block].name!r} has "
-                                  f"{len(record.values)}+{len(record.state)} values, not {expected}+{state}")
+            raise DataLoss(f"chunk {record.chunk} of {self.content.dense[record.block].name!r} has "
+                           f"{len(record.values)}+{len(record.state)} values, not {expected}+{state}",
+                           reason="SNAPSHOT_DAMAGED")
         self.store.load_chunk(DenseRecord(block, record.chunk, record.values, record.state, record.updates))
 
     def declare(self, declaration: Declaration, values: Sequence[DenseValues], *, owned: SlotMask) -> bool:
@@ -143,14 +144,15 @@ class Model:
         place = next((i for i, old in enumerate(self.content.dense) if old.name == schema.name), None)
         if place is None:
             block = self.store.add_dense(schema)
-            for (owner, chunk), values in given.items():
-                if owner == number:
-                    self.store.create_chunk(block, chunk, values)
-            return block
-        if self.content.dense[place].optimizer.kind == schema.optimizer.kind:
-            self.store.dense[self._dense[place]].use(schema)
-            return self._dense[place]
-        return self.store.replace_dense(self._dense[place], schema)
+        elif self.content.dense[place].optimizer.kind == schema.optimizer.kind:
+            block = self._dense[place]
+            self.store.dense[block].use(schema)
+        else:
+            block = self.store.replace_dense(self._dense[place], schema)
+        for (owner, chunk), values in given.items():
+            if owner == number and chunk not in self.store.dense[block].chunks:
+                self.store.create_chunk(block, chunk, values)
+        return block
 
     # ---- messages
 

@@ -46,6 +46,8 @@ from recmesh.trainer.ps.restoring import load_parts
 FAIL_STOP_EXIT_CODE = 70
 PIECES_LIMIT_BYTES = 1 << 30
 PIECES_EXPIRY_S = 60.0
+ENTRY_BYTES = 512
+"""What an entry of a piece takes beside its arrays."""
 _BUSY_S = 5.0
 
 Sources = Callable[[RestoreOrder], Sequence[SnapshotPart]]
@@ -212,13 +214,14 @@ class ParameterServer:
             self._stop_copy()
             with self._latch.exclusive() as held:
                 cuts = self.books.cut()
+                order = Order(self._job_id, gen, snapshot, self._ps, self._map_version, cuts)
+                copy = Copy(self.model, order, path=self._part_path(snapshot), deliver=self._deliver)
                 self.model.store.mark()
+                copy.start()
+                self._copy = copy              # before a declaration may look whether one is under way
                 latch_ms = held.milliseconds
             result = MarkResult(self.books.owned.copy(), cuts, latch_ms, self.model.store.rows,
                                 self.model.store.memory_bytes)
-            order = Order(self._job_id, gen, snapshot, self._ps, self._map_version, cuts)
-            self._copy = Copy(self.model, order, path=self._part_path(snapshot), deliver=self._deliver)
-            self._copy.start()
             self._marked = (snapshot, result)
             return result
 
@@ -265,8 +268,10 @@ class ParameterServer:
             if self.books.groups and self.books.applied(part.batch):
                 return Part(part.gen, part.map_version, part.batch, part.epoch)
         key = (part.worker, part.gen, part.map_version, part.batch, part.chunks)
-        size = sum(g.ids.nbytes + g.grads.nbytes for g in part.tables)
+        size = sum(g.ids.nbytes + g.grads.nbytes + (0 if g.counts is None else g.counts.nbytes)
+                   for g in part.tables)
         size += sum(values.nbytes for _, _, values in part.dense)
+        size += ENTRY_BYTES * (len(part.tables) + len(part.dense) + len(part.batch))
         pieces = self._pieces.add(key, part, number=part.chunk, count=part.chunks, size_bytes=size)
         if pieces is None:
             return None

@@ -2,18 +2,21 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from recmesh.formats import CHUNK, SlotMap
+from recmesh.formats import CHUNK, SLOTS, SlotMap
 from recmesh.formats.snapshot import SnapshotError, open_part, read_dense, read_table
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
-from recmesh.store import DenseSchema, Init, Optimizer, TableSchema
+from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, TableSchema
 from recmesh.trainer.ps import model as model_module
+from recmesh.trainer.ps.latch import Held
 from recmesh.trainer.ps.messages import Declaration, Part, PushStatus, RowGrads
+from recmesh.trainer.ps.model import Model
 from recmesh.trainer.ps.refusals import (
     NoGeneration,
     NotDeclared,
@@ -137,16 +140,22 @@ def test_a_part_in_pieces_is_applied_once_whole_in_any_order(mesh: Mesh) -> None
 
 
 def test_pieces_of_parts_are_kept_within_bounds_and_expire(tmp_path: Path) -> None:
-    from recmesh.trainer.ps.assembly import Assembly
+    from recmesh.trainer.ps.assembly import MOST_PIECES, PIECE_BYTES, Assembly
 
     now = [0.0]
-    kept: Assembly[str] = Assembly(limit_bytes=100, expiry_s=10, monotonic=lambda: now[0])
+    kept: Assembly[str] = Assembly(limit_bytes=100 + PIECE_BYTES, expiry_s=10, monotonic=lambda: now[0])
     assert kept.add(("a",), "x", number=0, count=2, size_bytes=60) is None
     with pytest.raises(ResourceExhausted):
         kept.add(("b",), "y", number=0, count=2, size_bytes=60)
     now[0] = 11
     assert kept.add(("b",), "y", number=1, count=2, size_bytes=60) is None
+    with pytest.raises(ResourceExhausted):
+        kept.add(("c",), "", number=0, count=2, size_bytes=0)             # an empty piece is not free
+    kept = Assembly(limit_bytes=100 + 2 * PIECE_BYTES, expiry_s=10, monotonic=lambda: now[0])
+    assert kept.add(("b",), "y", number=1, count=2, size_bytes=60) is None
     assert kept.add(("b",), "z", number=0, count=2, size_bytes=1) == ["z", "y"] and kept.size_bytes == 0
+    with pytest.raises(InvalidArgument, match="too many pieces"):
+        kept.add(("b",), "y", number=0, count=MOST_PIECES + 1, size_bytes=0)
     with pytest.raises(InvalidArgument):
         kept.add(("b",), "y", number=2, count=2, size_bytes=1)
 
@@ -396,3 +405,37 @@ def test_a_snapshot_cut_before_the_new_declaration_is_whole(mesh: Mesh) -> None:
     assert (read_dense(parts)["w"] == 8).all()
     with pytest.raises(SnapshotError, match="no table 'absent'"):
         read_table(parts, "absent")
+
+
+def test_a_declaration_after_a_mark_finds_its_copy_under_way(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, release, seen = mesh.servers[0], threading.Event(), []
+    exclusive = server._latch.exclusive
+
+    @contextmanager
+    def watched() -> Iterator[Held]:
+        with exclusive() as held:
+            yield held
+            seen.append(server.marking)
+
+    monkeypatch.setattr(server._latch, "exclusive", watched)
+    monkeypatch.setattr(server, "_deliver", lambda _, cancelled: not release.wait(10))
+    server.mark(mesh.gen, 1, 7)
+    release.set()
+    assert seen == [7]
+
+
+def test_chunks_that_a_loaded_block_lacks_are_made_of_the_declared_values() -> None:
+    model, everything = Model(), np.ones(SLOTS, bool)
+    model.load(MODEL)
+    model.load_chunk(DenseRecord(0, 1, np.full(3, 5, np.float32), np.empty(0, np.float32), 0))
+    assert not model.declare(MODEL, [(0, chunk, np.ones(model.store.dense[0].length(chunk), np.float32))
+                                     for chunk in (0, 1)], owned=everything)
+    chunks, _ = model.pull_dense(since=0)
+    assert {chunk: float(values[0]) for _, chunk, values in chunks} == {0: 1.0, 1: 5.0}
+
+
+def test_a_chunk_of_a_wrong_size_is_a_damaged_snapshot() -> None:
+    model = Model()
+    model.load(MODEL)
+    with pytest.raises(DataLoss, match="chunk 1 of 'w' has 4"):
+        model.load_chunk(DenseRecord(0, 1, np.zeros(4, np.float32), np.empty(0, np.float32), 0))
