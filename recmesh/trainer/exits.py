@@ -2,7 +2,7 @@
 
 import errno
 
-from recmesh.runtime.errors import CallerError, InvalidArgument
+from recmesh.runtime.errors import CallerError, InvalidArgument, MeshFault
 
 DONE = 0
 MISTAKE = 64
@@ -33,6 +33,8 @@ def exit_code_of(error: BaseException, *, in_user_code: bool, stepped: bool) -> 
         return BUG
     if isinstance(error, CallerError) and error.reason not in ("STALE_GEN", "NO_GENERATION", "WRONG_MAP"):
         return MISTAKE
+    if isinstance(error, MeshFault):
+        return BUG   # whichever code it came through
     if in_user_code and (not stepped or isinstance(error, PROGRAMMING_ERRORS)):
         return MISTAKE
     return BUG

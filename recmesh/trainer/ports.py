@@ -296,6 +296,9 @@ class ParameterServer(Protocol):
     def ledgers(self, gen: int, within: Sequence[Piece]) -> AppliedSets:
         """What is applied of these positions."""
 
+    def close(self) -> None:
+        """Ends the connection."""
+
 
 @dataclass
 class Declared:

@@ -36,12 +36,12 @@ class Context:
     stopped: threading.Event
     """Set by SIGTERM and SIGINT."""
     on_stop: list[Callable[[], None]]
-    """Called by the signal handler: quick, and without locks."""
+    """Called by the signal handler: quick; they do no more than set an event."""
     in_user_code: bool = False
     stepped: bool = False
 
     def server(self, member: Member) -> RemoteServer:
-        """A parameter server."""
+        """A parameter server, over a connection that ends with its `close`."""
         return RemoteServer(self.channel(member.address), job_id=self.identity.job_id)
 
     def shards(self) -> RemoteShards:

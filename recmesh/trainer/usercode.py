@@ -3,9 +3,11 @@
 import hashlib
 import importlib
 import io
+import shutil
 import sys
 import tarfile
 import traceback
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,14 +92,16 @@ def seed_everything(seed: int) -> None:
 
 def _unpack(archive: bytes, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f"{target.name}.{id(archive):x}")
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-        tar.extractall(scratch, filter="data")
+    scratch = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
     try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+            tar.extractall(scratch, filter="data")
         scratch.rename(target)
     except OSError:
-        if not target.exists():   # another role of this machine was first
+        if not target.exists():   # else another process with this folder was first
             raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)   # gone already, unless something failed
 
 
 def _mistake(path: str, reason: str) -> UserMistake:

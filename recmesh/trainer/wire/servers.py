@@ -7,6 +7,7 @@ import numpy as np
 
 from recmesh.pb import ps_pb2 as pb
 from recmesh.pb.ps_pb2_grpc import ParameterServerStub
+from recmesh.runtime.errors import Unavailable
 from recmesh.spec.job import LrPoint, Optimizer
 from recmesh.trainer.ports import (
     AppliedSets,
@@ -36,11 +37,15 @@ _STATUSES: Mapping[int, PushStatus] = {
 
 
 class RemoteServer:
-    """See ports.ParameterServer."""
+    """See ports.ParameterServer. The channel is its own."""
 
     def __init__(self, channel: Any, *, job_id: str) -> None:
         self._stub = ParameterServerStub(channel)
-        self._job_id = job_id
+        self._channel, self._job_id = channel, job_id
+
+    def close(self) -> None:
+        """See ParameterServer.close."""
+        self._channel.close()
 
     def declare(
         self,
@@ -128,6 +133,9 @@ class RemoteServer:
             reply = self._stub.Push(request, timeout=_DEADLINE_S)
             if reply.status != pb.PushReply.CHUNK_KEPT:
                 break
+        else:
+            # The server let earlier portions expire, or forgot them with its generation: all must come again.
+            raise Unavailable("a part came whole, but the server lacks portions of it", reason="PORTIONS_LOST")
         return PushAck(_STATUSES[reply.status], reply.since, pieces_from(reply.cuts), reply.duplicate)
 
     def ledgers(self, gen: int, within: Sequence[Piece]) -> AppliedSets:

@@ -33,6 +33,8 @@ class Fleet:
     def __init__(self, connect: Connect, record: RunRecord) -> None:
         self._connect = connect
         self._lock = threading.Lock()
+        self._known: dict[tuple[int, str], ParameterServer] = {}
+        """All that calls went to; calls may still be under way to members that are none any more."""
         self._stubs: dict[tuple[int, str], ParameterServer] = {}
         self._placement = Placement.of(record)
         self._pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="ps-call")
@@ -43,9 +45,10 @@ class Fleet:
         with self._lock:
             self._placement = Placement.of(record)
             live = {(m.ps, m.incarnation): m for m in record.members}
-            self._stubs = {
-                key: self._stubs.get(key) or self._connect(member) for key, member in live.items()
-            }
+            for key, member in live.items():
+                if key not in self._known:
+                    self._known[key] = self._connect(member)
+            self._stubs = {key: self._known[key] for key in live}
             return self._placement
 
     @property
@@ -89,6 +92,7 @@ class Fleet:
         futures = {ps: self._pool.submit(one, ps, stub) for ps, stub in stubs.items()}
         wait(futures.values())
         errors = [error for future in futures.values() if (error := future.exception()) is not None]
+        errors.sort(key=lambda error: error.since if isinstance(error, WrongMap) else 0, reverse=True)
         for kind in (StaleGeneration, WrongMap, MeshError, Exception):
             for error in errors:
                 if isinstance(error, kind):
@@ -96,8 +100,12 @@ class Fleet:
         return {ps: future.result() for ps, future in futures.items()}
 
     def close(self) -> None:
-        """Ends the threads once their calls have ended."""
+        """Ends the threads and the connections; calls under way fail."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            known, self._known = self._known, {}
+        for server in known.values():
+            server.close()
 
 
 class _Either(threading.Event):

@@ -4,19 +4,22 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from recmesh.runtime.errors import FailedPrecondition
+from recmesh.runtime.errors import FailedPrecondition, Internal, MeshError
 from recmesh.spec.job import TrainingJob
 from recmesh.trainer.layout import declaration
 from recmesh.trainer.patience import NoLongerWanted, patiently
 from recmesh.trainer.ports import BeatReply, RunRecord, Runs
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Step
 from recmesh.trainer.stepping import Gradients, LiveStep, NanGuard, StepMistake
+from recmesh.trainer.usercode import last_line
 from recmesh.trainer.worker.flow import Ready
 from recmesh.trainer.worker.life import Declaration, Life
 from recmesh.trainer.worker.meter import Meter
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+_RECORD_WAIT_S = 5.0
+"""jobmaster answers at once when a generation opens; until then it is asked this often."""
 ENDED = frozenset({"finishing", "closed"})
 """Phases of the run record in which nothing is left to train."""
 
@@ -68,7 +71,7 @@ class WorkerSession:
             ready = life.next_ready(_POLL_S)
             if life.gone.is_set():
                 if not life.stale:
-                    raise life.failure or FailedPrecondition("the worker's threads have ended")
+                    raise _internal(life.failure)
                 self._renew(life)
                 continue
             if ready is None:
@@ -122,7 +125,13 @@ class WorkerSession:
 
     def _open(self, *, newer_than: int) -> None:
         while True:
-            record = patiently(self._runs.record, what="run record", gone=self._stop)
+            record = patiently(
+                lambda: self._runs.record(newer_than_gen=newer_than, wait_s=_RECORD_WAIT_S),
+                what="run record",
+                gone=self._stop,
+            )
+            if self._stop.is_set():
+                return
             if record.phase in ENDED:
                 self.stop()
                 return
@@ -167,3 +176,14 @@ class WorkerSession:
             clip_norm=self._spec.training.clip_norm,
         )
         return step
+
+
+def _internal(failure: BaseException | None) -> BaseException:
+    """What ended the worker's threads, as it reaches the model's loop: the user's code is not to blame for it."""
+    if failure is None:
+        return Internal("the worker's threads have ended")
+    if isinstance(failure, MeshError):
+        return failure
+    internal = Internal(f"a thread of the worker failed: {last_line(failure)}")
+    internal.__cause__ = failure
+    return internal

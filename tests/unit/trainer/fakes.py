@@ -72,6 +72,7 @@ class FakeServer:
         self.after_push: Callable[[Piece], None] = lambda piece: None
         self.pushed: list[Piece] = []
         self.pulls = 0
+        self.closed = 0
 
     def declare(
         self,
@@ -151,6 +152,9 @@ class FakeServer:
         self._check(gen)
         pieces = tuple(Piece(0, lo, hi) for lo, hi in self.applied)
         return AppliedSets(pieces, pieces)
+
+    def close(self) -> None:
+        self.closed += 1
 
     def _check(self, gen: int) -> None:
         if gen != self.gen:

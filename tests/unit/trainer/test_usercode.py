@@ -53,6 +53,20 @@ def test_packed_code_is_fetched_and_its_main_found(tmp_path: Path) -> None:
     fetch(model, storage_uri="nowhere", work_dir=tmp_path / "work")   # unpacked before: not fetched again
 
 
+def test_code_that_another_process_unpacked_first_is_used_and_nothing_stays_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stored(tmp_path, packed({"paced.py": "def main(job): pass"}))
+
+    def lose(scratch: Path, target: Path) -> None:
+        target.mkdir()
+        raise OSError("the folder is not empty")
+
+    monkeypatch.setattr(Path, "rename", lose)
+    fetch(model, storage_uri=f"file://{tmp_path}/storage", work_dir=tmp_path / "work")
+    assert len(list((tmp_path / "work").iterdir())) == 1
+
+
 def test_an_archive_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
     model = stored(tmp_path, packed({"my_model_a.py": ""}))
     path = next((tmp_path / "storage" / "code").iterdir())
@@ -94,6 +108,7 @@ def test_exit_codes_tell_whose_fault_it_is() -> None:
     assert exit_code_of(InvalidArgument("no"), in_user_code=False, stepped=False) == MISTAKE
     assert exit_code_of(FailedPrecondition("no", reason="STALE_GEN"), in_user_code=False, stepped=True) == BUG
     assert exit_code_of(outage, in_user_code=False, stepped=True) == BUG
+    assert exit_code_of(outage, in_user_code=True, stepped=False) == BUG
 
 
 def test_an_error_fits_one_line_with_its_place() -> None:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from recmesh.formats import SlotMap, slots_of
-from recmesh.runtime.errors import Unavailable
+from recmesh.runtime.errors import Aborted, Internal, Unavailable
+from recmesh.trainer.exits import BUG, exit_code_of
 from recmesh.trainer.ports import Piece, RunRecord
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Init, Step
 from recmesh.trainer.stepping import StepMistake
+from recmesh.trainer.worker.fleet import Fleet, WrongMap
 from recmesh.trainer.worker.life import Declaration, Life, Terms
 from recmesh.trainer.worker.meter import Meter
 from recmesh.trainer.worker.session import WorkerSession
@@ -339,3 +341,53 @@ def test_clipping_scales_all_gradients_to_the_global_norm() -> None:
         pushed = list(made.servers[0].sums["ta"].values())
         assert np.isclose(sum(value**2 for value in pushed if value) * 2, 1.0)
         assert len([value for value in pushed if value]) == rows
+
+
+def test_a_bug_in_a_thread_of_the_worker_is_not_blamed_on_the_model() -> None:
+    with mesh() as made:
+        def fail(piece: Piece) -> None:
+            raise KeyError(piece)
+
+        made.servers[0].before_push = fail
+        with pytest.raises(Internal, match="KeyError") as raised:
+            for step in made.session.steps():
+                count_once(step)
+        assert exit_code_of(raised.value, in_user_code=True, stepped=False) == BUG
+
+
+def test_the_newest_of_several_maps_is_asked_for_and_connections_end_with_their_fleet() -> None:
+    slot_map = SlotMap.even(1, 3)
+    servers = [FakeServer(ps, slot_map) for ps in range(3)]
+    fleet = Fleet(lambda member: servers[member.ps], record_of(slot_map, 3))
+
+    together = threading.Barrier(3)
+
+    def refuse(ps: int, _: object) -> None:
+        together.wait(10)
+        raise Aborted("moved", reason="WRONG_MAP", metadata={"since": str((4, 9, 6)[ps])})
+
+    with pytest.raises(WrongMap) as refusal:
+        fleet.each(refuse, placement=fleet.placement, what="call", gone=threading.Event())
+    assert refusal.value.since == 9
+    fleet.use(record_of(slot_map, 2))
+    fleet.close()
+    fleet.close()
+    assert [server.closed for server in servers] == [1, 1, 1]
+
+
+def test_a_session_waits_at_jobmaster_for_the_next_generation() -> None:
+    with mesh() as made:
+        waits: list[tuple[int, float]] = []
+        opened = record_of(SlotMap.even(5, 2), 2, gen=2)
+
+        def record(*, newer_than_gen: int = 0, wait_s: float = 0.0) -> RunRecord:
+            waits.append((newer_than_gen, wait_s))
+            return opened
+
+        made.runs.record = record  # type: ignore[method-assign]  # of this instance
+        made.servers[:] = [FakeServer(ps, SlotMap.even(5, 2), gen=2) for ps in range(2)]
+        made.shards = FakeShards(TOTAL, 12, gen=2)
+        assert made.session._life is not None
+        made.session._life.abandon()
+        wait_for_end(made)
+        assert waits[0] == (1, 5.0) and made.session.gen == 2
