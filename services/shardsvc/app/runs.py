@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from recmesh.data.records import TaskRecord
 from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import Aborted, AlreadyExists, FailedPrecondition, NotFound, Unavailable
+from recmesh.runtime.errors import Aborted, AlreadyExists, FailedPrecondition, MeshError, NotFound, Unavailable
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import LEASE_REQUEUED, RUN_OPENED, LeaseRequeued, RunOpened
 from recmesh.runtime.telemetry import Metrics, get_logger
@@ -119,6 +119,7 @@ class Runs:
         self._emit = emit
         self._locks: dict[str, asyncio.Lock] = {}
         self._paces: dict[str, Pace] = {}
+        self._unswept: set[str] = set()
         self.active: dict[str, int] = {}
         """Jobs whose leases this replica sweeps, with their generation."""
         self.latest: dict[str, RunProgress] = {}
@@ -241,7 +242,7 @@ class Runs:
         return orphans, line.end - done.size
 
     async def progress(self, job_id: str) -> RunProgress:
-        """The run as it is now; NotFound when it was never opened or is closed."""
+        """The run as it is now; NotFound when it was never opened, FailedPrecondition (STALE_GEN) once closed."""
         run = _known(job_id, await self._load(job_id))
         line = await self._tasks.line(job_id)
         box: list[View] = []
@@ -281,17 +282,30 @@ class Runs:
     async def resume(self) -> None:
         """After a start: sweep what other lives of this process opened."""
         for entry in await self._runs.entries():
-            run = wire.run_from_bytes(entry.value)
+            try:
+                run = wire.run_from_bytes(entry.value)
+            except MeshError as error:
+                _log.error("the run of job %s is left alone: %s", entry.key, error)
+                continue
             if not run.closed:
                 self.active[run.job_id] = run.gen
 
     async def sweep(self, *, look: bool = False) -> None:
-        """Ends leases that are over, also where no worker asks any more; with `look` `latest` is renewed."""
+        """Ends leases that are over, also where no worker asks any more; with `look` `latest` is renewed.
+
+        A job that cannot be swept keeps no other from it; that is logged once, until it can.
+        """
         for job_id, gen in list(self.active.items()):
-            await self._sweep(job_id, gen)
-            if look and self.active.get(job_id) == gen:
-                with contextlib.suppress(NotFound, FailedPrecondition, Unavailable):    # ended meanwhile
-                    await self.progress(job_id)
+            try:
+                await self._sweep(job_id, gen)
+                if look and self.active.get(job_id) == gen:
+                    with contextlib.suppress(NotFound, FailedPrecondition, Unavailable):    # ended meanwhile
+                        await self.progress(job_id)
+                self._unswept.discard(job_id)
+            except MeshError as error:
+                if job_id not in self._unswept:
+                    _log.error("job %s cannot be swept: %s", job_id, error)
+                self._unswept.add(job_id)
 
     async def _sweep(self, job_id: str, gen: int) -> None:
         try:
@@ -312,6 +326,7 @@ class Runs:
     def _drop(self, job_id: str) -> None:
         for known in (self.active, self.latest, self._paces):
             known.pop(job_id, None)
+        self._unswept.discard(job_id)
 
     async def _load(self, job_id: str) -> Run | None:
         entry = await self._runs.get(job_id)

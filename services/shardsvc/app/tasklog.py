@@ -14,6 +14,8 @@ from services.shardsvc.domain.tasks import Plan, differs, generate
 from services.shardsvc.store.durable import AppendLog, task_subject
 
 _KEPT_LINES = 256
+_PRINT_VERSION = 2
+"""Of the fingerprint: to be raised when a default changes its value."""
 
 
 class TaskLog:
@@ -106,5 +108,7 @@ def log_short(job_id: str, line: Line) -> DataLoss:
 
 
 def _fingerprint(spec: DatasetSpec, *, epochs: int, seed: int, shuffle: bool) -> str:
-    text = f"{spec.model_dump_json(exclude={'name'})}\0{epochs}\0{seed}\0{int(shuffle)}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Of what is not as by default: a field that the specification gains later changes no print."""
+    fields = spec.model_dump_json(exclude={"name"}, exclude_defaults=True)
+    text = f"{_PRINT_VERSION}\0{fields}\0{epochs}\0{seed}\0{int(shuffle)}"
+    return f"{_PRINT_VERSION}:{hashlib.sha256(text.encode()).hexdigest()}"

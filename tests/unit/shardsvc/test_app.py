@@ -11,7 +11,7 @@ from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
 from services.shardsvc.app import Datasets, Indexer, OpenRun, Runs, TaskLog
-from services.shardsvc.domain.lease import State
+from services.shardsvc.domain.lease import Released, State
 from services.shardsvc.domain.line import Line
 from services.shardsvc.store.durable import task_subject
 from tests.support.datasets import clicks, spec, write
@@ -232,6 +232,40 @@ async def test_a_sweep_queues_what_expired_and_tells_it(data: DatasetSpec) -> No
     await other.sweep(look=True)
     assert [(told.worker, told.reason) for told in house.told("lease.requeued")] == [("w0", "expired")]
     assert other.latest[JOB].view.queued == 2 * ROWS
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_cannot_be_swept_keeps_no_other_from_it(
+    data: DatasetSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House()
+    await house.runs_store.create("job-0", b"no run")
+    await house.runs.open(request(data))
+    await house.runs.lease(JOB, 1, worker="w0", shards=1, request_id="")
+    house.queue.pass_time(31)
+    other = house.replica()
+    await other.resume()
+    assert other.active == {JOB: 1}
+    other.active = {"job-0": 1, JOB: 1}
+    sweep = house.queue.sweep
+
+    async def broken(job_id: str, gen: int) -> Released:
+        if job_id == "job-0":
+            raise DataLoss("its queue cannot be read")
+        return await sweep(job_id, gen)
+
+    monkeypatch.setattr(house.queue, "sweep", broken)
+    await other.sweep(look=True)
+    assert len(house.told("lease.requeued")) == 1 and JOB in other.latest
+
+
+@pytest.mark.asyncio
+async def test_a_default_that_is_written_out_makes_no_other_dataset(data: DatasetSpec) -> None:
+    house = House()
+    await house.runs.open(request(data))
+    spelled = DatasetSpec.parse(data.model_dump(mode="json"))
+    assert spelled.model_fields_set != data.model_fields_set
+    await house.replica().open(request(spelled))
 
 
 @pytest.mark.asyncio
