@@ -100,7 +100,7 @@ class NanPolicy(Spec):
 
     action: Literal["skip", "fail"] = "skip"
     limit: int = Field(default=100, ge=0)
-    """Skipped batches after which the job fails."""
+    """Skipped batches, counted per worker process, after which the job fails."""
 
 
 class Training(Spec):
