@@ -210,10 +210,14 @@ def checkpoint(job: JobArgument, home: HomeOption = None) -> None:
         print(f"Checkpoint {mesh.checkpoint(mesh.find_job(job))}.")
 
 
-def delete(job: JobArgument, home: HomeOption = None) -> None:
+def delete(
+    job: JobArgument,
+    force: Annotated[bool, typer.Option("--force", help="Stop it first, if it has not ended.")] = False,
+    home: HomeOption = None,
+) -> None:
     """Delete an ended job's record and checkpoints; its model stays."""
     with connect(home) as mesh:
-        mesh.delete(mesh.find_job(job))
+        mesh.delete(mesh.find_job(job), force=force)
     print(f"{job} is deleted.")
 
 

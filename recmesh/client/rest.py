@@ -23,6 +23,8 @@ _FIRST_RETRY_S = 0.1
 _REOPEN_S = 0.5
 _LAST_LOOKS = 4
 _RETRIED = frozenset({502, 503})
+_DELETE_S = 75.0
+"""Longer than the server takes to stop a job."""
 _STREAM_SILENCE_S = 60.0
 """Longer than the server's keep-alives; a stream silent for so long is opened again."""
 
@@ -127,9 +129,11 @@ class Client:
         body = {"role": role, "replicas": replicas}
         return self._view(Job, "POST", f"/v1/jobs/{_part(job_id)}:scale", json=body, retry=True)
 
-    def delete(self, job_id: str) -> None:
-        """Deletes an ended job's record and checkpoints."""
-        self._call("DELETE", f"/v1/jobs/{_part(job_id)}")
+    def delete(self, job_id: str, *, force: bool = False) -> None:
+        """Deletes an ended job's record and checkpoints; with `force` one that has not ended is stopped first."""
+        timeout_s = max(self._timeout_s, _DELETE_S)
+        params = {"force": "true"} if force else {}
+        self._call("DELETE", f"/v1/jobs/{_part(job_id)}", params=params, timeout_s=timeout_s)
 
     def events(self, job_id: str) -> list[Event]:
         """What has happened to a job so far, oldest first."""

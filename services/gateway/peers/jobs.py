@@ -11,6 +11,8 @@ SUBMIT_S = 60.0
 """A first submit indexes the dataset's headers and asks brain."""
 CHECKPOINT_S = 120.0
 """Until all parts are on storage."""
+DELETE_S = 60.0
+"""Until its processes have ended and its checkpoints are gone."""
 QUICK_S = 10.0
 
 Document = dict[str, Any]
@@ -64,8 +66,8 @@ class JobsPeer:
         return document(await self._jobs.Checkpoint(request, timeout=CHECKPOINT_S))
 
     async def delete(self, job_id: str) -> None:
-        """Forget an ended job."""
-        await self._jobs.Delete(jobmaster_pb2.JobRequest(job_id=job_id), timeout=QUICK_S)
+        """Delete a job; jobmaster stops it first if it has not ended."""
+        await self._jobs.Delete(jobmaster_pb2.JobRequest(job_id=job_id), timeout=DELETE_S)
 
     async def logs(self, job_id: str, *, role: str, index: int | None, tail: int) -> Document:
         """The last lines of a job's processes."""

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
 from recmesh.runtime.telemetry import get_logger
 from services.gateway.app.ports import Document, JobEvents
 from services.gateway.peers.jobs import JobsPeer
@@ -25,6 +25,9 @@ EXAMPLE: Document = {
     "roles": {"ps": {"replicas": 2}, "worker": {"replicas": 2}},
     "training": {"batch_size": 512, "epochs": 2},
 }
+
+OVER = frozenset({"Succeeded", "Failed", "Stopped"})
+"""Phases of a job that has ended."""
 
 JobId = Annotated[str, Path(description="The job's id", examples=["flights-7f3a"], max_length=128)]
 
@@ -70,10 +73,8 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
         """Checks the job and starts it. Every wrong field is named; then nothing is created."""
         spec = await read_document(request)
         job = await jobs.submit(
-            as_json(spec), request_id=idempotency_key or request.scope["recmesh.request_id"],
-            submitter="rest",
-            dry_run=dry_run,
-        )  # fmt: skip
+            as_json(spec), request_id=idempotency_key, submitter="rest", dry_run=dry_run
+        )
         if dry_run:
             response.status_code = 200
         else:
@@ -99,11 +100,18 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
         return await jobs.get(job_id)
 
     @routes.delete(
-        "/{job_id}", status_code=204, operation_id="deleteJob", summary="Forget an ended job",
+        "/{job_id}", status_code=204, operation_id="deleteJob", summary="Delete a job",
         responses=openapi.problems(404, 409),
     )  # fmt: skip
-    async def delete(job_id: JobId) -> None:
-        """Deletes its record and checkpoints; a model that it made stays."""
+    async def delete(
+        job_id: JobId,
+        force: Annotated[bool, Query(description="Stop it first, if it has not ended")] = False,
+    ) -> None:
+        """Deletes its record and checkpoints; a model that it made stays. A job that has not ended is refused."""
+        if not force and (phase := (await jobs.get(job_id))["phase"]) not in OVER:
+            raise FailedPrecondition(
+                f"job {job_id} is {phase}; stop it first, or delete it with force=true", reason="JOB_LIVE"
+            )
         await jobs.delete(job_id)
 
     @routes.post(

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.runtime.errors import BY_GRPC_CODE, DeadlineExceeded, Internal, MeshError, Unavailable, Violation
@@ -20,6 +22,15 @@ ERRORS: Mapping[str, type[MeshError]] = {kind.__name__: kind for kind in BY_GRPC
 Reply = tuple[frames.Header, list[Tensor]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A call that is not answered."""
+
+    future: "asyncio.Future[Reply]"
+    due: float
+    line: str
+
+
 class Link:
     """A started process and its socket."""
 
@@ -30,13 +41,13 @@ class Link:
         self._reader = reader
         self._writer = writer
         self._calls = itertools.count(HELLO + 1)
-        self._pending: dict[int, tuple[asyncio.Future[Reply], float]] = {}
+        self._pending: dict[int, _Pending] = {}
         self.ended = asyncio.Event()
         self.exit = ""
         loop = asyncio.get_running_loop()
         self._hello: asyncio.Future[Reply] = loop.create_future()
         self._hello.add_done_callback(_observe)
-        self._pending[HELLO] = (self._hello, loop.time())
+        self._pending[HELLO] = _Pending(self._hello, math.inf, "hello")  # who starts the process waits for it
         self._reading = asyncio.create_task(self._read(), name="model-server-read")
 
     @classmethod
@@ -60,10 +71,10 @@ class Link:
         return self._process.pid
 
     @property
-    def oldest_call_s(self) -> float:
-        """Since when the longest running call has been waiting for its answer."""
+    def overdue_s(self) -> float:
+        """For how long an answer has been missing past its deadline, and past those of the calls before it."""
         now = asyncio.get_running_loop().time()
-        return max((now - since for _, since in self._pending.values()), default=0.0)
+        return max((now - call.due for call in self._pending.values()), default=0.0)
 
     async def hello(self, timeout_s: float) -> str:
         """The framework's version, once it is imported."""
@@ -90,7 +101,9 @@ class Link:
         future.add_done_callback(_observe)
         if answered:
             future.add_done_callback(lambda _future: answered())
-        self._pending[call] = (future, loop.time())
+        line = "load" if header.get("op") == "load" else "run"  # the process answers those of a line in turn
+        before = max((item.due for item in self._pending.values() if item.line == line), default=0.0)
+        self._pending[call] = _Pending(future, max(before, loop.time() + timeout_s), line)
         self._writer.writelines(frames.encode({**header, "call": call}, tensors))
         try:
             async with asyncio.timeout(timeout_s):
@@ -135,15 +148,16 @@ class Link:
         code = await self._process.wait()
         self.exit = broken or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
         self.ended.set()
-        for future, _ in list(self._pending.values()):
-            if not future.done():
-                future.set_exception(self._gone())
+        for call in list(self._pending.values()):
+            if not call.future.done():
+                call.future.set_exception(self._gone())
         self._pending.clear()
 
     def _settle(self, header: frames.Header, tensors: list[Tensor]) -> None:
-        future, _ = self._pending.pop(int(header["call"]), (None, 0.0))
-        if future is None or future.done():
+        call = self._pending.pop(int(header["call"]), None)
+        if call is None or call.future.done():
             return
+        future = call.future
         if "error" not in header:
             future.set_result((header, tensors))
             return

@@ -28,7 +28,7 @@ class Limits:
     start_s: float = 120.0
     """For the process to import its framework."""
     hang_s: float = 120.0
-    """A call without an answer for so long means that the process hangs; it is killed."""
+    """No answer for so long after a call's deadline means that the process hangs; it is killed."""
     backoff_s: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
@@ -55,7 +55,7 @@ class ModelServer:
         self._limits = limits
         self._lost = lost
         self._log = log
-        self._folders: dict[str, Path] = {}
+        self._folders: dict[str, tuple[Path, float]] = {}  # and seconds that loading it may take
         self._crashes_on_reload: dict[str, int] = {}
         self._gate = Gate(slots=limits.in_flight, waiting=limits.queue)
         self._link: Link | None = None
@@ -90,7 +90,7 @@ class ModelServer:
         except DeadlineExceeded:
             link.kill()  # its loading thread is stuck; the others come back in seconds
             raise
-        self._folders[key] = folder
+        self._folders[key] = (folder, timeout_s)
 
     async def unload(self, key: str) -> None:
         """Forget the model."""
@@ -165,21 +165,21 @@ class ModelServer:
         """Start, bring the models back, and stay until the process ends."""
         link = self._link = await Link.start(self.framework, environment=self._environment)
         self.version = await link.hello(self._limits.start_s)
-        for key, folder in list(self._folders.items()):
-            await self._reload(link, key, folder)
+        for key, (folder, load_s) in list(self._folders.items()):
+            await self._reload(link, key, folder, load_s)
         self._reason = "it ended"
         self._up.set()
         while not link.ended.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await link.ended.wait()
-            if link.oldest_call_s > self._limits.hang_s:
-                self._reason = f"it hung for more than {self._limits.hang_s} s"
+            if link.overdue_s > self._limits.hang_s:
+                self._reason = f"it did not answer until {self._limits.hang_s} s after a call's deadline"
                 link.kill()
 
-    async def _reload(self, link: Link, key: str, folder: Path) -> None:
+    async def _reload(self, link: Link, key: str, folder: Path, load_s: float) -> None:
         try:
-            await link.call(_load(key, folder), timeout_s=self._limits.hang_s)
+            await link.call(_load(key, folder), timeout_s=load_s)
             self._crashes_on_reload.pop(key, None)
         except Unavailable:
             crashes = self._crashes_on_reload[key] = self._crashes_on_reload.get(key, 0) + 1

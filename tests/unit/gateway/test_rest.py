@@ -140,7 +140,24 @@ async def test_a_job_is_taken_as_json_and_as_yaml(
     assert created.headers["location"] == "/v1/jobs/job-1"
     assert [call[1] for call in jobs.calls] == [('{"name":"x"}',)] * 2
     assert [call[2]["dry_run"] for call in jobs.calls] == [True, False]
-    assert jobs.calls[1][2]["request_id"] == "k"
+    assert [call[2]["request_id"] for call in jobs.calls] == ["", "k"]
+
+
+async def test_a_job_that_has_not_ended_is_deleted_only_by_force(tmp_path: Path) -> None:
+    class Jobs(FakePeer):
+        phase = "Running"
+
+        async def get(self, job_id: str) -> Document:
+            return {"job_id": job_id, "phase": self.phase}
+
+    jobs = Jobs()
+    async with http(gateway(tmp_path), jobs=jobs) as client:
+        problem_of(await client.delete("/v1/jobs/j"), 409, "JOB_LIVE")
+        assert not jobs.calls
+        assert (await client.delete("/v1/jobs/j?force=true")).status_code == 204
+        jobs.phase = "Failed"
+        assert (await client.delete("/v1/jobs/j")).status_code == 204
+    assert [call[0] for call in jobs.calls] == ["delete", "delete"]
 
 
 @pytest.mark.parametrize(
