@@ -18,6 +18,8 @@ class JobmasterSettings(ServiceSettings):
     heartbeat_s: float = Field(default=1.0, gt=0)
     silence_s: float = Field(default=20.0, gt=0)
     start_grace_s: float = Field(default=180.0, gt=0)
+    stall_s: float = Field(default=600.0, ge=0)
+    """A worker that trains nothing for so long, though there is work, is replaced; 0: never."""
     drain_s: float = Field(default=30.0, gt=0)
     snapshot_timeout_s: float = Field(default=900.0, gt=0)
     leader_ttl_s: float = Field(default=6.0, ge=1.0)
@@ -32,7 +34,7 @@ class JobmasterSettings(ServiceSettings):
         """What the rules use."""
         return Limits(
             heartbeat_s=self.heartbeat_s, silence_s=self.silence_s, start_grace_s=self.start_grace_s,
-            drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
+            stall_s=self.stall_s, drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
         )
 
     @property

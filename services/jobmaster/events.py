@@ -3,7 +3,7 @@
 import orjson
 
 from recmesh.runtime.bus import Bus
-from recmesh.runtime.errors import CallerError, InvalidArgument, Unavailable
+from recmesh.runtime.errors import CallerError, InvalidArgument, ResourceExhausted, Unavailable
 from recmesh.runtime.events import Event, catalog
 from recmesh.runtime.lifecycle import Component
 from recmesh.runtime.telemetry import get_logger
@@ -31,8 +31,8 @@ class SubmitCommands:
             )
         except InvalidArgument:
             raise
-        except Unavailable:
-            raise  # another jobmaster leads, or a service is away: delivered again
+        except (Unavailable, ResourceExhausted):
+            raise  # another jobmaster leads, a service is away, or too many jobs live: delivered again
         except CallerError as error:
             raise InvalidArgument(error.message, reason=error.reason, violations=error.violations) from error
         logger.info("job %s came by event %s", run.job_id, event.id)

@@ -115,7 +115,7 @@ def figures(jobs: Jobs) -> Mapping[str, Any]:
 
 
 def _runs(jobs: Jobs) -> list[Run]:
-    runs = [runner.run for runner in jobs.runners.values()]
+    runs = [*(runner.run for runner in jobs.runners.values()), *jobs.unreadable.values()]
     return sorted(runs, key=lambda run: (run.status.has_ended, -run.job.created))
 
 

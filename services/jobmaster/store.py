@@ -141,6 +141,11 @@ class JobStore:
             return job_id if entry is None else entry.value.decode()
         return job_id
 
+    async def request(self, request_id: str) -> str:
+        """The job id of a submission; empty when it is not known."""
+        entry = await self._keys.get(_request_key(request_id))
+        return "" if entry is None else entry.value.decode()
+
     async def move_request(self, request_id: str, job_id: str) -> None:
         """The submission gets another id, because the first is taken by another job."""
         await self._keys.put(_request_key(request_id), job_id.encode())
@@ -162,7 +167,10 @@ class JobStore:
 
     async def delete(self, job_id: str) -> None:
         """Everything of the job; the job itself last, so that a half-done deletion is seen and repeated."""
-        job = await self.job(job_id)
+        try:
+            job = await self.job(job_id)
+        except ValueError:  # it cannot be read
+            job = None
         for key in await self._keys.keys(f"manifest.{job_id}."):
             await self._keys.delete(key)
         for kind in ("events", "record", "status"):

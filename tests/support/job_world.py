@@ -18,6 +18,7 @@ from recmesh.runtime.errors import (
     Aborted,
     AlreadyExists,
     DataLoss,
+    DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     MeshError,
@@ -151,6 +152,8 @@ class FakeShards:
         self.datasets: dict[str, str] = {}
         self.closed: list[tuple[str, bool]] = []
         self.requeues = 0
+        self.log_end = 1 << 60
+        """The next queue with more positions done than this finds its task log too short."""
 
     async def _touch(self) -> None:
         await asyncio.sleep(0)
@@ -172,6 +175,9 @@ class FakeShards:
     async def open_run(self, order: RunOrder) -> OpenedRun:
         await self._touch()
         done = _positions(order.done)
+        if len(done) > self.log_end:
+            self.log_end, known = 1 << 60, self.log_end
+            raise DataLoss(f"the task log stops at {known}", reason="LOG_SHORT")
         self.runs[order.job_id] = order
         self.to_do[order.job_id] = [p for p in range(self.total) if p not in done]
         self.leased[order.job_id] = {}
@@ -304,6 +310,8 @@ class FakeServers:
         self.restore_s = 0.1
         self.orders: list[RestoreOrder] = []
         self.voided: list[Interval] = []
+        self.slow_restores = 0
+        """Calls of restore that run out of time, though the server goes on."""
         self.aborted_marks: list[int] = []
 
     def _at(self, address: str) -> FakeServer:
@@ -315,6 +323,9 @@ class FakeServers:
     async def restore(self, address: str, order: RestoreOrder, *, timeout_s: float) -> int:
         await asyncio.sleep(self.restore_s)
         server = self._at(address)
+        if self.slow_restores:
+            self.slow_restores -= 1
+            raise DeadlineExceeded("still loading")
         if order.incarnation != server.incarnation or order.gen <= server.gen:
             raise FailedPrecondition("another incarnation, or an old generation")
         self.orders.append(order)
@@ -407,6 +418,8 @@ class FakeModels:
     def __init__(self) -> None:
         self.away = False
         self.registered: list[ModelVersion] = []
+        self.refusal: MeshError | None = None
+        """Answer to the next registration under a number."""
 
     async def versions(self, name: str) -> list[ModelVersion]:
         await asyncio.sleep(0)
@@ -426,6 +439,9 @@ class FakeModels:
         await asyncio.sleep(0)
         if self.away:
             raise Unavailable("no gateway")
+        if self.refusal is not None and model.version:
+            error, self.refusal = self.refusal, None
+            raise error
         self.registered.append(model)
         return model
 
@@ -437,6 +453,8 @@ class FakeProcess:
     exit: Exit | None = None
     task: asyncio.Task[None] | None = None
     silent: bool = False
+    stuck: bool = False
+    """It beats, and trains nothing."""
 
 
 class FakeCluster:
@@ -548,21 +566,22 @@ class JobWorld:
         self.jobs, self.roles = self._jobmaster()
 
     def _jobmaster(self) -> tuple[Jobs, Roles]:
-        async def publish(event: Event[Any]) -> None:
-            await asyncio.sleep(0)
-            if self.keys.away:
-                raise Unavailable("no NATS")
-            self.events.append(event)
-
         context = Context(
             store=JobStore(self.keys),
             peers=Peers(self.shards, self.checkpoints, self.servers, self.brain, self.models),
-            cluster=self.cluster, clock=self.clock, rng=random.Random(7), publish=publish,
+            cluster=self.cluster, clock=self.clock, rng=random.Random(7),
+            publish=lambda event: self.publish(event),
             addresses=Addresses(lambda: "jobmaster:1", "shardsvc:1", "ckptcache:1"),
             storage_uri="/storage", limits=self.limits,
         )
         jobs = Jobs(context)
         return jobs, Roles(jobs)
+
+    async def publish(self, event: Event[Any]) -> None:
+        await asyncio.sleep(0)
+        if self.keys.away:
+            raise Unavailable("no NATS")
+        self.events.append(event)
 
     async def restart_jobmaster(self) -> None:
         """kill -9, then another process that reads everything from the store."""
@@ -646,7 +665,7 @@ class JobWorld:
                     )
                     if answer.directive != "continue":
                         return 0
-            if order.role == "worker" and not process.silent:
+            if order.role == "worker" and not process.silent and not process.stuck:
                 trained = await self._train(process, worker)
                 if trained < 0:
                     return 70

@@ -115,6 +115,9 @@ class Acts:
         told = run.errors.pop(role.name, "")
         if told:
             exit = replace(exit, last_line=told)
+        why = run.killed_for.pop(role.name, "")
+        if why and exit.signal is not None and not exit.oom:
+            exit = replace(exit, reason=f"ended by jobmaster: {why}")
         verdict = self._judge(role, exit)
         run.killing.pop(role.name, None)
         beat = run.vitals.forget(key)
@@ -190,6 +193,8 @@ class Acts:
             # Its end is commanded from now on; a silent process's is not.
             run.put_role(role.model_copy(update={"stage": "draining", "since": run.context.clock.now()}))
             await run.flush()
+        if hard:
+            run.killed_for[name] = reason
         run.killing[name] = run.context.clock.now()
         grace_s = 0.0 if hard else run.context.limits.terminate_grace_s
         await run.context.cluster.stop(run.job_id, name, grace_s=grace_s)

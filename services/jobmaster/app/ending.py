@@ -1,9 +1,9 @@
 """From the closing snapshot to success, and how a job ends otherwise."""
 
-from recmesh.runtime.errors import AlreadyExists, MeshError
+from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
-from services.jobmaster.app.snapshots import tell_ckptcache
+from services.jobmaster.app.snapshots import tell_again, tell_ckptcache
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.facts import facts_of
@@ -22,7 +22,7 @@ async def close(run: Run) -> None:
     A jobmaster may have died between the record's change and its telling ckptcache, which is told again here.
     """
     number = run.record.last_committed
-    await tell_ckptcache(run, number, gen=run.record.gen)
+    await tell_ckptcache(run, number)
     document = await run.context.store.manifest(run.job_id, number)
     done = snapshots.ledger_of(document or {})
     name, version, uri = "", "", ""
@@ -72,8 +72,11 @@ async def register(run: Run) -> None:
 
         try:
             registered = await ask(model, f"{run.job_id}/{closing.snapshot}")
-        except AlreadyExists:
-            # Somebody has registered this number by hand: the next one; the files stay where they are.
+        except (AlreadyExists, FailedPrecondition) as error:
+            if isinstance(error, FailedPrecondition) and error.reason != "VERSION_NOT_INCREASING":
+                raise
+            # Somebody has registered this number by hand, or another job a higher one meanwhile: the next
+            # one; the files stay where they are.
             free = ModelVersion(model.name, "", model.uri, model.job_id, model.snapshot)
             registered = await ask(free, f"{run.job_id}/{closing.snapshot}/renumbered")
         run.update(model_version=registered.version, model_uri=registered.uri or run.status.model_uri)
@@ -87,6 +90,8 @@ async def end(run: Run) -> None:
         raise RuntimeError("nobody said how the job ends")
     if run.record.phase != "closed":
         await run.change_record(lambda record: records.closed(record, term=record.term))
+    if run.record.last_committed and run.status.closing is None:
+        run.in_background(tell_again(run, run.record.last_committed))
     await _close_queue(run, forget=False)
     for member in run.record.members:
         run.context.peers.servers.forget(member.address)

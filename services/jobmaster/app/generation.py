@@ -6,9 +6,10 @@ runner cancels this, replaces it, and begins again with R1.
 
 import asyncio
 
-from recmesh.runtime.errors import DataLoss, MeshError, NotFound
+from recmesh.runtime.errors import DataLoss, DeadlineExceeded, MeshError, NotFound, Unavailable
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.snapshots import tell_again
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.ledgers import Ledger, size
@@ -18,28 +19,35 @@ from services.jobmaster.peers import OpenedRun, RestoreOrder, RunOrder
 logger = get_logger(__name__)
 
 RESTORE_TIMEOUT_S = 600.0
+RESTORE_BOUND_S = 6 * 3600.0
+"""A large snapshot takes longer than one call may; the same order is repeated, and answered when it is done."""
 
 
 async def open_generation(run: Run, *, reason: str) -> None:
     """R1 to R3; when it returns, leases may start."""
+    if run.record.gen and run.record.last_committed:
+        run.in_background(tell_again(run, run.record.last_committed))
     while True:
         former = run.record.gen
-        record = await _r1_record(run)
+        record, restored = await _r1_record(run), False
         try:
             parts, done = await _source(run, record)
             await _r2_restore(run, record, parts)
+            restored = True
+            opened = await _r3_queue(run, record, done)
         except (DataLoss, NotFound) as error:
-            if not await _r5_fall_back(run, record, error):
+            # Of the queue's refusals only this one is the snapshot's: it holds more than the task log tells.
+            is_snapshots = not restored or error.reason == "LOG_SHORT"
+            if not is_snapshots or not await _r5_fall_back(run, record, error):
                 raise
             continue
-        opened = await _r3_queue(run, record, done)
         break
     await run.change_record(lambda now: records.opened(now, term=record.term, gen=record.gen))
     run.queue = None
+    lost = max(0, run.status.samples - size(done))
     run.update(samples=size(done), total=opened.total, log_last_sequence=opened.log_last_sequence)
     if former:
         run.update(rollbacks=run.status.rollbacks + 1)
-        lost = max(0, run.status.samples - size(done))
         run.telling.rolled_back(
             gen=record.gen, snapshot=record.base_snapshot, reason=reason, lost_samples=lost
         )
@@ -75,7 +83,6 @@ async def _source(run: Run, record: RunRecord) -> tuple[tuple[str, ...], Ledger]
 
 
 async def _r2_restore(run: Run, record: RunRecord, parts: tuple[str, ...]) -> None:
-    servers = run.context.peers.servers
     from_another_job = not record.base_snapshot and bool(record.init_parts)
 
     async def restore(member: Member) -> int:
@@ -85,13 +92,27 @@ async def _r2_restore(run: Run, record: RunRecord, parts: tuple[str, ...]) -> No
             snapshot=record.init_snapshot if from_another_job else record.base_snapshot,
             parts=parts, voids=record.voids, fresh_ledger=from_another_job,
         )
-        return await servers.restore(member.address, order, timeout_s=RESTORE_TIMEOUT_S)
+        return await _restored(run, member, order)
 
     # All answers are awaited, so that no restore of this generation is under way when the next one begins.
     answers = await asyncio.gather(*map(restore, record.members), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     for error in sorted(errors, key=lambda error: not isinstance(error, DataLoss | NotFound)):
         raise error
+
+
+async def _restored(run: Run, member: Member, order: RestoreOrder) -> int:
+    clock = run.context.clock
+    deadline = clock.monotonic() + RESTORE_BOUND_S
+    while True:
+        try:
+            return await run.context.peers.servers.restore(member.address, order, timeout_s=RESTORE_TIMEOUT_S)
+        except (DeadlineExceeded, Unavailable) as error:
+            is_at_it = isinstance(error, DeadlineExceeded) or error.reason == "BUSY"
+            if not is_at_it or clock.monotonic() > deadline:
+                raise
+            logger.info("job %s: PS %d still restores: %s", run.job_id, member.ps, error.message)
+            await clock.sleep(0.5)
 
 
 async def _r3_queue(run: Run, record: RunRecord, done: Ledger) -> OpenedRun:

@@ -8,7 +8,6 @@ from typing import Any
 from recmesh.runtime.errors import (
     FailedPrecondition,
     InvalidArgument,
-    MeshError,
     NotFound,
     ResourceExhausted,
     Unavailable,
@@ -17,6 +16,7 @@ from recmesh.runtime.errors import (
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.app import submit as submission
+from services.jobmaster.app import unreadable
 from services.jobmaster.app.context import Context
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
@@ -26,6 +26,8 @@ from services.jobmaster.domain.record import RunRecord
 
 logger = get_logger(__name__)
 
+RELOAD_S = 1.0
+MAX_RELOAD_S = 10.0
 DELETE_WAIT_S = 45.0
 CHECKPOINT_WAIT_S = 60.0
 MAX_TAIL = 2000
@@ -48,6 +50,9 @@ class Jobs:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.runners: dict[str, Runner] = {}
+        self.unreadable: dict[str, Run] = {}
+        """Jobs whose documents this version cannot read: shown as failed, and otherwise left alone."""
+        self._reloading: set[str] = set()
         self.led = asyncio.Event()
         """Set while this jobmaster leads."""
         self._submitting = asyncio.Lock()
@@ -63,8 +68,13 @@ class Jobs:
     async def lead(self) -> None:
         """Holds all jobs from now on; their processes are found by the runners."""
         for job_id in await self.context.store.job_ids():
-            if job_id not in self.runners:
-                await self._hold(job_id)
+            try:
+                found = await self._read(job_id)
+                if found is not None and job_id not in self.runners:
+                    self._run(*found)
+            except (InvalidArgument, ValueError, TypeError) as error:
+                logger.exception("job %s cannot be read; it is left alone", job_id)
+                self.unreadable[job_id] = unreadable.stand_in(self.context, job_id, why=str(error))
         self.led.set()
         self.context.cluster.watch(self._on_change)
         logger.info("this jobmaster leads; %d jobs", len(self.runners))
@@ -73,6 +83,7 @@ class Jobs:
         """Lets go of all jobs; their processes go on."""
         self.led.clear()
         runners, self.runners = list(self.runners.values()), {}
+        self.unreadable = {}
         await asyncio.gather(*(runner.stop() for runner in runners))
 
     def _on_change(self, job_id: str) -> None:
@@ -80,15 +91,15 @@ class Jobs:
         if runner is not None:
             runner.run.wake()
 
-    async def _hold(self, job_id: str) -> Run | None:
-        """Reads a job from the store and starts its runner."""
+    async def _read(self, job_id: str) -> tuple[AcceptedJob, JobStatus, RunRecord] | None:
+        """A job's documents in the store."""
         store = self.context.store
         job = await store.job(job_id)
         if job is None:
             return None
         status = await store.status(job_id) or JobStatus(job_id=job_id)
         record = await store.record(job_id) or submission.first_record(job)
-        return self._run(job, status, record)
+        return job, status, record
 
     def _run(self, job: AcceptedJob, status: JobStatus, record: RunRecord) -> Run:
         run = Run(self.context, job, status, record)
@@ -104,18 +115,29 @@ class Jobs:
 
     def _lost(self, run: Run) -> None:
         """Somebody else wrote the job's documents. If this jobmaster still leads, it reads them again."""
-        runner = self.runners.pop(run.job_id, None)
-        if runner is not None:
+        runner = self.runners.get(run.job_id)
+        if runner is not None and runner.run is run:
+            del self.runners[run.job_id]
+            self._reloading.add(run.job_id)
             self._keep(self._hold_again(runner))
 
     async def _hold_again(self, runner: Runner) -> None:
-        await runner.stop()
-        await self.context.clock.sleep(1.0)
-        if self.is_leading and runner.run.job_id not in self.runners:
-            try:
-                await self._hold(runner.run.job_id)
-            except MeshError:
-                logger.exception("job %s cannot be read again", runner.run.job_id)
+        job_id, delay_s = runner.run.job_id, RELOAD_S
+        try:
+            await runner.stop()
+            while True:
+                await self.context.clock.sleep(delay_s)
+                try:
+                    found = await self._read(job_id)
+                    if found is None or not self.is_leading or job_id in self.runners:
+                        return
+                    self._run(*found)
+                    return
+                except Exception:
+                    logger.exception("job %s cannot be read again yet", job_id)
+                    delay_s = min(2 * delay_s, MAX_RELOAD_S)
+        finally:
+            self._reloading.discard(job_id)
 
     def _keep(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -123,10 +145,14 @@ class Jobs:
         task.add_done_callback(self._background.discard)
 
     def run_of(self, job_id: str) -> Run:
-        """NotFound; Unavailable when another jobmaster leads."""
+        """NotFound; Unavailable when another jobmaster leads, or while the job is read again."""
         self._check_leading()
         runner = self.runners.get(job_id)
         if runner is None:
+            if job_id in self._reloading:
+                raise Unavailable(f"job {job_id} is being read again", reason="RELOADING")
+            if job_id in self.unreadable:
+                return self.unreadable[job_id]
             raise NotFound(f"there is no job {job_id}", reason="NO_SUCH_JOB")
         return runner.run
 
@@ -139,6 +165,10 @@ class Jobs:
     async def submit(self, spec_json: str, *, request_id: str, submitter: str, dry_run: bool) -> Run:
         """A new job, or the one that this request made before."""
         self._check_leading()
+        if not dry_run:
+            earlier = await self._earlier(request_id, spec_json)
+            if earlier is not None:
+                return earlier
         checked = await submission.check(self.context, spec_json)
         if dry_run:
             job = AcceptedJob(
@@ -147,12 +177,16 @@ class Jobs:
             )
             status = JobStatus(job_id=job.job_id, reason="DryRun", notes=checked.notes)
             return Run(self.context, job, status, submission.first_record(job))
-        live = sum(not runner.run.status.has_ended for runner in self.runners.values())
-        if live >= self.context.max_live_jobs:
-            raise ResourceExhausted(f"{live} jobs live already", reason="TOO_MANY_JOBS")
         async with self._submitting:
+            earlier = await self._earlier(request_id, spec_json)
+            if earlier is not None:
+                return earlier
+            live = sum(not runner.run.status.has_ended for runner in self.runners.values())
+            if live >= self.context.max_live_jobs:
+                raise ResourceExhausted(f"{live} jobs live already", reason="TOO_MANY_JOBS")
             job, record = await submission.create(
-                self.context, checked, request_id=request_id, submitter=submitter
+                self.context, checked, request_id=request_id, submitter=submitter,
+                spec_digest=submission.digest(spec_json),
             )
             existing = self.runners.get(job.job_id)
             if existing is not None:
@@ -161,12 +195,22 @@ class Jobs:
         run.telling.submitted(name=checked.spec.name, owner=checked.spec.owner, submitter=submitter)
         return run
 
+    async def _earlier(self, request_id: str, spec_json: str) -> Run | None:
+        """What this request made before. AlreadyExists when it came with another specification."""
+        job = await submission.earlier(self.context, request_id, spec_json) if request_id else None
+        if job is None:
+            return None
+        try:
+            return self.run_of(job.job_id)
+        except NotFound:
+            return None  # stored, but never held: the answer of the store was lost
+
     def page(
         self, *, owner: str = "", phase: str = "", labels: Mapping[str, str], limit: int, page_token: str
     ) -> tuple[Sequence[Run], str]:
         """The newest first; and the token of the next page."""
         self._check_leading()
-        runs = [runner.run for runner in self.runners.values()]
+        runs = [*(runner.run for runner in self.runners.values()), *self.unreadable.values()]
         runs = [
             run for run in runs
             if (not owner or run.spec.owner == owner)
@@ -238,9 +282,13 @@ class Jobs:
     async def delete(self, job_id: str) -> None:
         """Stops the job if need be, and removes everything of it except its model."""
         run = self.run_of(job_id)
+        if job_id in self.unreadable:
+            await unreadable.remove(run)
+            self.unreadable.pop(job_id, None)
+            return
         await run.wish(lambda intent: intent.model_copy(update={"delete": True, "reason": "deleted"}))
         deadline = self.context.clock.monotonic() + DELETE_WAIT_S
-        while job_id in self.runners:
+        while job_id in self.runners or job_id in self._reloading:
             if self.context.clock.monotonic() > deadline:
                 raise Unavailable(f"job {job_id} is being deleted", reason="STILL_DELETING")
             await self.context.clock.sleep(0.05)

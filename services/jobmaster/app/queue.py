@@ -5,6 +5,7 @@ from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.generation import open_queue
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.snapshots import live_ledger
+from services.jobmaster.peers import QueueProgress
 
 logger = get_logger(__name__)
 
@@ -26,16 +27,19 @@ class QueueWatch:
             await run.context.clock.sleep(delay_s)
             if run.record.phase not in ("open", "finishing"):
                 self._base = None
+                self._note_work(None)
                 continue
             try:
                 await self.look()
                 delay_s = POLL_S
             except MeshError as error:
                 run.queue = None
+                self._note_work(None)
                 delay_s = min(2 * delay_s, 4.0)
                 logger.warning("job %s: shardsvc does not tell its progress: %s", run.job_id, error.message)
             except Exception:
                 run.queue = None
+                self._note_work(None)
                 delay_s = min(2 * delay_s, 4.0)
                 logger.exception("job %s: the look at the queue failed", run.job_id)
 
@@ -53,6 +57,7 @@ class QueueWatch:
             await self._derive(gen)
             return
         before, run.queue = run.queue, progress
+        self._note_work(progress)
         done = min(progress.done, progress.total)
         run.update(
             samples=done, total=progress.total or run.status.total,
@@ -68,6 +73,13 @@ class QueueWatch:
         opened = await open_queue(run, gen=gen, done=done, epoch_floor=epoch)
         run.note("shardsvc had lost the queue; it was derived again from the ledgers")
         logger.warning("job %s: the queue was lost; %d positions are queued again", run.job_id, opened.to_do)
+
+    def _note_work(self, progress: QueueProgress | None) -> None:
+        run, now = self._run, self._run.context.clock.now()
+        queued = progress is not None and progress.queued > 0
+        work = progress is not None and progress.queued + progress.leased > 0
+        run.queued_since = (run.queued_since or now) if queued else None
+        run.work_since = (run.work_since or now) if work else None
 
     def _rate(self, done: int) -> None:
         run, now = self._run, self._run.context.clock.now()

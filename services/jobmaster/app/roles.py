@@ -153,7 +153,10 @@ class Roles:
         if closing is None:
             raise FailedPrecondition(f"{state.name} was not asked to finish", reason="NOT_CURRENT")
         run.update(
-            model_uri=model_uri, closing=closing.model_copy(update={"reported": True, "framework": framework})
+            model_uri=model_uri,
+            closing=closing.model_copy(
+                update={"reported": True, "reported_at": run.context.clock.now(), "framework": framework}
+            ),
         )
         await run.flush()
         run.wake()

@@ -51,6 +51,12 @@ class Run:
         self.queue_opening: asyncio.Task[object] | None = None
         """OpenRun of the first generation, begun while processes start."""
         self.killing: dict[str, float] = {}
+        self.killed_for: dict[str, str] = {}
+        """By process name: why it was killed without warning."""
+        self.queued_since: float | None = None
+        """Since when the queue has positions that nobody holds."""
+        self.work_since: float | None = None
+        """Since when the queue has positions to train, held or not."""
         self.errors: dict[str, str] = {}
         """By process name: the last words of those that told them."""
         self.quarantine: dict[Interval, None] = {}

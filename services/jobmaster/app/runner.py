@@ -8,7 +8,14 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
 
-from recmesh.runtime.errors import CallerError, MeshError, MeshFault
+from recmesh.runtime.errors import (
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    MeshError,
+    NotFound,
+)
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app import ending, generation, planning, queue, snapshots
 from services.jobmaster.app.acts import Acts
@@ -27,6 +34,8 @@ FLUSH_S = 2.0
 """Progress is stored at most so often; what matters is stored at once."""
 TRIED_AGAIN = "; it is tried again"
 """How a message ends that holds only until the next success."""
+FINAL = (InvalidArgument, NotFound, AlreadyExists, FailedPrecondition, DataLoss)
+"""Asking again would be answered in the same way; all other errors pass."""
 MAX_ROUNDS = 100
 """Decisions in a row without waiting; more would be a rule that does not change what it looks at."""
 
@@ -42,7 +51,9 @@ class Runner:
         self._tasks: list[asyncio.Task[None]] = []
         self._operation: asyncio.Task[None] | None = None
         self._operation_name = ""
-        self._failures = 0
+        self._failures: dict[str, int] = {}
+        """In a row, by procedure."""
+        self._refusals: dict[str, int] = {}
         self._retry_at = 0.0
         self._flushed_at = 0.0
         self._gone = False
@@ -99,16 +110,8 @@ class Runner:
         if run.record.gen and not run.status.has_ended:
             await generation.take_over(run)
             if run.record.last_committed:
-                number = run.record.last_committed
-                run.in_background(self._tell_again(number))
+                run.in_background(snapshots.tell_again(run, run.record.last_committed))
         run.watching_since = run.context.clock.now()
-
-    async def _tell_again(self, number: int) -> None:
-        """ckptcache may not have heard of the last commit."""
-        try:
-            await snapshots.tell_ckptcache(self.run, number, gen=self.run.record.gen)
-        except MeshError as error:
-            logger.info("job %s: commit of snapshot %d: %s", self.run.job_id, number, error.message)
 
     async def _round(self) -> None:
         """Snapshot, decide, act; then wait for news."""
@@ -148,6 +151,7 @@ class Runner:
             operation_retry_at=self._retry_at,
             quarantine_due=bool(run.quarantine),
             killing=frozenset(run.killing),
+            grown=dict(run.vitals.grown), queued_since=run.queued_since, work_since=run.work_since,
             skipped_nan=sum(beat.skipped_nan for beat in run.vitals.of("worker")),
         )
         return Situation(run.spec, run.job, run.status, run.record, seen, run.context.limits, now)
@@ -179,7 +183,8 @@ class Runner:
             await self._procedure(operation)
             if not self._gone:
                 await run.flush()
-            self._failures = 0
+            self._failures.pop(name, None)
+            self._refusals.pop(name, None)
             self._retry_at = 0.0
             if run.status.message.endswith(TRIED_AGAIN):
                 run.update(message="")
@@ -189,12 +194,12 @@ class Runner:
         except Refused as error:
             logger.info("job %s: %s is refused: %s", run.job_id, name, error)
             self._pause(name)
-        except (MeshFault, snapshots.Aborted, NotAPartition) as error:
+        except FINAL as error:
+            self._refused(name, error)
+        except (MeshError, snapshots.Aborted, NotAPartition) as error:
             logger.warning("job %s: %s failed, and is tried again: %s", run.job_id, name, error)
             self._pause(name)
             self._tell_trouble(name, error)
-        except CallerError as error:
-            self._refused(name, error)
         except Exception:
             logger.exception("job %s: %s failed, and is tried again", run.job_id, name)
             self._pause(name)
@@ -241,10 +246,10 @@ class Runner:
         self._gone = True
 
     def _pause(self, name: str) -> None:
-        self._failures += 1
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
         base_s = 0.2 if name in ("open", "plan", "end", "close") else 1.0
         self._retry_at = self.run.context.clock.now() + retry_delay_s(
-            self._failures + 1, base_s=base_s, ceiling_s=10.0
+            failures + 1, base_s=base_s, ceiling_s=10.0
         )
 
     def _tell_trouble(self, name: str, error: Exception) -> None:
@@ -252,13 +257,14 @@ class Runner:
         if self.run.status.ending is None and not self.run.status.has_ended:
             self.run.update(message=f"{name}: {error}{TRIED_AGAIN}")
 
-    def _refused(self, name: str, error: CallerError) -> None:
+    def _refused(self, name: str, error: MeshError) -> None:
         """The same request would be refused again: the job cannot go on, unless it has ended anyway."""
         run = self.run
         logger.error("job %s: %s is refused: %s", run.job_id, name, error)
         self._pause(name)
         self._tell_trouble(name, error)
-        fatal = name in ("open", "register", "close") and self._failures >= (3 if name == "open" else 2)
+        refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
+        fatal = name in ("open", "register", "close") and refusals >= (3 if name == "open" else 2)
         if fatal and run.status.ending is None and not run.status.has_ended:
             reason = {"open": "CannotOpenGeneration", "register": "ModelRefused"}.get(name, "CannotClose")
             run.update(ending=Ending(phase=Phase.FAILED, reason=reason, message=str(error)))

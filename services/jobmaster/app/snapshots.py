@@ -110,7 +110,7 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
         "job %s: snapshot %d of generation %d is committed with %d of %d positions",
         run.job_id, number, record.gen, size(done), run.status.total,
     )
-    await tell_ckptcache(run, number, gen=record.gen)
+    await tell_ckptcache(run, number)
     let_go = after.committed[:-run.spec.checkpoint.keep]
     if let_go:
         await run.context.store.delete_manifest(run.job_id, let_go[-1])
@@ -135,7 +135,7 @@ async def audit_queue(run: Run) -> None:
         logger.warning("job %s: %d of %d missing are queued again", run.job_id, orphans, missing)
 
 
-async def tell_ckptcache(run: Run, number: int, *, gen: int) -> None:
+async def tell_ckptcache(run: Run, number: int) -> None:
     """The snapshot is committed: ckptcache writes that down, and deletes what retention lets go."""
     document = await run.context.store.manifest(run.job_id, number)
     if document is None:
@@ -143,11 +143,19 @@ async def tell_ckptcache(run: Run, number: int, *, gen: int) -> None:
 
     async def commit() -> None:
         await run.context.peers.checkpoints.commit(
-            run.job_id, gen=gen, snapshot=number, manifest_json=snapshots.text(document),
+            run.job_id, gen=int(document["gen"]), snapshot=number, manifest_json=snapshots.text(document),
             keep=run.spec.checkpoint.keep,
         )
 
     await persistently(run, commit, what=f"commit of snapshot {number}")
+
+
+async def tell_again(run: Run, number: int) -> None:
+    """ckptcache may not have heard of the last commit: whoever was to tell it may have been cancelled."""
+    try:
+        await tell_ckptcache(run, number)
+    except MeshError as error:
+        logger.info("job %s: commit of snapshot %d: %s", run.job_id, number, error.message)
 
 
 async def persistently(run: Run, call: Callable[[], Awaitable[None]], *, what: str) -> None:

@@ -1,5 +1,6 @@
 """A specification becomes a job, or is refused with every wrong field; then nothing is created."""
 
+import hashlib
 from dataclasses import dataclass
 
 import orjson
@@ -132,7 +133,7 @@ def _notes(spec: TrainingJob) -> list[str]:
 
 
 async def create(
-    context: Context, checked: Checked, *, request_id: str, submitter: str
+    context: Context, checked: Checked, *, request_id: str, submitter: str, spec_digest: str = ""
 ) -> tuple[AcceptedJob, RunRecord]:
     """Stores the job under a free id. The same request id gives the same job, whatever happened before."""
     spec_json = checked.spec.model_dump_json()
@@ -143,7 +144,7 @@ async def create(
         job = AcceptedJob(
             job_id=job_id, spec_json=spec_json, request_id=request_id, submitter=submitter,
             created=context.clock.now(), data_rows=checked.data_rows, data_bytes=checked.data_bytes,
-            init_snapshot=checked.init_snapshot, init_parts=checked.init_parts,
+            init_snapshot=checked.init_snapshot, init_parts=checked.init_parts, spec_digest=spec_digest,
         )
         try:
             job = await context.store.create_job(job)
@@ -151,6 +152,7 @@ async def create(
         except AlreadyExists:
             existing = await context.store.job(job_id)
             if existing is not None and _is_same(existing, job):
+                _check_digest(existing, spec_digest)
                 job = existing
                 break
             job_id = _other_name(context, checked.spec.name)
@@ -164,6 +166,33 @@ def _is_same(existing: AcceptedJob, job: AcceptedJob) -> bool:
     if job.request_id:
         return existing.request_id == job.request_id
     return existing.created == job.created and existing.spec_json == job.spec_json
+
+
+def digest(spec_json: str) -> str:
+    """Of a specification as it was submitted, whatever the order of its fields; empty when it is no JSON."""
+    try:
+        text = orjson.dumps(orjson.loads(spec_json), option=orjson.OPT_SORT_KEYS)
+    except ValueError:
+        return ""
+    return hashlib.sha256(text).hexdigest()
+
+
+async def earlier(context: Context, request_id: str, spec_json: str) -> AcceptedJob | None:
+    """The job that this request made. AlreadyExists when it was made from another specification."""
+    job_id = await context.store.request(request_id)
+    job = await context.store.job(job_id) if job_id else None
+    if job is None or job.request_id != request_id:
+        return None
+    _check_digest(job, digest(spec_json))
+    return job
+
+
+def _check_digest(job: AcceptedJob, spec_digest: str) -> None:
+    # Jobs that were accepted before digests were kept have none.
+    if job.spec_digest and job.spec_digest != spec_digest:
+        raise AlreadyExists(
+            f"this request id made job {job.job_id} from another specification", reason="REQUEST_REUSED"
+        )
 
 
 def _other_name(context: Context, name: str) -> str:

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from recmesh.runtime.errors import MeshError
+from recmesh.runtime.errors import InvalidArgument, MeshError
 from recmesh.runtime.events import Event, EventType, catalog
 from recmesh.runtime.events.types import Payload
 from recmesh.runtime.telemetry import get_logger
@@ -160,6 +160,8 @@ class Telling:
             try:
                 await self._context.publish(event)
                 delay_s = 0.1
+            except InvalidArgument as error:
+                logger.error("job %s: %s is not sent: %s", self._job_id, event.type.name, error.message)
             except MeshError as error:
                 logger.warning("job %s: %s waits: %s", self._job_id, event.type.name, error.message)
                 await self._context.clock.sleep(delay_s)

@@ -50,6 +50,8 @@ class AcceptedJob(Stored):
     init_snapshot: int = 0
     init_parts: tuple[str, ...] = ()
     """The snapshot of another job from which it starts."""
+    spec_digest: str = ""
+    """Of the specification as it was submitted."""
     intent: Intent = Intent()
     revision: int = 0
     """Of the KV key as last read."""
@@ -130,6 +132,7 @@ class Closing(Stored):
     export_uri: str = ""
     framework: str = ""
     reported: bool = False
+    reported_at: float = 0.0
     registered: bool = False
 
 

@@ -16,6 +16,10 @@ class Limits(BaseModel):
     warm_up_s: float = 90.0
     """Silence that is borne in the first `start_grace_s` after the registration: while a framework is imported
     and kernels are compiled, threads may not run for tens of seconds on a crowded machine."""
+    stall_s: float = 600.0
+    """A worker that lives and trains nothing for so long, though there is work, is replaced; 0: never."""
+    finisher_exit_s: float = 5.0
+    """A finisher that has reported ends by itself; after this it is ended."""
     drain_s: float = 30.0
     """A draining worker finishes its batches in flight; then it gets SIGTERM and SIGKILL."""
     terminate_grace_s: float = 5.0

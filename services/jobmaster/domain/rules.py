@@ -46,6 +46,12 @@ class Seen:
     """Processes that were told to end, by name."""
     skipped_nan: int = 0
     """By all incarnations."""
+    grown: Mapping[RoleKey, float] = field(default_factory=dict)
+    """When the samples of a place's current incarnation last grew."""
+    queued_since: float | None = None
+    """Since when there are positions that nobody holds. None: there are none, or it is not known."""
+    work_since: float | None = None
+    """Since when there are positions to train, held or not. None: there are none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +147,8 @@ def decide(at: Situation) -> list[Action]:
     # 5. The first plan comes before any process.
     if at.status.phase is Phase.PENDING:
         return _operate(at, "plan", reason="no plan yet")
-    # 6. Silent processes are killed; their end is noted in 1.
-    silent = _silent(at)
+    # 6. Silent processes, and workers that train nothing though there is work, are killed; their end is noted in 1.
+    silent = _silent(at) + _stalled(at)
     if silent:
         return silent
     # 7. Places are filled, surplus processes drain.
@@ -268,6 +274,27 @@ def _silent(at: Situation) -> list[Action]:
             result.append(Kill(role.name, f"silent for {at.now - max(heard or 0.0, since):.0f} s", hard=True))
         elif role.stage == "draining" and at.now - role.since > at.limits.drain_s:
             result.append(Kill(role.name, f"still draining after {at.limits.drain_s:g} s"))
+    return result
+
+
+def _stalled(at: Situation) -> list[Action]:
+    """Workers that live and train nothing for long. One that waits for what others hold is not to blame."""
+    limit_s, seen = at.limits.stall_s, at.seen
+    if not limit_s or at.record.phase != "open" or seen.work_since is None:
+        return []
+    workers = [role for role in at.status.live("worker") if role.stage == "running"]
+    last = {role.key: max(role.since, seen.watching_since, seen.grown.get(role.key, 0.0)) for role in workers}
+    since = seen.queued_since
+    if since is None:
+        # All that is left is held: by whom is not known here, so it must be by one of those that stand still.
+        since = max([seen.work_since, *last.values()])
+    result: list[Action] = []
+    for role in workers:
+        process = seen.processes.get(role.name)
+        is_alive = process is not None and process.exit is None and role.name not in seen.killing
+        stalled_s = at.now - max(since, last[role.key])
+        if is_alive and stalled_s > limit_s:
+            result.append(Kill(role.name, f"trained nothing for {stalled_s:.0f} s", hard=True))
     return result
 
 
@@ -401,7 +428,15 @@ def _finish(at: Situation) -> list[Action]:
         return [Launch(("finisher", 0))] if _is_due(at, "finisher", 0) else []
     if not closing.registered:
         return _operate(at, "register", reason="the model is written")
+    if at.now < closing.reported_at + at.limits.finisher_exit_s and _finisher_goes(at):
+        return []
     return [End(Ending(phase=Phase.SUCCEEDED, reason="Completed" if not closing.early else "Finished"))]
+
+
+def _finisher_goes(at: Situation) -> bool:
+    """It has reported, and ends by itself within moments."""
+    processes = (at.seen.processes.get(role.name) for role in at.status.live("finisher"))
+    return any(process is not None and process.exit is None for process in processes)
 
 
 def needs_finisher(spec: TrainingJob) -> bool:

@@ -47,6 +47,8 @@ class Vitals:
     """The newest beat of each place."""
 
     beats: dict[RoleKey, Beat] = field(default_factory=dict)
+    grown: dict[RoleKey, float] = field(default_factory=dict)
+    """When the samples of a place last grew."""
     _bases: dict[RoleKey, Beat] = field(default_factory=dict)
 
     def hear(self, key: RoleKey, beat: Beat) -> None:
@@ -56,6 +58,8 @@ class Vitals:
             self._bases[key] = base = beat
         elapsed_s = beat.at - base.at
         old = self.beats.get(key)
+        if old is None or old.incarnation != beat.incarnation or beat.samples > old.samples:
+            self.grown[key] = beat.at
         if elapsed_s >= 1.0:
             beat = replace(
                 beat,
@@ -73,6 +77,7 @@ class Vitals:
     def forget(self, key: RoleKey) -> Beat | None:
         """The place's process has ended; its last beat."""
         self._bases.pop(key, None)
+        self.grown.pop(key, None)
         return self.beats.pop(key, None)
 
     def of(self, role: str) -> list[Beat]:

@@ -107,6 +107,30 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
     "an end is noted before anything is decided on it": (
         lambda: situation(processes=without("worker-1-1")), [NoteExit(("worker", 1), Exit(signal=9))],
     ),
+    "a worker that trains nothing for long while positions are queued is killed": (
+        lambda: situation(
+            grown={("worker", 0): NOW - 1, ("worker", 1): 10.0}, queued_since=20.0, work_since=10.0,
+            watching_since=0.0, roles=(*ROLES[:2], *(role("worker", i, since=5.0) for i in range(2))),
+            heard=HEARD,
+        ),
+        [Kill("worker-1-1", "trained nothing for 980 s", hard=True)],
+    ),
+    "a worker that waits for what another holds and trains is left alone": (
+        lambda: situation(
+            grown={("worker", 0): NOW - 1, ("worker", 1): 10.0}, work_since=10.0, watching_since=0.0,
+            roles=(*ROLES[:2], *(role("worker", i, since=5.0) for i in range(2))), heard=HEARD,
+        ),
+        [],
+    ),
+    "a finisher that has reported is left a moment to end": (
+        lambda: situation(
+            record=an_open_record(phase="closed"), roles=(role("finisher", 0),),
+            status={"closing": Closing(
+                snapshot=3, samples=1, reported=True, reported_at=NOW - 1, registered=True
+            )},
+        ),
+        [],
+    ),
     "a dead worker is replaced": (lambda: situation(roles=EXITED_WORKER), [Launch(("worker", 1))]),
     "a dead worker is not replaced before its pause is over": (lambda: situation(roles=WAITING_WORKER), []),
     "a dead worker is not replaced when there is nothing left to train": (
