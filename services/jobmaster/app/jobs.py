@@ -156,6 +156,13 @@ class Jobs:
             raise NotFound(f"there is no job {job_id}", reason="NO_SUCH_JOB")
         return runner.run
 
+    def held(self, job_id: str) -> Run:
+        """For its processes: as `run_of`, but Unavailable when this version cannot read the job."""
+        run = self.run_of(job_id)
+        if job_id in self.unreadable:
+            raise Unavailable(f"job {job_id} cannot be read", reason="UNREADABLE")
+        return run
+
     def _check_leading(self) -> None:
         if not self.is_leading:
             raise Unavailable("this jobmaster does not lead (yet)", reason="NOT_LEADING")

@@ -56,7 +56,7 @@ class Roles:
         self, job_id: str, *, role: str, index: int, incarnation: str, address: str
     ) -> Assignment:
         """A process says who it is. FailedPrecondition when it is not the one that is wanted at its place."""
-        run = self._jobs.run_of(job_id)
+        run = self._jobs.held(job_id)
         state = run.status.role((role, index))
         if state is None or not state.is_live or run.status.ending is not None:
             raise FailedPrecondition(f"no {role} {index} is wanted", reason="NOT_WANTED")
@@ -96,7 +96,7 @@ class Roles:
     def heartbeat(self, job_id: str, *, role: str, index: int, beat: Beat) -> Answer:
         """Takes the beat in; a process that is not (or no more) wanted is told to exit."""
         try:
-            run = self._jobs.run_of(job_id)
+            run = self._jobs.held(job_id)
         except NotFound:
             return Answer("exit")
         record, state = run.record, run.status.role((role, index))
@@ -112,7 +112,7 @@ class Roles:
 
     async def record(self, job_id: str, *, newer_than_gen: int, wait_s: float) -> RunRecord:
         """The record; with a wait, as soon as a newer generation is open or the job is over."""
-        run = self._jobs.run_of(job_id)
+        run = self._jobs.held(job_id)
         if wait_s <= 0:
             return run.record
         return await run.record_newer_than(newer_than_gen, wait_s=min(wait_s, MAX_WAIT_S))
@@ -132,7 +132,7 @@ class Roles:
         final: bool,
     ) -> None:
         """What an evaluator or finisher has measured or written; or why a process cannot go on."""
-        run = self._jobs.run_of(job_id)
+        run = self._jobs.held(job_id)
         state = next((s for s in run.status.roles if s.role == role and s.incarnation == incarnation), None)
         if state is None:
             raise FailedPrecondition(f"this process is no {role} of the job", reason="NOT_CURRENT")

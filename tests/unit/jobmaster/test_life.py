@@ -21,6 +21,7 @@ from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.ledgers import is_full
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.snapshot import ledger_of
+from services.jobmaster.domain.vitals import Beat
 from services.jobmaster.events import SubmitCommands
 from tests.support.job_world import JobWorld, spec
 
@@ -404,8 +405,6 @@ async def test_heartbeats_of_a_process_that_is_not_wanted_are_told_to_exit() -> 
         world.shards.total = 20000
         job_id = await world.submit(spec())
         await world.until(lambda: world.phase(job_id) == "Running")
-        from services.jobmaster.domain.vitals import Beat
-
         stranger = Beat(at=0.0, incarnation="stranger")
         assert world.roles.heartbeat(job_id, role="worker", index=0, beat=stranger).directive == "exit"
         assert world.roles.heartbeat("gone", role="worker", index=0, beat=stranger).directive == "exit"
@@ -449,6 +448,8 @@ async def test_a_job_that_cannot_be_read_is_shown_as_failed_and_holds_up_no_othe
         await world.until_phase(second, "Succeeded")
         runs, _ = world.jobs.page(labels={}, limit=0, page_token="")
         assert {run.job_id: run.status.reason for run in runs} == {first: "Unreadable", second: "Completed"}
+        with pytest.raises(Unavailable):
+            world.roles.heartbeat(first, role="ps", index=0, beat=Beat(at=0.0, incarnation="x"))
         await world.jobs.delete(first)
         with pytest.raises(NotFound):
             world.jobs.run_of(first)
