@@ -72,7 +72,7 @@ def hash_strings(values: Any) -> NDArray[np.int64]:
     `values` is an Arrow array (string, large_string, binary, or a dictionary of them; chunked or not) or a
     sequence of str or None. What is missing has the id of the empty string.
     """
-    from recmesh.formats.strings import fnv1a64_of_strings  # numba is slow to import; services never need it
+    from recmesh.formats.strings import fnv1a64_of_strings  # Arrow is slow to import; services never need it
 
     return splitmix64(fnv1a64_of_strings(values)).view(np.int64)
 

@@ -1,24 +1,40 @@
-"""FNV-1a of whole Arrow columns, outside the GIL."""
+"""FNV-1a of whole Arrow columns; of large ones outside the GIL."""
 
+from itertools import pairwise
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recmesh.formats.hashing import fnv1a64
+
 _OFFSET = np.uint64(0xCBF29CE484222325)
-_PRIME = np.uint64(0x100000001B3)
-_SIGNATURE = "void(uint8[::1], int64[::1], uint64[::1])"
+_FEW_BYTES = 1 << 16
+"""Hashing so many by the interpreter takes some ms; loading the compiled function takes seconds."""
 
 
-@numba.njit(_SIGNATURE, nogil=True, cache=True)  # type: ignore[untyped-decorator]  # numba has no types
-def _fnv1a64(data: NDArray[np.uint8], offsets: NDArray[np.int64], out: NDArray[np.uint64]) -> None:
-    for i in range(out.size):
-        value = _OFFSET
-        for k in range(offsets[i], offsets[i + 1]):
-            value = (value ^ np.uint64(data[k])) * _PRIME
-        out[i] = value
+class _Fnv1a64:
+    """Hashes without the compiled function until a process has hashed more than a few bytes."""
+
+    def __init__(self) -> None:
+        self._left = _FEW_BYTES
+
+    def __call__(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], out: NDArray[np.uint64]) -> None:
+        size = int(offsets[-1] - offsets[0]) + out.size
+        if size <= self._left:
+            self._left -= size
+            raw = data[offsets[0] : offsets[-1]].tobytes()
+            ends = (offsets - offsets[0]).tolist()
+            out[:] = [fnv1a64(raw[start:end]) for start, end in pairwise(ends)]
+            return
+        self._left = -1
+        from recmesh.formats.fnv import fnv1a64_of_slices  # see there
+
+        fnv1a64_of_slices(data, offsets, out)
+
+
+_fnv1a64 = _Fnv1a64()
 
 
 def fnv1a64_of_strings(values: Any) -> NDArray[np.uint64]:

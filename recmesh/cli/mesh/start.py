@@ -1,5 +1,6 @@
 """`recmesh up`: prepare, hand over to the supervisor, wait until all is ready, or leave nothing behind."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -107,14 +108,11 @@ def _check_external(config: MeshConfig) -> None:
 
 def _address(what: str, url: str) -> tuple[str, int]:
     """Host and port of a URL; its other parts may hold a password, and are in no message."""
-    try:
+    with contextlib.suppress(ValueError):
         parts = urlsplit(url if "://" in url else f"//{url}")
-        host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[what]
-    except ValueError:
-        host = ""
-    if not host:
-        raise InvalidArgument(f"the URL of {what} has no valid host and port", reason="EXTERNAL")
-    return host, port
+        if parts.hostname:
+            return parts.hostname, parts.port or _DEFAULT_PORTS[what]
+    raise InvalidArgument(f"the URL of {what} has no valid host and port", reason="EXTERNAL")
 
 
 def _ports(home: Home, config: MeshConfig, options: UpOptions, living: set[str]) -> dict[str, int]:

@@ -90,15 +90,12 @@ class _Server:
 
 def _server(url: str) -> _Server:
     """Its URL may hold a password, which is in no message."""
-    try:
+    with contextlib.suppress(ValueError):
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or 4222
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in ("nats", "tls"):
-        reason = "is not nats://host:port, or several of them with commas between"
-        raise InvalidArgument(f"nats_url {reason}", violations=[Violation("nats_url", reason)])
-    return _Server(url, host, port)
+        if parts.scheme in ("nats", "tls") and parts.hostname:
+            return _Server(url, parts.hostname, parts.port or 4222)
+    reason = "is not nats://host:port, or several of them with commas between"
+    raise InvalidArgument(f"nats_url {reason}", violations=[Violation("nats_url", reason)])
 
 
 class Link:

@@ -17,6 +17,7 @@ from recmesh.formats import (
     permutation,
     slots_of,
     splitmix64,
+    strings,
     table_salt,
 )
 from recmesh.formats.hashing import hash_strings_slowly
@@ -65,6 +66,15 @@ def test_every_arrow_form_of_a_column_hashes_alike(values: list[str | None], cut
     assert hash_strings(column.cast(pa.binary())).tolist() == expected
     assert hash_strings(column.dictionary_encode()).tolist() == expected
     assert hash_strings(pa.chunked_array([column[:cut], column[cut:]])).tolist() == expected
+
+
+@pytest.mark.parametrize("left", [-1, 1 << 16])
+def test_few_and_many_strings_hash_alike(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    monkeypatch.setattr(strings._fnv1a64, "_left", left)
+    values = ["", "ORD", "Zürich", None, "x" * 300]
+    expected = hash_strings_slowly(values).tolist()
+    assert hash_strings(values).tolist() == expected
+    assert hash_strings(pa.array(["gone", *values])[1:]).tolist() == expected
 
 
 def test_the_permutation_has_its_golden_values() -> None:
