@@ -4,8 +4,10 @@ import argparse
 import importlib
 import inspect
 import pkgutil
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 from bench.figures import Result
 
@@ -30,9 +32,15 @@ def main(argv: list[str]) -> int:
             doc = inspect.getdoc(importlib.import_module(f"bench.{name}")) or ""
             print(f"{name:<12} {doc.splitlines()[0] if doc else ''}")
         return 0
+    for number in (signal.SIGTERM, signal.SIGINT):     # a shell's background jobs ignore SIGINT by default
+        signal.signal(number, _end)                    # unwinds, so that the mesh is taken down
     result: Result = importlib.import_module(f"bench.{options.name}").run(quick=options.quick)
     print(result.as_json() if options.json else result.as_table())
     return 0
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
