@@ -141,7 +141,7 @@ def test_logs_of_a_service_are_shown(mesh: Mesh) -> None:
     ("change", "path", "code"),
     [
         ("model.zoo=nonsense", "model.zoo", ExitCode.USAGE),
-        ('data.source.files=["nowhere.csv"]', "data.source.files", ExitCode.NOT_FOUND),
+        ('data.source.files=["nowhere.csv"]', "data.source.files", ExitCode.USAGE),
         ('data.source={"files": ["broken.parquet"]}', "broken.parquet", ExitCode.USAGE),
         ("data.label=nothing", "data.label", ExitCode.USAGE),
         ("roles.worker.max=0", "roles.worker", ExitCode.USAGE),

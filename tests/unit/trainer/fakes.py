@@ -98,16 +98,17 @@ class FakeServer:
         absent_as_zero: bool = False,
     ) -> Pulled:
         self._check(gen)
-        if map_version < self.since:
-            raise Aborted("moved", reason="WRONG_MAP", metadata={"since": str(self.since)})
-        self.pulls += 1
-        rows = []
-        for number, ids in tables:
-            table = self.tables[number]
-            assert (self.map.owners[slots_of(ids, table.name)] == self.ps).all()
-            sums = self.sums[table.name]
-            rows.append(np.array([[sums[int(i)]] * table.dim for i in ids], np.float32))
-        return Pulled(rows, [Chunk(b, c, v.copy()) for (b, c), v in self.dense.items()])
+        with self.lock:   # a move of slots is one moment, as under the latch of a real server
+            if map_version < self.since:
+                raise Aborted("moved", reason="WRONG_MAP", metadata={"since": str(self.since)})
+            self.pulls += 1
+            rows = []
+            for number, ids in tables:
+                table = self.tables[number]
+                assert (self.map.owners[slots_of(ids, table.name)] == self.ps).all()
+                sums = self.sums[table.name]
+                rows.append(np.array([[sums[int(i)]] * table.dim for i in ids], np.float32))
+            return Pulled(rows, [Chunk(b, c, v.copy()) for (b, c), v in self.dense.items()])
 
     def push(
         self,
