@@ -33,11 +33,13 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> None:
         """Runs it."""
-        compiled = self._compiled
-        if compiled is None:
-            with self._lock:
-                compiled = self._compiled = self._compiled or self._compile()
-        compiled(*arguments)
+        (self._compiled or self.ready())(*arguments)
+
+    def ready(self) -> Callable[..., None]:
+        """Compiled, now if it was not before."""
+        with self._lock:
+            self._compiled = self._compiled or self._compile()
+            return self._compiled
 
     def _compile(self) -> Callable[..., None]:
         signature = types.void(*self._arguments)
