@@ -15,6 +15,8 @@ PROGRAMMING_ERRORS = (
     NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, KeyError,
 )
 """What data can hardly provoke."""
+DATA_CHANGED = "FILE_CHANGED"
+"""A data file is gone, or no longer what was indexed: another try finds it no better."""
 MACHINE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """A full disk in the middle of the user's code is not the user's mistake: another try may find room."""
 
@@ -33,8 +35,8 @@ def exit_code_of(error: BaseException, *, in_user_code: bool, stepped: bool) -> 
         return BUG
     if isinstance(error, CallerError) and error.reason not in ("STALE_GEN", "NO_GENERATION", "WRONG_MAP"):
         return MISTAKE
-    if isinstance(error, MeshFault):
-        return BUG   # whichever code it came through
+    if isinstance(error, MeshFault):   # whichever code it came through
+        return MISTAKE if error.reason == DATA_CHANGED else BUG
     if in_user_code and (not stepped or isinstance(error, PROGRAMMING_ERRORS)):
         return MISTAKE
     return BUG

@@ -107,6 +107,8 @@ def test_exit_codes_tell_whose_fault_it_is() -> None:
     assert exit_code_of(poison, in_user_code=False, stepped=False) == BUG
     assert exit_code_of(InvalidArgument("no"), in_user_code=False, stepped=False) == MISTAKE
     assert exit_code_of(FailedPrecondition("no", reason="STALE_GEN"), in_user_code=False, stepped=True) == BUG
+    gone = DataLoss("a.parquet is gone since it was indexed", reason="FILE_CHANGED")
+    assert exit_code_of(gone, in_user_code=True, stepped=True) == MISTAKE
     assert exit_code_of(outage, in_user_code=False, stepped=True) == BUG
     assert exit_code_of(outage, in_user_code=True, stepped=False) == BUG
 
