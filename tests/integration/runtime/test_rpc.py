@@ -244,7 +244,8 @@ async def test_what_is_left_of_the_inbound_call_bounds_the_outbound_one() -> Non
         outer.peer = jobmaster_pb2_grpc.JobsStub(between)
         async with channel(front.address) as mesh:
             answer = await jobmaster_pb2_grpc.JobsStub(mesh).Get(job("onward"), timeout=20)
-    assert answer.job_id == "left" and 0 < answer.created <= 20
+    # gRPC rounds a timeout up on the wire, by up to one per cent at each hop; without the bound it would be near 60.
+    assert answer.job_id == "left" and 0 < answer.created < 25
 
 
 @pytest.mark.asyncio
