@@ -25,8 +25,13 @@ from recmesh.runtime.rpc import sync_channel
 BATCH, DIM, LR = 4096, 16, 0.02
 TEST_ROWS = 65_536
 QUICK_STEPS, QUICK_TEST_ROWS = 60, 16_384
-FROM, TO = 0.25, 0.95
+WINDOWS = {"growing": (0.25, 0.95), "steady": (1.25, 1.95)}
+"""In passes over the rows. In the first, a third of a batch's rows is new and memory is made for each; in the second
+all are known, as they always are to the peer, which makes its whole tables before it starts."""
+PASSES = 2
 PATIENCE_S = 900.0
+POLL_S = 0.1
+"""Asking costs the parameter server a call, which counts as ours."""
 AUC_WITHIN = 0.002
 PEER_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647", "MALLOC_TOP_PAD_": "67108864",
@@ -56,7 +61,7 @@ class Files:
 
 
 def run(*, quick: bool) -> Result:
-    """`samples_per_cpu_s` over all processes in a steady window; both sides take turns, medians are compared."""
+    """`samples_per_cpu_s` over all processes in windows of both passes; the sides take turns, medians are compared."""
     test_rows = QUICK_TEST_ROWS if quick else TEST_ROWS
     models = ["wide_deep"] if quick else list(MODELS)
     ours: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
@@ -73,9 +78,10 @@ def run(*, quick: bool) -> Result:
                     theirs[name].append(_peer(name, files))
     return Result("train", _figures(ours, theirs), {
         "batch": BATCH, "dim": DIM, "tables": 26, "ids_per_table": 1_000_000, "zipf": 1.05, "lr_adagrad": LR,
-        "ps": 1, "workers": 1, "threads_per_process": 1, "steps": steps, "window": [FROM, TO], "test_rows": test_rows,
+        "ps": 1, "workers": 1, "threads_per_process": 1, "steps_per_pass": steps, "windows": WINDOWS,
+        "test_rows": test_rows,
         "models": {name: MODELS[name] for name in models}, "recmesh": ours, "tf_pss": theirs,
-        "quick": f"Wide & Deep only, one turn of {QUICK_STEPS} steps, in which the tables still grow" if quick else "",
+        "quick": f"Wide & Deep only, one turn of {QUICK_STEPS} steps per pass" if quick else "",
     })
 
 
@@ -84,20 +90,30 @@ def _figures(ours: dict[str, list[dict[str, Any]]], theirs: dict[str, list[dict[
     figures: dict[str, float] = {}
     for name, runs in ours.items():
         beside = theirs.get(name) or theirs["dcn_v2"]
-        mine, peer = _median(runs, "samples_per_cpu_s"), _median(beside, "samples_per_cpu_s")
-        figures |= {
-            f"samples_per_cpu_s{suffix[name]}": mine, f"tf_pss_samples_per_cpu_s{suffix[name]}": peer,
-            f"ratio_vs_tf_pss{suffix[name]}": mine / peer,
-            f"samples_per_s{suffix[name]}": _median(runs, "samples_per_s"),
-            f"auc{suffix[name]}": _median(runs, "auc"), f"tf_pss_auc{suffix[name]}": _median(beside, "auc"),
-        }
+        for number, window in enumerate(WINDOWS):
+            mine, peer = _rate(runs, number, "samples_per_cpu_s"), _rate(beside, number, "samples_per_cpu_s")
+            of = suffix[name] + ("" if window == "steady" else f"_{window}")
+            figures |= {
+                f"samples_per_cpu_s{of}": mine, f"tf_pss_samples_per_cpu_s{of}": peer,
+                f"ratio_vs_tf_pss{of}": mine / peer, f"samples_per_s{of}": _rate(runs, number, "samples_per_s"),
+            }
+        figures |= {f"auc{suffix[name]}": _auc(runs), f"tf_pss_auc{suffix[name]}": _auc(beside)}
         if abs(figures[f"auc{suffix[name]}"] - figures[f"tf_pss_auc{suffix[name]}"]) > AUC_WITHIN:
             say(f"{name}: the AUCs differ by more than {AUC_WITHIN}: the ratio compares different training")
     return figures
 
 
-def _median(runs: list[dict[str, Any]], name: str) -> float:
-    return float(statistics.median(each[name] for each in runs))
+def _rate(runs: list[dict[str, Any]], window: int, name: str) -> float:
+    return float(statistics.median(each["windows"][window][name] for each in runs))
+
+
+def _auc(runs: list[dict[str, Any]]) -> float:
+    return float(statistics.median(each["auc"] for each in runs))
+
+
+def _windows(steps: int) -> list[tuple[int, int]]:
+    """Each window's first and last step."""
+    return [(int(steps * begin), int(steps * end)) for begin, end in WINDOWS.values()]
 
 
 def _files(folder: Path, steps: int, test_rows: int) -> Files:
@@ -123,7 +139,7 @@ def _ours(running: Mesh, model: str, files: Files, turn: int) -> dict[str, Any]:
         "model": {"zoo": model, "params": {"embedding_dim": DIM, **MODELS[model]}},
         "data": criteo_data([str(files.train)]),
         "evaluation": {"data": criteo_data([str(files.test)])},
-        "training": {"batch_size": BATCH, "optimizer": {"kind": "adagrad", "lr": LR}, "seed": turn},
+        "training": {"batch_size": BATCH, "optimizer": {"kind": "adagrad", "lr": LR}, "seed": turn, "epochs": PASSES},
         "roles": {
             "ps": {"replicas": 1, "env": one_thread()}, "worker": {"replicas": 1, "env": one_thread()},
         },
@@ -138,22 +154,26 @@ def _ours(running: Mesh, model: str, files: Files, turn: int) -> dict[str, Any]:
         def pushes() -> int:
             return int(stub.Stats(ps_pb2.StatsRequest(job_id=job_id), timeout=30.0).pushes)
 
-        first = _await(pushes, int(files.steps * FROM))
-        job = running.client.job(job_id)
-        everyone = running.services() | {
-            role.role: psutil.Process(int(role.handle)) for role in job.roles if role.handle.isdigit()
-        }
-        began, before = time.perf_counter(), cpu_seconds(everyone)
-        last = _await(pushes, int(files.steps * TO))
-        wall_s, after = time.perf_counter() - began, cpu_seconds(everyone)
+        windows = []
+        for begin, end in _windows(files.steps):
+            first = _await(pushes, begin)
+            everyone = running.services() | {
+                role.role: psutil.Process(int(role.handle)) for role in running.client.job(job_id).roles
+                if role.handle.isdigit()
+            }
+            began, before = time.perf_counter(), cpu_seconds(everyone)
+            last = _await(pushes, end)
+            wall_s, after = time.perf_counter() - began, cpu_seconds(everyone)
+            spent = {name: after[name] - before[name] for name in after if name in before}
+            windows.append({
+                "samples_per_cpu_s": (last - first) * BATCH / sum(spent.values()),
+                "samples_per_s": (last - first) * BATCH / wall_s,
+                "cpu_ms_per_step": {name: round(s / (last - first) * 1e3, 2) for name, s in spent.items() if s > 0.01},
+            })
     worker = next((role for role in running.client.job(job_id).roles if role.role == "worker" and role.step), None)
-    spent = {name: after[name] - before[name] for name in after if name in before}
     job = running.wait(job_id, lambda job: job.over, patience_s=PATIENCE_S)
-    samples = (last - first) * BATCH
     found = {
-        "samples_per_cpu_s": samples / sum(spent.values()), "samples_per_s": samples / wall_s,
-        "auc": job.metrics["eval_auc"],
-        "cpu_ms_per_step": {name: round(s / (last - first) * 1e3, 2) for name, s in spent.items() if s > 0.01},
+        "auc": job.metrics["eval_auc"], "windows": windows,
         "step_s": {} if worker is None or worker.step is None else worker.step.model_dump(),
     }
     say(f"recmesh {model}: {found}")
@@ -171,7 +191,7 @@ def _await(count: Callable[[], int], least: int) -> int:
     while (now := count()) < least:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{now} of {least} steps after {PATIENCE_S:g} s")
-        time.sleep(0.02)
+        time.sleep(POLL_S)
     return now
 
 
@@ -179,10 +199,9 @@ def _await(count: Callable[[], int], least: int) -> int:
 
 
 def _peer(model: str, files: Files) -> dict[str, Any]:
-    warm_up = int(files.steps * FROM)
     task = {
         "model": model, "batch_size": BATCH, "dim": DIM, "ids": 1_000_000, "lr": LR, **MODELS[model],
-        "warm_up": warm_up, "steps": int(files.steps * TO) - warm_up, "cool_down": files.steps - int(files.steps * TO),
+        "steps": PASSES * files.steps, "windows": _windows(files.steps),
         "train": str(files.records), "test": str(files.test_records), "test_rows": files.test_rows,
     }
     environment = {**os.environ, **one_thread(), **PEER_MEMORY}

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from recmesh.keras.embedding import EmbeddingCollection, looking_up
 from recmesh.keras.export import export_saved_model
-from recmesh.keras.inputs import feed, signature
+from recmesh.keras.feeds import Feeds, Flat
+from recmesh.keras.inputs import signature
 from recmesh.keras.optim import translate
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.trainer.layout import Arena, joined
@@ -58,7 +59,7 @@ class Attached:
             *(DenseBlock(v.path, np.array(v), "statistic") for v in self._statistics),
         )
         self._dims = sorted({table.dim for table in self.tables})
-        self._feeds = signature(job)
+        self._feeds, self._flat = Feeds(job), Flat(self.dense)
         self._train = tf.function(self._train_graph, input_signature=self._step_signature(labels=True))
         self._predict = tf.function(self._predict_graph, input_signature=self._step_signature(labels=False))
         self._own_metrics = [metric for metric in model.metrics if metric.name != "loss"]
@@ -89,7 +90,7 @@ class Attached:
         self.model.make_train_function = make_train_function
         shown = {
             name: np.zeros([1 if size is None else size for size in spec.shape], spec.dtype.as_numpy_dtype)
-            for name, spec in self._feeds.items()
+            for name, spec in signature(self.job).items()
         }
         labels = np.zeros((1, len(self.job.labels)), np.float32)
         # fit's default is shuffle=True, at which it warns for every dataset; the session shuffles.
@@ -101,10 +102,11 @@ class Attached:
         arenas = getattr(step, "arenas", None) or joined(self.tables, step.rows)
         scale = columns.size / self.job.batch_size
         weight = np.ones(columns.size, np.float32) if columns.weight is None else columns.weight
-        loss, output, grads, deltas, row_grads = self._train(
-            feed(self.job, columns, step.index, arenas, self._home),
+        flat = getattr(step, "flat", None)
+        loss, output, grads, row_grads = self._train(
+            self._feeds.feed(columns, step.index, arenas, self._home),
             {str(dim): arenas[dim].values for dim in self._dims},
-            [step.dense[block.name] for block in self.dense],
+            self._flat.join(step.dense) if flat is None else flat,
             columns.labels,
             weight,
             np.float32(scale),
@@ -113,7 +115,7 @@ class Attached:
         if not np.isfinite(value):
             step.skip_nan()
             return 0.0
-        pushed = {block.name: grad.numpy() for block, grad in zip(self.dense, [*grads, *deltas], strict=True)}
+        pushed = self._flat.views(np.asarray(grads))
         step.push(self._rows(step.rows, arenas, row_grads), pushed, loss=value, predictions=_flat(output.numpy()))
         return value
 
@@ -126,25 +128,24 @@ class Attached:
             arena = arenas[dim]
             summed = np.zeros_like(arena.values)
             for values, index in sparse[str(dim)]:
-                take_back(values.numpy(), index.numpy(), summed)
+                take_back(np.asarray(values), np.asarray(index), summed)
             for table, first in arena.offset.items():
                 made[table] = summed[first : first + len(rows[table])]
         return made
 
     def _step_signature(self, *, labels: bool) -> list[Any]:
         rows = {str(dim): tf.TensorSpec((None, dim), tf.float32) for dim in self._dims}
-        dense = [tf.TensorSpec(block.value.shape, tf.float32) for block in self.dense]
         vector = tf.TensorSpec((None,), tf.float32)
         label = tf.TensorSpec((None, len(self.job.labels)), tf.float32)
-        return [self._feeds, rows, dense, *([label, vector, tf.TensorSpec((), tf.float32)] if labels else [])]
+        given = [self._feeds.signature, rows, self._flat.signature]
+        return [*given, *([label, vector, tf.TensorSpec((), tf.float32)] if labels else [])]
 
     def _load(self, dense: list[Any]) -> None:
         for variable, value in zip([*self._trained, *self._statistics], dense, strict=True):
             variable.assign(value)
 
-    def _train_graph(
-        self, fed: dict[str, Any], rows: dict[str, Any], dense: list[Any], labels: Any, weight: Any, scale: Any
-    ) -> Any:
+    def _train_graph(self, given: Any, rows: dict[str, Any], flat: Any, labels: Any, weight: Any, scale: Any) -> Any:
+        fed, dense = self._feeds.inputs(given), self._flat.split(flat)
         self._load(dense)
         with tf.GradientTape() as tape:
             for value in rows.values():
@@ -158,21 +159,21 @@ class Attached:
             self.model.compute_metrics(fed, labels, output, sample_weight=weight)
         trained = [variable.value for variable in self._trained]
         grads = tape.gradient(scaled, [*trained, *source.taken], unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        dense_grads = [tf.convert_to_tensor(grad) for grad in grads[: len(trained)]]
+        dense_grads = [tf.convert_to_tensor(grad) for grad in grads[: len(trained)]]   # dense even where it was sparse
         row_grads: dict[str, list[Any]] = {key: [] for key in rows}
         for (key, index), grad in zip(source.places, grads[len(trained):], strict=True):
             flat = tf.reshape(grad, (-1, rows[key].shape[1]))
             row_grads[key].append((flat, tf.reshape(index, (-1,))))
         before = dense[len(trained):]
         deltas = [v.value - old for v, old in zip(self._statistics, before, strict=True)]
-        return loss, output, dense_grads, deltas, row_grads
+        return loss, output, self._flat.concatenate([*dense_grads, *deltas]), row_grads
 
     # ---- evaluation and export
 
-    def _predict_graph(self, fed: dict[str, Any], rows: dict[str, Any], dense: list[Any]) -> Any:
-        self._load(dense)
+    def _predict_graph(self, given: Any, rows: dict[str, Any], flat: Any) -> Any:
+        self._load(self._flat.split(flat))
         with looking_up(StepRows(rows)):
-            return self.model(fed, training=False)
+            return self.model(self._feeds.inputs(given), training=False)
 
     def predict(
         self,
@@ -184,9 +185,9 @@ class Attached:
         """See ServableModel.predict; what the model returns is taken as predictions."""
         arenas = joined(self.tables, rows)
         made = self._predict(
-            feed(self.job, batch, index, arenas, self._home),
+            self._feeds.feed(batch, index, arenas, self._home),
             {str(dim): arenas[dim].values for dim in self._dims},
-            [dense[block.name] for block in self.dense],
+            self._flat.join(dense),
         )
         return _flat(made.numpy())
 

@@ -168,19 +168,23 @@ class DenseChunk(google.protobuf.message.Message):
     BLOCK_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
     VALUES_FIELD_NUMBER: builtins.int
+    PAD_FIELD_NUMBER: builtins.int
     block: builtins.int
     """index in the declared dense blocks"""
     chunk: builtins.int
     values: builtins.bytes
     """float32 little-endian"""
+    pad: builtins.bytes
+    """ignored here and below: aligns the array behind it to eight bytes"""
     def __init__(
         self,
         *,
         block: builtins.int = ...,
         chunk: builtins.int = ...,
         values: builtins.bytes = ...,
+        pad: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "chunk", b"chunk", "values", b"values"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "chunk", b"chunk", "pad", b"pad", "values", b"values"]) -> None: ...
 
 Global___DenseChunk: typing_extensions.TypeAlias = DenseChunk
 
@@ -517,16 +521,19 @@ class TableIds(google.protobuf.message.Message):
 
     TABLE_FIELD_NUMBER: builtins.int
     IDS_FIELD_NUMBER: builtins.int
+    PAD_FIELD_NUMBER: builtins.int
     table: builtins.int
     ids: builtins.bytes
     """int64 little-endian, distinct"""
+    pad: builtins.bytes
     def __init__(
         self,
         *,
         table: builtins.int = ...,
         ids: builtins.bytes = ...,
+        pad: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ids", b"ids", "table", b"table"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ids", b"ids", "pad", b"pad", "table", b"table"]) -> None: ...
 
 Global___TableIds: typing_extensions.TypeAlias = TableIds
 
@@ -575,9 +582,11 @@ class PullReply(google.protobuf.message.Message):
     DENSE_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
+    PAD_FIELD_NUMBER: builtins.int
     step: builtins.int
     seconds: builtins.float
     """spent in the store"""
+    pad: builtins.bytes
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """float32 [ids, dim], one per entry of the request"""
@@ -591,8 +600,9 @@ class PullReply(google.protobuf.message.Message):
         dense: collections.abc.Iterable[Global___DenseChunk] | None = ...,
         step: builtins.int = ...,
         seconds: builtins.float = ...,
+        pad: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dense", b"dense", "rows", b"rows", "seconds", b"seconds", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dense", b"dense", "pad", b"pad", "rows", b"rows", "seconds", b"seconds", "step", b"step"]) -> None: ...
 
 Global___PullReply: typing_extensions.TypeAlias = PullReply
 
@@ -604,6 +614,7 @@ class TableGrads(google.protobuf.message.Message):
     IDS_FIELD_NUMBER: builtins.int
     GRADS_FIELD_NUMBER: builtins.int
     COUNTS_FIELD_NUMBER: builtins.int
+    PAD_FIELD_NUMBER: builtins.int
     table: builtins.int
     ids: builtins.bytes
     """int64 little-endian, distinct"""
@@ -611,6 +622,7 @@ class TableGrads(google.protobuf.message.Message):
     """float32 [ids, dim]"""
     counts: builtins.bytes
     """uint32: how many times each id occurred; empty: once each"""
+    pad: builtins.bytes
     def __init__(
         self,
         *,
@@ -618,8 +630,9 @@ class TableGrads(google.protobuf.message.Message):
         ids: builtins.bytes = ...,
         grads: builtins.bytes = ...,
         counts: builtins.bytes = ...,
+        pad: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "grads", b"grads", "ids", b"ids", "table", b"table"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "grads", b"grads", "ids", b"ids", "pad", b"pad", "table", b"table"]) -> None: ...
 
 Global___TableGrads: typing_extensions.TypeAlias = TableGrads
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from recmesh.formats import CHUNK, chunk_count, slots_of
 from recmesh.spec.job import TrainingJob
 from recmesh.store import dedup
+from recmesh.trainer.memory import aligned
 from recmesh.trainer.ports import (
     Chunk,
     Counts,
@@ -103,12 +104,12 @@ class DenseLayout:
 
     def flatten(self, values: Mapping[str, Floats]) -> Floats:
         """One flat array; what is missing is zero."""
-        flat = np.zeros(self.size, np.float32)
+        flat = aligned((self.size,))
         for block in self.blocks:
-            if block.name in values:
-                size = int(np.prod(block.shape, dtype=np.int64))
-                lo = self._offset[block.name]
-                flat[lo:lo + size] = np.asarray(values[block.name], np.float32).ravel()
+            size = int(np.prod(block.shape, dtype=np.int64))
+            lo = self._offset[block.name]
+            given = values.get(block.name)
+            flat[lo:lo + size] = 0.0 if given is None else np.asarray(given, np.float32).ravel()
         return flat
 
     def views(self, flat: Floats) -> dict[str, Floats]:
@@ -135,7 +136,8 @@ def joined(tables: Sequence[EmbeddingTable], rows: Mapping[str, Floats]) -> dict
     for dim in {table.dim for table in tables}:
         names = [table.name for table in tables if table.dim == dim]
         ends = np.cumsum([0, *(len(rows[name]) for name in names)])
-        values = np.concatenate([np.asarray(rows[name], np.float32).reshape(-1, dim) for name in names])
+        values = aligned((int(ends[-1]), dim))
+        np.concatenate([np.asarray(rows[name], np.float32).reshape(-1, dim) for name in names], out=values)
         made[dim] = Arena(values, {name: int(first) for name, first in zip(names, ends[:-1], strict=True)})
     return made
 
@@ -213,7 +215,7 @@ def arenas(declared: Declared, prepared: Prepared) -> tuple[dict[int, Arena], di
     for table, ids in zip(declared.tables, prepared.unique, strict=True):
         offset.setdefault(table.dim, {})[table.name] = sizes.get(table.dim, 0)
         sizes[table.dim] = sizes.get(table.dim, 0) + ids.size
-    made = {dim: Arena(np.empty((size, dim), np.float32), offset[dim]) for dim, size in sizes.items()}
+    made = {dim: Arena(aligned((size, dim)), offset[dim]) for dim, size in sizes.items()}
     rows = {
         table.name: made[table.dim].values[made[table.dim].offset[table.name]:][: ids.size]
         for table, ids in zip(declared.tables, prepared.unique, strict=True)

@@ -22,6 +22,7 @@ from recmesh.store import Init as StoreInit
 from recmesh.store import Optimizer as StoreOptimizer
 from recmesh.trainer.evaluation import ONE_SERVER, evaluate, evaluation_batches
 from recmesh.trainer.layout import DenseLayout, Prepared, arenas, declaration, prepare
+from recmesh.trainer.memory import aligned
 from recmesh.trainer.ports import Chunk, Declared, TableDeclaration
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Job, Step, TableRows
 from recmesh.trainer.stepping import Gradients, LiveStep, NanGuard, StepListener, StepMistake
@@ -149,9 +150,7 @@ class LocalSession:
 
     def dense(self) -> dict[str, Floats]:
         """The blocks now."""
-        flat = np.empty(self.layout.size, np.float32)
-        self.layout.put(flat, [Chunk(*item) for item in self.store.pull_dense()[0]])
-        return self.layout.views(flat)
+        return self.layout.views(self._flat())
 
     def tables(self) -> dict[str, TableRows]:
         """All rows now, ascending by id."""
@@ -170,6 +169,11 @@ class LocalSession:
         return made
 
     # ---- inside
+
+    def _flat(self) -> Floats:
+        flat = aligned((self.layout.size,))
+        self.layout.put(flat, [Chunk(*item) for item in self.store.pull_dense()[0]])
+        return flat
 
     def _epochs(self) -> Iterator[list[TaskRecord]]:
         slices = index_tasks(self._data)
@@ -193,6 +197,7 @@ class LocalSession:
 
     def _pulled(self, prepared: Prepared) -> LiveStep:
         made, rows = self._rows(prepared, absent_as_zero=False)
+        flat = self._flat()
 
         def finish(grads: Gradients) -> None:
             with self.store.reserved({number: ids.size for number, ids in enumerate(prepared.unique)}):
@@ -208,7 +213,8 @@ class LocalSession:
             layout=self.layout,
             arenas=made,
             rows=rows,
-            dense=self.dense(),
+            flat=flat,
+            dense=self.layout.views(flat),
             finish=finish,
             listener=self.listener,
             nan=self._nan,

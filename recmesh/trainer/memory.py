@@ -1,8 +1,13 @@
-"""Keeping memory that every step needs again."""
+"""Keeping memory that every step needs again, and lending it to frameworks without a copy."""
 
 import ctypes
 from contextlib import suppress
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGNMENT = 64
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3   # malloc.h
 
 
@@ -17,3 +22,12 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 32 << 20)   # the most that every glibc takes
         mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
         mallopt(_TOP_PAD, 64 << 20)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+    """Like `np.empty`, at a multiple of 64 bytes: TensorFlow copies an array that begins elsewhere."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % _ALIGNMENT
+    made: NDArray[Any] = raw[begin:begin + size].view(dtype).reshape(shape)
+    return made

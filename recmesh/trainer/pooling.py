@@ -18,6 +18,7 @@ from recmesh.trainer.session import Floats, Ints
 
 _F32, _F32_2D, _F32_3D = types.float32[::1], types.float32[:, ::1], types.float32[:, :, ::1]
 _I64, _I64_2D = types.int64[::1], types.int64[:, ::1]
+_READ_I64 = types.Array(types.int64, 1, "C", readonly=True)
 _READ_2D = types.Array(types.float32, 2, "C", readonly=True)
 _READ_3D = types.Array(types.float32, 3, "C", readonly=True)
 
@@ -63,7 +64,7 @@ def take_into(rows: Floats, index: Ints, out: Floats) -> None:
             target[j] = source[j]
 
 
-@kernel(_READ_2D, _I64, _F32_2D)
+@kernel(_READ_2D, _READ_I64, _F32_2D)
 def take_back(grads: Floats, index: Ints, out: Floats) -> None:
     """out[index[i]] += grads[i]."""
     for i in range(index.size):

@@ -72,6 +72,8 @@ class LiveStep:
     arenas: dict[int, Arena]
     """By dimension: the rows of all its tables end to end; `rows` are views of them."""
     rows: dict[str, Floats]
+    flat: Floats
+    """All dense blocks end to end, in the order of their declaration; `dense` are views of it."""
     dense: dict[str, Floats]
     finish: Callable[[Gradients], None]
     listener: StepListener

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from recmesh.pb import ps_pb2 as pb
 from recmesh.pb.ps_pb2_grpc import ParameterServerStub
 from recmesh.runtime.errors import Unavailable
@@ -21,9 +19,11 @@ from recmesh.trainer.ports import (
     TableGrads,
 )
 from recmesh.trainer.session import Ints
+from recmesh.trainer.wire import arrays
 from recmesh.trainer.wire.common import piece_to, pieces_from
 
 _DEADLINE_S = 30.0
+_SERVICE = "/recmesh.ps.v1.ParameterServer"
 MESSAGE_BYTES = 64 << 20
 """A part above this goes as several messages; the server applies it once all have come."""
 
@@ -41,6 +41,8 @@ class RemoteServer:
 
     def __init__(self, channel: Any, *, job_id: str) -> None:
         self._stub = ParameterServerStub(channel)
+        self._pull = channel.unary_unary(f"{_SERVICE}/Pull")
+        self._push = channel.unary_unary(f"{_SERVICE}/Push", response_deserializer=pb.PushReply.FromString)
         self._channel, self._job_id = channel, job_id
 
     def close(self) -> None:
@@ -83,17 +85,14 @@ class RemoteServer:
             job_id=self._job_id,
             gen=gen,
             map_version=map_version,
-            tables=[pb.TableIds(table=number, ids=ids.tobytes()) for number, ids in tables],
             dense=dense,
             dense_since=dense_since,
             absent_as_zero=absent_as_zero,
         )
-        reply = self._stub.Pull(request, timeout=_DEADLINE_S)
-        return Pulled(
-            rows=[np.frombuffer(rows, "<f4") for rows in reply.rows],
-            dense=[Chunk(c.block, c.chunk, np.frombuffer(c.values, "<f4")) for c in reply.dense],
-            step=reply.step,
+        head, rows, chunks = arrays.read_pull_reply(
+            self._pull(arrays.pull_request(request, tables), timeout=_DEADLINE_S)
         )
+        return Pulled(rows=rows, dense=[Chunk(*chunk) for chunk in chunks], step=head.step)
 
     def push(
         self,
@@ -116,21 +115,12 @@ class RemoteServer:
                 map_version=map_version,
                 batch=[piece_to(piece) for piece in batch],
                 epoch=epoch,
-                tables=[
-                    pb.TableGrads(
-                        table=part.table,
-                        ids=part.ids.tobytes(),
-                        grads=part.grads.tobytes(),
-                        counts=np.ascontiguousarray(part.counts, np.uint32).tobytes(),
-                    )
-                    for part in some_tables
-                ],
-                dense=[_chunk(chunk) for chunk in some_dense],
                 worker=worker,
                 chunk=number,
                 chunks=len(portions),
             )
-            reply = self._stub.Push(request, timeout=_DEADLINE_S)
+            message = arrays.push_request(request, some_tables, some_dense)
+            reply = self._push(message, timeout=_DEADLINE_S)
             if reply.status != pb.PushReply.CHUNK_KEPT:
                 break
         else:

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import numpy as np
-
 from recmesh.runtime.errors import MeshError
 from recmesh.trainer.layout import DenseLayout, Placement, arenas, prepare
+from recmesh.trainer.memory import aligned
 from recmesh.trainer.patience import NoLongerWanted, patiently
 from recmesh.trainer.ports import (
     AppliedSets,
@@ -273,7 +272,7 @@ class Life:
             prepared = prepare(read.batch, declared, placement)
             prepared_s = perf_counter() - start
             made, rows = arenas(declared, prepared)
-            dense = np.empty(self._declaration.layout.size, np.float32)
+            dense = aligned((self._declaration.layout.size,))
             under = placement
             try:
                 pulled = self._fleet.each(

@@ -169,6 +169,7 @@ class WorkerSession:
             layout=self._declaration.layout,
             arenas=ready.arenas,
             rows=ready.rows,
+            flat=ready.dense,
             dense=self._declaration.layout.views(ready.dense),
             finish=finish,
             listener=self._meter,

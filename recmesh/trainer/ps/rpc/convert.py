@@ -1,6 +1,6 @@
 """Between protobuf and `messages`. Raw bytes become array views; sizes are checked here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,26 +78,12 @@ def dense_values(chunks: Iterable[ps_pb2.DenseChunk], path: str) -> list[DenseVa
             for i, chunk in enumerate(chunks)]
 
 
-def dense_chunks(values: Iterable[DenseValues]) -> list[ps_pb2.DenseChunk]:
-    """The inverse of `dense_values`."""
-    return [ps_pb2.DenseChunk(block=block, chunk=chunk, values=data.tobytes())
-            for block, chunk, data in values]
-
-
-def table_ids(tables: Iterable[ps_pb2.TableIds]) -> list[tuple[int, NDArray[np.int64]]]:
-    """What a pull asks for."""
-    return [(table.table, array(table.ids, "<i8", f"tables[{i}].ids")) for i, table in enumerate(tables)]
-
-
-def part(request: ps_pb2.PushRequest) -> Part:
-    """A push."""
-    tables = [
-        RowGrads(table.table, array(table.ids, "<i8", f"tables[{i}].ids"),
-                 array(table.grads, "<f4", f"tables[{i}].grads"),
-                 array(table.counts, "<u4", f"tables[{i}].counts") if table.counts else None)
-        for i, table in enumerate(request.tables)]
-    return Part(request.gen, request.map_version, triples(request.batch), request.epoch, tables,
-                dense_values(request.dense, "dense"), request.worker, request.chunk, max(1, request.chunks))
+def part(
+    request: ps_pb2.PushRequest, tables: Iterable[tuple[int, Any, Any, Any]], dense: Sequence[DenseValues]
+) -> Part:
+    """A push, with its arrays."""
+    return Part(request.gen, request.map_version, triples(request.batch), request.epoch,
+                [RowGrads(*entry) for entry in tables], dense, request.worker, request.chunk, max(1, request.chunks))
 
 
 def restore_order(request: ps_pb2.RestoreRequest) -> RestoreOrder:

@@ -1,6 +1,6 @@
 """recmesh.ps.v1.ParameterServer over `server.ParameterServer`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ from recmesh.trainer.ps.messages import PushStatus
 from recmesh.trainer.ps.refusals import OldLease, Overlap, StaleGeneration, WrongMap
 from recmesh.trainer.ps.rpc import convert
 from recmesh.trainer.ps.server import ParameterServer
+from recmesh.trainer.wire import arrays
 
 SERVICE_NAME = "recmesh.ps.v1.ParameterServer"
 _STATUS = {PushStatus.APPLIED: pb.PushReply.APPLIED, PushStatus.CHUNK_KEPT: pb.PushReply.CHUNK_KEPT}
@@ -60,20 +61,22 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
         declaration, values = convert.declaration(request)
         return pb.DeclareReply(existed=self._server.declare(request.gen, declaration, values))
 
-    def Pull(self, request: pb.PullRequest, context: Any) -> pb.PullReply:
+    # Pull and Push get their messages as bytes, in which arrays stay where they are.
+    def Pull(self, request: bytes, context: Any) -> bytes:  # type: ignore[override]  # see above
         """See ParameterServer.pull."""
-        self._check_job(request.job_id)
+        head, tables = arrays.read_pull_request(request)
+        self._check_job(head.job_id)
         result = self._server.pull(
-            request.gen, request.map_version, convert.table_ids(request.tables), dense=request.dense,
-            dense_since=request.dense_since, absent_as_zero=request.absent_as_zero)
-        return pb.PullReply(rows=[rows.tobytes() for rows in result.rows], step=result.step,
-                            dense=convert.dense_chunks(result.dense), seconds=result.seconds)
+            head.gen, head.map_version, tables, dense=head.dense, dense_since=head.dense_since,
+            absent_as_zero=head.absent_as_zero)
+        return arrays.pull_reply(pb.PullReply(step=result.step, seconds=result.seconds), result.rows, result.dense)
 
-    def Push(self, request: pb.PushRequest, context: Any) -> pb.PushReply:
+    def Push(self, request: bytes, context: Any) -> pb.PushReply:
         """See ParameterServer.push."""
-        self._check_job(request.job_id)
+        head, tables, dense = arrays.read_push_request(request)
+        self._check_job(head.job_id)
         try:
-            result = self._server.push(convert.part(request))
+            result = self._server.push(convert.part(head, tables, dense))
         except StaleGeneration as refusal:
             return pb.PushReply(status=pb.PushReply.STALE_GEN, gen=refusal.gen)
         except WrongMap as refusal:
@@ -104,4 +107,30 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
 
 def add_to_server(servicer: ParameterServerServicer) -> Callable[[grpc.Server], None]:
     """For `recmesh.runtime.rpc.sync_server`."""
-    return lambda server: ps_pb2_grpc.add_ParameterServerServicer_to_server(servicer, server)
+    by_hand = {
+        "Pull": grpc.unary_unary_rpc_method_handler(servicer.Pull),
+        "Push": grpc.unary_unary_rpc_method_handler(
+            servicer.Push, response_serializer=pb.PushReply.SerializeToString),
+    }
+
+    def add(server: grpc.Server) -> None:
+        replacing: Any = _Replacing(server, by_hand)
+        ps_pb2_grpc.add_ParameterServerServicer_to_server(servicer, replacing)
+
+    return add
+
+
+class _Replacing:
+    """A server to the generated code, whose handlers for some methods are replaced."""
+
+    def __init__(self, server: Any, by_hand: Mapping[str, Any]) -> None:
+        self._server, self._by_hand = server, by_hand
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Made of what `add_registered_method_handlers` gets next."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """All of the service's."""
+        chosen = {**handlers, **self._by_hand}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, chosen),))
+        self._server.add_registered_method_handlers(service, chosen)

@@ -1,0 +1,117 @@
+"""A batch on its way into the graph: few large tensors, of which the graph itself makes the model's inputs.
+
+To convert an array to a tensor and pass it to a function costs 0.1 ms and more; a model has dozens of inputs and of
+dense blocks.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from recmesh.keras.inputs import signature
+from recmesh.trainer.layout import Arena
+from recmesh.trainer.memory import aligned
+from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Ints, Job
+
+if TYPE_CHECKING:
+    from recmesh.data import Batch, IdColumn
+
+
+class Feeds:
+    """Of one job's inputs."""
+
+    def __init__(self, job: Job) -> None:
+        self._dense = job.dense_features
+        self._singles = [name for name, feature in job.id_features.items() if feature.kind == "single"]
+        self._others = {name: feature for name, feature in job.id_features.items() if feature.kind != "single"}
+        apart = {*self._dense, *self._singles}
+        self.signature = (
+            tf.TensorSpec((len(self._singles), None), tf.int64),
+            tf.TensorSpec((None, len(self._dense)), tf.float32),
+            {name: spec for name, spec in signature(job).items() if name not in apart},
+        )
+        """Single ids [features, B], dense columns [B, features], and bags and sequences by input name."""
+
+    def feed(
+        self,
+        columns: "Batch",
+        index: Mapping[str, Ints],
+        arenas: Mapping[int, Arena],
+        home: Mapping[str, EmbeddingTable],
+    ) -> Any:
+        """The batch as `signature` has it; ids are replaced by their rows in the arena of their table's dimension."""
+        singles = aligned((len(self._singles), columns.size), np.int64)
+        for row, name in zip(singles, self._singles, strict=True):
+            table = home.get(name)
+            if table is None:
+                row[:] = columns.ids[name].values
+            else:
+                np.add(index[name], arenas[table.dim].offset[table.name], out=row)
+        fed: dict[str, Any] = {}
+        for name, feature in self._others.items():
+            column, table = columns.ids[name], home.get(name)
+            place = column.values if table is None else index[name] + arenas[table.dim].offset[table.name]
+            fed |= _padded(name, place, column, weighted=bool(feature.weights))
+        return singles, columns.dense, fed
+
+    def inputs(self, fed: Any) -> dict[str, Any]:
+        """The model's inputs by name, in the graph."""
+        singles, dense, others = fed
+        made = dict(others)
+        if self._singles:
+            made |= zip(self._singles, tf.unstack(singles), strict=True)
+        if self._dense:
+            made |= zip(self._dense, tf.split(dense, len(self._dense), axis=1), strict=True)
+        return made
+
+
+class Flat:
+    """All dense blocks end to end, and in the graph as they are."""
+
+    def __init__(self, blocks: Sequence[DenseBlock]) -> None:
+        self._names = [block.name for block in blocks]
+        self._shapes = [block.value.shape for block in blocks]
+        self._sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
+        self.signature = tf.TensorSpec((sum(self._sizes),), tf.float32)
+
+    def join(self, values: Mapping[str, Floats]) -> Floats:
+        """By name, to one array."""
+        flat: Floats = aligned((sum(self._sizes),))
+        if self._names:
+            np.concatenate([np.asarray(values[name], np.float32).reshape(-1) for name in self._names], out=flat)
+        return flat
+
+    def views(self, flat: Floats) -> dict[str, Floats]:
+        """By name, in shape."""
+        ends = np.cumsum(self._sizes)
+        return {
+            name: flat[end - size:end].reshape(shape)
+            for name, shape, size, end in zip(self._names, self._shapes, self._sizes, ends, strict=True)
+        }
+
+    def split(self, flat: Any) -> list[Any]:
+        """Tensors in shape, in order."""
+        if not self._sizes:
+            return []
+        parts = tf.split(flat, self._sizes)
+        return [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def concatenate(self, tensors: Sequence[Any]) -> Any:
+        """The inverse of `split`."""
+        return tf.concat([tf.zeros(0), *(tf.reshape(tensor, (-1,)) for tensor in tensors)], axis=0)
+
+
+def _padded(name: str, place: Ints, column: "IdColumn", *, weighted: bool) -> dict[str, Any]:
+    offsets = np.asarray(column.offsets)
+    lengths = np.diff(offsets)
+    inside = np.arange(max(int(lengths.max(initial=0)), 1)) < lengths[:, None]
+    ids = np.zeros(inside.shape, np.int64)
+    ids[inside] = place
+    fed: dict[str, Any] = {name: ids, f"{name}.lengths": lengths}
+    if weighted:
+        weights: Floats = np.zeros(inside.shape, np.float32)
+        weights[inside] = 1.0 if column.weights is None else column.weights
+        fed[f"{name}.weights"] = weights
+    return fed
