@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class ByteCache(Generic[K, V]):
-    """Not for several threads at once. A value larger than the whole budget is made and not kept."""
+    """Not for several threads at once. The newest value is kept, however large it is."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -27,10 +27,8 @@ class ByteCache(Generic[K, V]):
         self.misses += 1
         value = make()
         size_bytes = size_of(value)
-        if size_bytes > self._budget_bytes:
-            return value
         self._values[key] = (value, size_bytes)
         self.size_bytes += size_bytes
-        while self.size_bytes > self._budget_bytes:
+        while self.size_bytes > self._budget_bytes and len(self._values) > 1:
             self.size_bytes -= self._values.popitem(last=False)[1][1]
         return value

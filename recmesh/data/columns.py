@@ -51,6 +51,10 @@ def _floats(array: Any, *, missing: float) -> Any:
 
 
 def _dense(array: Any, feature: Feature) -> Any:
+    if feature.transform == "none" and pa.types.is_float32(array.type) and array.null_count == 0:
+        values = array.to_numpy()
+        if not np.isnan(values).any():
+            return values
     x = _floats(array, missing=feature.fill)
     if feature.transform == "log1p":
         return np.sign(x) * np.log1p(np.abs(x))
@@ -102,8 +106,9 @@ def ids_of(array: Any) -> Int64:
     if pa.types.is_uint64(array.type):      # the upper half wraps: an id is 64 bits, not a number
         bits = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).view(np.int64)
         return np.where(array.is_valid().to_numpy(zero_copy_only=False), bits, missing)
-    filled = pc.fill_null(array.cast(pa.int64()), missing)
-    return np.ascontiguousarray(filled.to_numpy(zero_copy_only=False), np.int64)
+    if array.null_count:
+        array = pc.fill_null(array.cast(pa.int64()), missing)
+    return np.ascontiguousarray(array.to_numpy(zero_copy_only=False), np.int64)
 
 
 def _ragged(array: Any, feature: Feature) -> tuple[Any, Int64]:

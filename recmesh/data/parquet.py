@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,9 +60,19 @@ def cut_groups(file: FileInfo, groups: list[int], *, rows_each: int) -> list[Fil
     return slices
 
 
-def groups_of(piece: FileSlice) -> list[tuple[int, int, int]]:
-    """(row group, lo, hi) for each row group that the slice touches; lo and hi count within the group."""
-    found: list[tuple[int, int, int]] = []
+class GroupRows(NamedTuple):
+    """Rows [lo, hi) of a row group."""
+
+    group: int
+    lo: int
+    hi: int
+    whole: bool
+    """These are all its rows."""
+
+
+def groups_of(piece: FileSlice) -> list[GroupRows]:
+    """What the slice touches, in order."""
+    found: list[GroupRows] = []
     start = 0
     with _parquet(piece) as parquet:
         for index in range(parquet.metadata.num_row_groups):
@@ -70,7 +80,7 @@ def groups_of(piece: FileSlice) -> list[tuple[int, int, int]]:
             lo = max(piece.first_row - start, 0)
             hi = min(piece.first_row + piece.rows - start, rows)
             if lo < hi:
-                found.append((index, lo, hi))
+                found.append(GroupRows(index, lo, hi, hi - lo == rows))
             start += rows
     return found
 

@@ -22,10 +22,11 @@ from recmesh.spec.dataset import DatasetSpec
 class TaskReader:
     """Batches of a dataset by position. Safe to share between threads; one decodes at a time.
 
-    Decoded tasks and row groups are kept within `cache_bytes`, so consecutive batches of a task are views.
+    Decoded tasks and row groups are kept within `cache_bytes`, and always the newest of each, so that consecutive
+    batches of a task are views. Few are enough: positions are read in order.
     """
 
-    def __init__(self, spec: DatasetSpec, *, cache_bytes: int = 256 << 20) -> None:
+    def __init__(self, spec: DatasetSpec, *, cache_bytes: int = 96 << 20) -> None:
         self._spec = spec
         self._columns = needed_columns(spec)
         self._tasks: ByteCache[tuple[FileSlice, int], Batch] = ByteCache(cache_bytes // 2)
@@ -73,15 +74,17 @@ class TaskReader:
         return text.read_rows(piece, self._spec, layout)
 
     def _rows_of_groups(self, piece: FileSlice) -> Any:
-        parts = [
-            self._groups.get(
-                (piece.uri, piece.etag, group),
-                lambda group=group: self._read_group(piece, group),  # type: ignore[misc]  # a bound default
-                size_of=lambda table: int(table.nbytes),
-            ).slice(lo, hi - lo)
-            for group, lo, hi in parquet.groups_of(piece)
-        ]
-        return pa.concat_tables(parts)
+        return pa.concat_tables([self._rows_of_group(piece, rows) for rows in parquet.groups_of(piece)])
+
+    def _rows_of_group(self, piece: FileSlice, rows: parquet.GroupRows) -> Any:
+        if rows.whole:                          # no other task has rows of it
+            return self._read_group(piece, rows.group)
+        table = self._groups.get(
+            (piece.uri, piece.etag, rows.group),
+            lambda: self._read_group(piece, rows.group),
+            size_of=lambda table: int(table.nbytes),
+        )
+        return table.slice(rows.lo, rows.hi - rows.lo)
 
     def _read_group(self, piece: FileSlice, group: int) -> Any:
         table = parquet.read_group(piece, group, self._columns)
@@ -100,7 +103,7 @@ def whole_dataset(
     batch_size: int = 8192,
     rows: tuple[float, float] | None = None,
     max_rows: int | None = None,
-    cache_bytes: int = 256 << 20,
+    cache_bytes: int = 96 << 20,
 ) -> Iterator[Batch]:
     """All rows in file order, for evaluation and for training without a mesh.
 

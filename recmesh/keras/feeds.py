@@ -54,7 +54,7 @@ class Feeds:
             column, table = columns.ids[name], home.get(name)
             place = column.values if table is None else index[name] + arenas[table.dim].offset[table.name]
             fed |= _padded(name, place, column, weighted=bool(feature.weights))
-        return singles, columns.dense, fed
+        return lend(singles), columns.dense, fed
 
     def inputs(self, fed: Any) -> dict[str, Any]:
         """The model's inputs by name, in the graph."""
@@ -65,6 +65,11 @@ class Feeds:
         if self._dense:
             made |= zip(self._dense, tf.split(dense, len(self._dense), axis=1), strict=True)
         return made
+
+
+def lend(values: Floats | Ints) -> Any:
+    """A tensor in the array's own memory, which must not change while it lives; `tf.constant` always copies."""
+    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
 
 
 class Flat:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from recmesh.keras.embedding import EmbeddingCollection, looking_up
 from recmesh.keras.export import export_saved_model
-from recmesh.keras.feeds import Feeds, Flat
+from recmesh.keras.feeds import Feeds, Flat, lend
 from recmesh.keras.inputs import signature
 from recmesh.keras.optim import translate
 from recmesh.runtime.errors import InvalidArgument, Violation
@@ -105,8 +105,8 @@ class Attached:
         flat = getattr(step, "flat", None)
         loss, output, grads, row_grads = self._train(
             self._feeds.feed(columns, step.index, arenas, self._home),
-            {str(dim): arenas[dim].values for dim in self._dims},
-            self._flat.join(step.dense) if flat is None else flat,
+            {str(dim): lend(arenas[dim].values) for dim in self._dims},
+            lend(self._flat.join(step.dense) if flat is None else flat),
             columns.labels,
             weight,
             np.float32(scale),

@@ -12,6 +12,8 @@ import sys
 # Before numpy, numba and the frameworks are loaded: a role has few cores, and its threads share them.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# Arrow's own allocator gives freed memory back; malloc is told to keep it (see recmesh.trainer.memory).
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3   # malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8   # malloc.h
 
 
 def keep_freed_memory() -> None:
@@ -22,6 +22,7 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 32 << 20)   # the most that every glibc takes
         mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
         mallopt(_TOP_PAD, 64 << 20)
+        mallopt(_ARENA_MAX, 1)               # arenas of other threads give whole heaps back, whatever is set above
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
