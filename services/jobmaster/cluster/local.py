@@ -3,6 +3,7 @@
     <data>/run/jobs/<job>/<role>-<index>-<attempt>.*    start and exit records
     <data>/logs/jobs/<job>/<role>-<index>.log           what the place's processes wrote, one after another
     <data>/work/jobs/<job>/<role>-<index>/              the working folder
+    <data>/work/jobs/<job>/<role>-<index>-<attempt>.batch   the batch that a worker has in its hands
 
 The kernel tells of an end (a pidfd becomes readable), so nobody polls while processes live.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from recmesh.formats import inhand
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition
 from recmesh.runtime.process import ProcessHandle, find, launch
 from recmesh.runtime.telemetry import get_logger
@@ -65,6 +67,9 @@ class LocalController:
         """The place's working folder."""
         return self._work_root / job_id / f"{role}-{index}"
 
+    def _in_hand(self, job_id: str, name: str) -> Path:
+        return self._work_root / job_id / f"{name}.batch"
+
     async def start(self, order: StartOrder) -> RoleProcess:
         """See `Controller`. FailedPrecondition when the machine cannot start it."""
         key = order.job_id, order.name
@@ -89,7 +94,9 @@ class LocalController:
             order.name, self._command,
             run_dir=self._run_root / order.job_id,
             log_path=self._log_root / order.job_id / f"{order.role}-{order.index}.log",
-            env=dict(order.env) | {"RECMESH_WORK_DIR": str(work_dir)},
+            env=dict(order.env) | {
+                "RECMESH_WORK_DIR": str(work_dir), inhand.VARIABLE: str(self._in_hand(order.job_id, order.name)),
+            },
             cwd=work_dir,
             cpu_cores=order.cpu or None,
             memory_bytes=order.memory_bytes or None,
@@ -144,8 +151,9 @@ class LocalController:
         record = handle.exit()
         end = None
         if record is not None:
+            known, batch = inhand.read(self._in_hand(job_id, handle.name))
             end = Exit(
-                record.exit_code, record.signal, record.oom, record.reason, self._last_line(handle)
+                record.exit_code, record.signal, record.oom, record.reason, self._last_line(handle), known, batch
             )
         note = "" if handle.limits_enforced or not _has_limits(handle) else handle.limits_reason
         return RoleProcess(job_id, handle.name, str(handle.pid), end, limits_note=note)

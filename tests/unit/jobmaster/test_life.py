@@ -218,7 +218,37 @@ async def test_a_batch_that_kills_three_workers_is_set_aside_and_the_job_succeed
     assert run.record.voids == ((0, 50, 60),)
     assert run.status.quarantined == 1
     assert [data.lo for data in world.told("job.batch_quarantined")] == [50]
-    assert run.status.samples == world.shards.total
+    assert run.status.samples == world.shards.total - 10
+    assert run.status.failures == 0  # the limit of quarantines counts these deaths
+
+
+async def test_the_batch_in_a_dead_workers_hands_is_to_blame_and_not_the_one_that_shardsvc_suspects(
+    world: JobWorld,
+) -> None:
+    world.poison, world.in_hand = 55, (0, 50, 60)
+    world.shards.suspects = ((0, 40, 50),)
+    job_id = await world.submit(spec())
+    await world.until_phase(job_id, "Succeeded")
+    run = world.jobs.run_of(job_id)
+    assert run.record.voids == ((0, 50, 60),)
+    exits = [data for data in world.told("job.role_exited") if data.role == "worker" and not data.expected]
+    assert len(exits) == 3
+    assert run.status.samples == world.shards.total - 10
+
+
+async def test_deaths_are_remembered_by_the_next_jobmaster(world: JobWorld) -> None:
+    world.poison, world.in_hand = 55, (0, 50, 60)
+    job_id = await world.submit(spec())
+
+    def deaths() -> int:
+        return sum(item.deaths for item in world.jobs.run_of(job_id).status.deadly)
+
+    await world.until(lambda: deaths() == 2)
+    await world.restart_jobmaster()
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).record.voids == ((0, 50, 60),)
+    exits = [data for data in world.told("job.role_exited") if data.role == "worker" and not data.expected]
+    assert len(exits) == 3
 
 
 async def test_more_quarantined_batches_than_allowed_fail_the_job(world: JobWorld) -> None:

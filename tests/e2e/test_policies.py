@@ -1,0 +1,129 @@
+"""What a job's own policies do on a real mesh: quarantine of batches that kill workers, batches without finite
+numbers, early stopping.
+
+The models are a few lines of numpy, so that a process starts in moments, and what they do depends on the rows alone.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recmesh.client.views import Job
+from tests.support.waiting import until
+from tests.support.whole_mesh import STEP_S, WholeMesh
+
+pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+
+ROWS, BATCH = 2_000, 50
+
+MODEL = '''"""One table and no loss to speak of: rows are told apart by the dense feature `number`."""
+
+import os
+import time
+
+import numpy as np
+
+from recmesh.trainer.session import EmbeddingTable
+
+STEP_S = float(os.environ.get("STEP_S", "0"))
+
+
+class Tiny:
+    framework = "torch"
+    tables = (EmbeddingTable("item", 2),)
+    dense = ()
+
+    def predict(self, batch, rows, index, dense):
+        return np.full(batch.size, 0.5, np.float32)
+
+
+def main(job):
+    job.attach(Tiny())
+    deadly, bad = set(job.params.get("deadly", [])), set(job.params.get("bad", []))
+    for step in job.session.steps():
+        time.sleep(STEP_S)
+        numbers = {int(number) for number in step.batch.dense[:, 0]}
+        if deadly & numbers:
+            os._exit(9)
+        step.push({}, {}, loss=float("nan") if bad & numbers else 0.5)
+'''
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeMesh]:
+    made = WholeMesh(tmp_path_factory.mktemp("policies"))
+    (made.folder / "tiny").mkdir()
+    (made.folder / "tiny" / "tiny.py").write_text(MODEL)
+    numbers = np.arange(ROWS)
+    table = pa.table({
+        "number": numbers.astype("float32"), "item": numbers % 97, "label": (numbers % 2).astype("float32"),
+    })
+    pq.write_table(table, made.folder / "rows.parquet")
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def tiny_job(mesh: WholeMesh, name: str, *, workers: int = 2, **training: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": {"entrypoint": "tiny:main", "code": str(mesh.folder / "tiny"), "params": {}},
+        "data": {
+            "source": {"format": "parquet", "files": [str(mesh.folder / "rows.parquet")]},
+            "features": [{"name": "item"}, {"name": "number", "kind": "dense"}],
+            "task_rows": 500,
+        },
+        "training": {"batch_size": BATCH, "shard_batches": 8} | training,
+        "roles": {"ps": {"replicas": 2}, "worker": {"replicas": workers}},
+        "export": None,
+    }
+
+
+def run(mesh: WholeMesh, spec: dict[str, Any]) -> Job:
+    """The job after its end; nothing of it runs any more."""
+    job = mesh.ended(mesh.submit(spec))
+    until(lambda: not mesh.roles(), timeout_s=STEP_S)
+    return job
+
+
+def killed(mesh: WholeMesh, job: Job) -> int:
+    """Workers that ended unasked."""
+    exits = [event.data for event in mesh.events(job.job_id, "job.role_exited")]
+    return sum(data["role"] == "worker" and not data["expected"] for data in exits)
+
+
+# -- quarantine -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_kills_three_workers_is_set_aside_and_everything_else_is_trained(mesh: WholeMesh) -> None:
+    spec = tiny_job(mesh, "deadly")
+    spec["model"]["params"]["deadly"] = [777]
+    job = run(mesh, spec)
+    assert job.phase == "Succeeded", (job.reason, job.message, job.notes)
+    assert killed(mesh, job) == 3
+    [event] = mesh.events(job.job_id, "job.batch_quarantined")
+    assert event.data["attempts"] == 3 and event.data["hi"] - event.data["lo"] == BATCH
+    assert job.progress.quarantined == 1
+    assert (job.progress.samples, job.progress.total) == (ROWS - BATCH, ROWS)
+    [note] = [note for note in job.notes if "set aside" in note]
+    assert f"[{event.data['lo']}, {event.data['hi']})" in note
+    assert note in mesh.ok("describe", job.job_id)
+
+
+def test_more_deadly_batches_than_allowed_fail_the_job_with_the_limit(mesh: WholeMesh) -> None:
+    spec = tiny_job(mesh, "deadlier", workers=1, quarantine_limit=1)
+    spec["data"]["shuffle"] = False
+    spec["model"]["params"]["deadly"] = [120, 620]
+    job = run(mesh, spec)
+    assert (job.phase, job.reason) == ("Failed", "QuarantineLimitExceeded"), (job.message, job.notes)
+    assert job.message == "2 batches killed workers, 1 are allowed"
+    assert killed(mesh, job) == 6
+    assert [event.data["lo"] for event in mesh.events(job.job_id, "job.batch_quarantined")] == [100, 600]
+
+
