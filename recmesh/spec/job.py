@@ -100,7 +100,7 @@ class NanPolicy(Spec):
 
     action: Literal["skip", "fail"] = "skip"
     limit: int = Field(default=100, ge=0)
-    """Skipped batches, counted per worker process, after which the job fails."""
+    """Skipped batches of the whole job (one trained again after a rollback counts again); one more fails it."""
 
 
 class Training(Spec):

@@ -127,3 +127,64 @@ def test_more_deadly_batches_than_allowed_fail_the_job_with_the_limit(mesh: Whol
     assert [event.data["lo"] for event in mesh.events(job.job_id, "job.batch_quarantined")] == [100, 600]
 
 
+
+# -- numbers that are not finite --------------------------------------------------------------------------
+
+
+BAD = [60, 380, 700, 1020, 1340, 1660]
+"""Each in a batch of its own, whatever the shuffle."""
+
+
+def test_batches_without_finite_numbers_are_passed_over_up_to_the_limit(mesh: WholeMesh) -> None:
+    spec = tiny_job(mesh, "tolerant", nan={"limit": len(BAD)})
+    spec["data"]["shuffle"] = False
+    spec["model"]["params"]["bad"] = BAD
+    job = run(mesh, spec)
+    assert job.phase == "Succeeded", (job.reason, job.message, job.notes)
+    assert job.progress.skipped_nan == len(BAD)
+    assert job.progress.samples == job.progress.total == ROWS
+    assert f"{len(BAD)} batches that were not finite" in mesh.ok("describe", job.job_id)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"limit": len(BAD) - 1}, f"{len(BAD)} batches had no finite loss or gradients, {len(BAD) - 1} are allowed"),
+        ({"action": "fail"}, "training.nan.action is fail"),
+    ],
+    ids=["one more than allowed, over all workers", "none is allowed"],
+)
+def test_too_many_batches_without_finite_numbers_fail_the_job(
+    mesh: WholeMesh, policy: dict[str, Any], message: str
+) -> None:
+    spec = tiny_job(mesh, "intolerant" if "limit" in policy else "strict", nan=policy)
+    spec["data"]["shuffle"] = False
+    spec["model"]["params"]["bad"] = BAD
+    job = run(mesh, spec)
+    assert (job.phase, job.reason) == ("Failed", "NotFinite"), (job.message, job.notes)
+    assert message in job.message
+    assert killed(mesh, job) == 0
+
+
+# -- early stopping ---------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_evaluation_stagnates_ends_early_with_the_reason_and_an_honest_count(mesh: WholeMesh) -> None:
+    spec = tiny_job(
+        mesh, "stagnant", workers=1, epochs=100, early_stopping={"metric": "auc", "patience": 2}
+    )
+    # Every step takes a quarter of a second at least: left alone, the job would take 16 minutes.
+    spec["roles"]["worker"]["env"] = {"STEP_S": "0.25"}
+    spec["evaluation"] = {"rows": [0.9, 1.0], "every_s": 0.2}
+    job = run(mesh, spec)
+    why = "early stopping: auc has not improved in 2 evaluations"
+    assert (job.phase, job.reason, job.message) == ("Succeeded", "Finished", why)
+    assert why in mesh.ok("describe", job.job_id)
+    end = mesh.events(job.job_id, "job.transitioned")[-1].data
+    assert end["to_phase"] == "Succeeded"
+    assert (end["reason"], end["message"]) == ("Finished", why)
+    assert len(mesh.events(job.job_id, "job.evaluated")) >= 3
+    assert 0 < job.progress.samples < job.progress.total == ROWS * 100
+    assert job.progress.samples % BATCH == 0
+    last = mesh.client.checkpoints(job.job_id)[-1]
+    assert (last.snapshot, last.samples) == (job.snapshot, job.progress.samples)

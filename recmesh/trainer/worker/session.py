@@ -44,7 +44,7 @@ class WorkerSession:
         self._declaration = Declaration()
         self._declared = False
         self._stop = threading.Event()
-        self._nan = NanGuard(spec.training.nan)
+        self._nan = NanGuard(spec.training.nan, is_alone=False)
         self._life: Life | None = None
         self._lock = threading.Lock()
         self.finished = False
