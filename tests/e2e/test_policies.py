@@ -1,88 +1,29 @@
 """What a job's own policies do on a real mesh: quarantine of batches that kill workers, batches without finite
 numbers, early stopping.
 
-The models are a few lines of numpy, so that a process starts in moments, and what they do depends on the rows alone.
+The model is a few lines of numpy, so that a process starts in moments, and what it does depends on the rows alone.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from recmesh.client.views import Job
+from tests.support.tiny_jobs import BATCH, ROWS, tiny_job
 from tests.support.waiting import until
 from tests.support.whole_mesh import STEP_S, WholeMesh
 
 pytestmark = [pytest.mark.integration, pytest.mark.e2e]
 
-ROWS, BATCH = 2_000, 50
-
-MODEL = '''"""One table and no loss to speak of: rows are told apart by the dense feature `number`."""
-
-import os
-import time
-
-import numpy as np
-
-from recmesh.trainer.session import EmbeddingTable
-
-STEP_S = float(os.environ.get("STEP_S", "0"))
-
-
-class Tiny:
-    framework = "torch"
-    tables = (EmbeddingTable("item", 2),)
-    dense = ()
-
-    def predict(self, batch, rows, index, dense):
-        return np.full(batch.size, 0.5, np.float32)
-
-
-def main(job):
-    job.attach(Tiny())
-    deadly, bad = set(job.params.get("deadly", [])), set(job.params.get("bad", []))
-    for step in job.session.steps():
-        time.sleep(STEP_S)
-        numbers = {int(number) for number in step.batch.dense[:, 0]}
-        if deadly & numbers:
-            os._exit(9)
-        step.push({}, {}, loss=float("nan") if bad & numbers else 0.5)
-'''
-
-
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeMesh]:
     made = WholeMesh(tmp_path_factory.mktemp("policies"))
-    (made.folder / "tiny").mkdir()
-    (made.folder / "tiny" / "tiny.py").write_text(MODEL)
-    numbers = np.arange(ROWS)
-    table = pa.table({
-        "number": numbers.astype("float32"), "item": numbers % 97, "label": (numbers % 2).astype("float32"),
-    })
-    pq.write_table(table, made.folder / "rows.parquet")
     try:
         made.up()
         yield made
     finally:
         made.down()
-
-
-def tiny_job(mesh: WholeMesh, name: str, *, workers: int = 2, **training: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "model": {"entrypoint": "tiny:main", "code": str(mesh.folder / "tiny"), "params": {}},
-        "data": {
-            "source": {"format": "parquet", "files": [str(mesh.folder / "rows.parquet")]},
-            "features": [{"name": "item"}, {"name": "number", "kind": "dense"}],
-            "task_rows": 500,
-        },
-        "training": {"batch_size": BATCH, "shard_batches": 8} | training,
-        "roles": {"ps": {"replicas": 2}, "worker": {"replicas": workers}},
-        "export": None,
-    }
 
 
 def run(mesh: WholeMesh, spec: dict[str, Any]) -> Job:

@@ -65,6 +65,7 @@ class WholeMesh:
         """Nothing of it runs any more, whatever state it was in."""
         if self._client is not None:
             self._client.close()
+            self._client = None
         stop.down(self.home)
 
     def write(self, name: str, text: str) -> str:
