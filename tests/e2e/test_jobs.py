@@ -1,5 +1,5 @@
-"""What a job's own policies do on a real mesh: quarantine of batches that kill workers, batches without finite
-numbers, early stopping.
+"""What a job's own policies do on a real mesh (quarantine of batches that kill workers, batches without finite
+numbers, early stopping), and how a person watches it.
 
 The model is a few lines of numpy, so that a process starts in moments, and what it does depends on the rows alone.
 """
@@ -129,3 +129,30 @@ def test_a_job_whose_evaluation_stagnates_ends_early_with_the_reason_and_an_hone
     assert job.progress.samples % BATCH == 0
     last = mesh.client.checkpoints(job.job_id)[-1]
     assert (last.snapshot, last.samples) == (job.snapshot, job.progress.samples)
+
+
+# -- watching ---------------------------------------------------------------------------------------------
+
+
+def test_top_shows_the_running_job_anew_and_leaves_the_terminal_as_it_was(mesh: WholeMesh) -> None:
+    spec = tiny_job(mesh, "watched", epochs=100)
+    spec["roles"]["worker"]["env"] = {"STEP_S": "0.25"}
+    job_id = mesh.submit(spec)
+    mesh.trains(job_id, share=0.0, snapshots=0)
+    watch_and_leave(mesh, job_id, keys="q", code=0)
+    watch_and_leave(mesh, job_id, keys="\x03", code=130)
+    mesh.ok("stop", job_id)
+    assert mesh.ended(job_id).phase == "Stopped"
+
+
+def watch_and_leave(mesh: WholeMesh, job_id: str, *, keys: str, code: int) -> None:
+    with mesh.terminal("top", "--interval", "0.2") as terminal:
+        until(lambda: all(word in terminal.text for word in ("watched", "Running", "worker-1")), timeout_s=STEP_S)
+        assert terminal.settings != terminal.settings_before     # keys arrive at once, unseen
+        seen = len(terminal.raw)
+        until(lambda: terminal.raw[seen:].count("watched") > 2, timeout_s=STEP_S)
+        terminal.type(keys)
+        assert terminal.process.wait(STEP_S) == code, terminal.text[-500:]
+        assert terminal.settings == terminal.settings_before
+        until(lambda: terminal.raw.rfind("\x1b[?1049l") > terminal.raw.rfind("\x1b[?1049h"))     # the old screen
+        assert terminal.raw.rfind("\x1b[?25h") > terminal.raw.rfind("\x1b[?25l")                 # with a cursor
