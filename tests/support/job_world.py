@@ -470,6 +470,9 @@ class FakeCluster:
     def watch(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
 
+    async def find_again(self) -> None:
+        """All are here."""
+
     async def start(self, order: StartOrder) -> RoleProcess:
         await asyncio.sleep(0)
         known = self.processes_of.setdefault(order.job_id, {})

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.support.training_mesh import TrainingMesh
 from tests.support.whole_mesh import WholeMesh
 
 ROWS, BATCH = 2_000, 50
@@ -47,7 +48,7 @@ def main(job):
 '''
 
 
-def tiny_job(mesh: WholeMesh, name: str, *, workers: int = 2, **training: Any) -> dict[str, Any]:
+def tiny_job(mesh: WholeMesh | TrainingMesh, name: str, *, workers: int = 2, **training: Any) -> dict[str, Any]:
     """A spec; the model and its rows are written once into the mesh's folder."""
     code = mesh.folder / "tiny"
     if not code.exists():

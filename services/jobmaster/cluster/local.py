@@ -35,7 +35,7 @@ _NO_PIDFD_POLL_S = 0.1
 
 
 class LocalController:
-    """`start_watching` finds what earlier jobmasters left; `stop_watching` leaves it running."""
+    """`find_again` finds what other jobmasters left; `stop_watching` leaves it running."""
 
     def __init__(self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND) -> None:
         self._run_root = data_dir / "run" / "jobs"
@@ -51,10 +51,11 @@ class LocalController:
         """See `Controller`."""
         self._on_change = on_change
 
-    async def start_watching(self) -> None:
-        """Finds the processes of all jobs again."""
+    async def find_again(self) -> None:
+        """See `Controller`."""
         for handle in await asyncio.to_thread(find, self._run_root, recursive=True):
-            self._adopt(handle.run_dir.name, handle)
+            if (handle.run_dir.name, handle.name) not in self._handles:
+                self._adopt(handle.run_dir.name, handle)
 
     async def stop_watching(self) -> None:
         """Stops looking; the processes go on."""
