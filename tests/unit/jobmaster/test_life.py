@@ -327,6 +327,27 @@ async def test_early_stopping_finishes_the_job_when_the_evaluation_stagnates(wor
     assert run.status.message == "early stopping: auc has not improved in 3 evaluations"
 
 
+async def test_an_evaluation_that_comes_after_the_wish_to_finish_does_not_change_its_reason(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(
+        spec(
+            evaluation={"rows": [0.8, 1.0], "every_s": 1.0},
+            training={"early_stopping": {"metric": "auc", "patience": 1}},
+        )
+    )
+    await world.until(lambda: world.phase(job_id) == "Running")
+    evaluator = world.jobs.run_of(job_id).status.role(("evaluator", 0))
+    assert evaluator is not None
+    await world.jobs.stop(job_id, reason="seen enough", finish=True)
+    for _ in range(2):
+        await world.roles.report(
+            job_id, role="evaluator", incarnation=evaluator.incarnation, snapshot=0, samples=0,
+            metrics={"auc": 0.5}, model_uri="", framework="", error="", final=False,
+        )
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).status.message == "seen enough"
+
+
 @pytest.mark.parametrize("part", ["shards", "checkpoints", "brain", "models", "keys"])
 async def test_a_service_may_be_away_for_a_while_and_the_job_goes_on(world: JobWorld, part: str) -> None:
     world.shards.total = 1500
