@@ -251,6 +251,24 @@ async def test_deaths_are_remembered_by_the_next_jobmaster(world: JobWorld) -> N
     assert len(exits) == 3
 
 
+async def test_a_quarantine_that_a_rollback_completes_is_told_as_any_other(
+    world: JobWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.poison, world.in_hand = 55, (0, 50, 60)
+    job_id = await world.submit(spec())
+    run = world.jobs.run_of(job_id)
+
+    async def void(*_: Any, **__: Any) -> Any:
+        world.cluster.kill(job_id, "ps-1-1")
+        raise Unavailable("the server is gone")
+
+    monkeypatch.setattr(world.servers, "void", void)
+    await world.until_phase(job_id, "Succeeded")
+    assert run.record.gen == 2 and run.record.voids == ((0, 50, 60),)
+    assert run.status.quarantined == 1 and len(world.told("job.batch_quarantined")) == 1
+    assert run.status.samples == world.shards.total - 10
+
+
 async def test_more_quarantined_batches_than_allowed_fail_the_job(world: JobWorld) -> None:
     world.poison = 55
     world.shards.suspects = ((0, 50, 60),)
