@@ -1,7 +1,6 @@
 """submit, jobs, describe, events, stop, scale, checkpoints, checkpoint, delete, top."""
 
 import json as json_module
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -225,7 +224,7 @@ def top(
     interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.2)] = 1.0,
     home: HomeOption = None,
 ) -> None:
-    """Watch jobs and their roles live; once, when the output is no terminal."""
+    """Watch jobs and their roles live, until q is pressed; once, when the output is no terminal."""
     import sys
 
     with connect(home) as mesh:
@@ -239,13 +238,17 @@ def top(
         from rich.console import Group
         from rich.live import Live
 
-        with Live(refresh_per_second=4, screen=True) as screen:
-            while True:
+        from recmesh.cli.keys import keys
+
+        with keys() as keyboard, Live(auto_refresh=False, screen=True) as screen:
+            leaving = False
+            while not leaving:
                 live, roles = _top_rows(mesh)
                 screen.update(
-                    Group(output.rich_table(_JOB_COLUMNS, live), "", output.rich_table(_TOP_COLUMNS, roles))
+                    Group(output.rich_table(_JOB_COLUMNS, live), "", output.rich_table(_TOP_COLUMNS, roles)),
+                    refresh=True,
                 )
-                time.sleep(interval)
+                leaving = keyboard.pressed("qQ", within_s=interval)
 
 
 _TOP_COLUMNS = [

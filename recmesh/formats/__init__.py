@@ -1,7 +1,7 @@
 """Formats that outlive a process: identities on the wire, sets of positions, initial values, snapshots.
 
-Nothing here does I/O but `recmesh.formats.snapshot`; everything is held by golden vectors, because a changed
-bit would scatter a saved model.
+Nothing here does I/O but `recmesh.formats.snapshot` and `inhand`; all that a saved model consists of is held by golden
+vectors, because a changed bit would scatter it.
 """
 
 from recmesh.formats.hashing import (

@@ -100,7 +100,7 @@ class NanPolicy(Spec):
 
     action: Literal["skip", "fail"] = "skip"
     limit: int = Field(default=100, ge=0)
-    """Skipped batches, counted per worker process, after which the job fails."""
+    """Skipped batches of the whole job (one trained again after a rollback counts again); one more fails it."""
 
 
 class Training(Spec):
@@ -207,7 +207,7 @@ class TrainingJob(Spec):
     deadline: float | None = None
     """Unix seconds by which the job should end."""
     backoff_limit: int = Field(default=10, ge=0)
-    """Restarts of failed roles (all together) before the job fails."""
+    """Restarts of failed roles (all together) before the job fails; not those by batches that were set aside."""
     active_deadline_s: float | None = Field(default=None, gt=0)
     ttl_after_end_s: float | None = Field(default=None, ge=0)
     """After this time the job's record and checkpoints are deleted; the model stays."""

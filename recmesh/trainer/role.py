@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recmesh.formats.inhand import VARIABLE
 from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Violation
 from recmesh.trainer.patience import DEFINITE, NoLongerWanted, patiently
 from recmesh.trainer.ports import Assignment, Beat, BeatReply, Runs
@@ -28,6 +29,8 @@ class Identity:
     jobmaster: str
     token: str
     work_dir: Path
+    in_hand: str = ""
+    """The file that names the batch in work; empty: none is kept."""
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -52,6 +55,7 @@ class Identity:
             jobmaster=env["RECMESH_JOBMASTER"],
             token=env.get("RECMESH_TOKEN", ""),
             work_dir=Path(env.get("RECMESH_WORK_DIR", ".")),
+            in_hand=env.get(VARIABLE, ""),
         )
 
     @property

@@ -43,14 +43,20 @@ class StepListener(Protocol):
 
 @dataclass
 class NanGuard:
-    """Counts skipped batches and enforces `training.nan`."""
+    """Counts skipped batches and enforces `training.nan`, where this process is the whole job.
+
+    In a mesh the count is the job's: jobmaster adds up what all workers report, and decides.
+    """
 
     policy: NanPolicy
+    is_alone: bool = True
     skipped: int = 0
 
     def skip(self) -> None:
         """StepMistake when the policy allows no (more) skipping."""
         self.skipped += 1
+        if not self.is_alone:
+            return
         if self.policy.action == "fail":
             message = "the loss or its gradients are not finite (training.nan.action is fail)"
             raise StepMistake(message, reason="NAN")

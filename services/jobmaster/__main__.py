@@ -50,7 +50,7 @@ class Cluster:
 
     async def start(self) -> None:
         """Finds what earlier jobmasters left."""
-        await self._controller.start_watching()
+        await self._controller.find_again()
 
     async def stop(self) -> None:
         """Stops looking."""

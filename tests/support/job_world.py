@@ -470,6 +470,9 @@ class FakeCluster:
     def watch(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
 
+    async def find_again(self) -> None:
+        """All are here."""
+
     async def start(self, order: StartOrder) -> RoleProcess:
         await asyncio.sleep(0)
         known = self.processes_of.setdefault(order.job_id, {})
@@ -487,7 +490,8 @@ class FakeCluster:
             code = await self._world.behave(process)
         except asyncio.CancelledError:
             return  # whoever cancelled says how it ended
-        self.end(process, Exit(code=code))
+        batch = self._world.in_hand if code == 70 else None
+        self.end(process, Exit(code=code, knows_batch=batch is not None, batch=batch))
 
     def end(self, process: FakeProcess, exit: Exit) -> None:
         if process.exit is None:
@@ -559,6 +563,8 @@ class JobWorld:
         self.start_s = 0.2
         self.poison: int | None = None
         """A position in whose compute every worker dies."""
+        self.in_hand: Interval | None = None
+        """The batch that workers which die of `poison` have in their hands, as they tell it themselves."""
         self.mistake = False
         self.skipped_nan = 0
         self.metrics = {"auc": 0.75}

@@ -33,7 +33,7 @@ class TrainingMesh:
         self.storage = folder / "storage"
         shm = folder / "shm"
         shm.mkdir(exist_ok=True)
-        env = {
+        self.env = {
             "RECMESH_NATS_URL": self.nats.url, "RECMESH_VALKEY_URL": self.valkey.url,
             "RECMESH_STORAGE_URI": str(self.storage), "RECMESH_SHM_DIR": str(shm),
             **{f"RECMESH_{name.upper()}_RPC": f"127.0.0.1:{port}" for name, port in ports.items()},
@@ -41,7 +41,7 @@ class TrainingMesh:
         }
         self.services = {
             name: ServiceProcess(
-                name, folder, env=env | {"RECMESH_RPC_ADDRESS": f"127.0.0.1:{ports[name]}"}
+                name, folder, env=self.env | {"RECMESH_RPC_ADDRESS": f"127.0.0.1:{ports[name]}"}
             )
             for name in services
         }

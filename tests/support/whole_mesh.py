@@ -1,12 +1,13 @@
 """The composed mesh over a data folder of its own, as a person has it: the command line, the REST client, kill -9."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,11 +19,13 @@ from recmesh.client.rest import Client
 from recmesh.client.views import Event, Job, Role
 from recmesh.runtime.errors import DeadlineExceeded, Unavailable
 from recmesh.runtime.process import ProcessHandle, find
+from tests.support.terminal import Terminal
 from tests.support.waiting import until
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent.parent
 FLIGHTS = ROOT / "examples" / "flights" / "flights.parquet"
+COMMAND = (sys.executable, "-m", "recmesh.cli.main")
 START_S = 300.0
 """Six services on a busy machine."""
 STEP_S = 300.0
@@ -43,12 +46,23 @@ class WholeMesh:
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`recmesh ...` in the folder; nothing of the caller's settings reaches it."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("RECMESH_")}
-        own = {"RECMESH_HOME": str(self.home.root)} | self.env | env
         return subprocess.run(
-            [sys.executable, "-m", "recmesh.cli.main", *arguments], cwd=self.folder, capture_output=True,
-            text=True, check=False, timeout=START_S + 60, env=clean | own,
+            [*COMMAND, *arguments], cwd=self.folder, capture_output=True, text=True, check=False,
+            timeout=START_S + 60, env=self._environment() | env,
         )
+
+    def _environment(self) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("RECMESH_")}
+        return clean | {"RECMESH_HOME": str(self.home.root)} | self.env
+
+    @contextlib.contextmanager
+    def terminal(self, *arguments: str) -> Iterator[Terminal]:
+        """`recmesh ...` in a pseudo-terminal; ended with the block."""
+        made = Terminal([*COMMAND, *arguments], cwd=self.folder, env=self._environment())
+        try:
+            yield made
+        finally:
+            made.close()
 
     def ok(self, *arguments: str, **env: str) -> str:
         """What it prints; AssertionError with its complaint when it fails."""
@@ -65,6 +79,7 @@ class WholeMesh:
         """Nothing of it runs any more, whatever state it was in."""
         if self._client is not None:
             self._client.close()
+            self._client = None
         stop.down(self.home)
 
     def write(self, name: str, text: str) -> str:

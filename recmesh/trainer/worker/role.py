@@ -4,6 +4,7 @@ import logging
 import threading
 
 from recmesh.data import TaskReader
+from recmesh.formats.inhand import InHand
 from recmesh.runtime.errors import FailedPrecondition
 from recmesh.trainer.exits import UserMistake
 from recmesh.trainer.ports import Beat, RunRecord
@@ -41,7 +42,7 @@ def run(context: Context) -> None:
             meter=meter,
         )
 
-    session = WorkerSession(spec, runs=context.runs, begin=begin, meter=meter)
+    session = WorkerSession(spec, runs=context.runs, begin=begin, meter=meter, in_hand=InHand.at(identity.in_hand))
     context.on_stop.append(session.stop)
     if context.stopped.is_set():
         return

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from recmesh.formats.inhand import InHand
 from recmesh.runtime.errors import FailedPrecondition, Internal, MeshError
 from recmesh.spec.job import TrainingJob
 from recmesh.trainer.layout import declaration
@@ -35,13 +36,15 @@ class WorkerSession:
         begin: Callable[[RunRecord, Declaration], Life],
         meter: Meter,
         drain_s: float = 10.0,
+        in_hand: InHand | None = None,
     ) -> None:
         self._spec, self._runs, self._begin, self._meter = spec, runs, begin, meter
         self._drain_s = drain_s
+        self._in_hand = in_hand or InHand(None)
         self._declaration = Declaration()
         self._declared = False
         self._stop = threading.Event()
-        self._nan = NanGuard(spec.training.nan)
+        self._nan = NanGuard(spec.training.nan, is_alone=False)
         self._life: Life | None = None
         self._lock = threading.Lock()
         self.finished = False
@@ -77,6 +80,8 @@ class WorkerSession:
             if ready is None:
                 continue
             step = self._step(life, ready)
+            piece = ready.read.piece
+            self._in_hand.take(piece.line, piece.lo, piece.hi)
             yield step
             if not step.done:
                 raise StepMistake("the model's loop went on without pushing or skipping its step")
@@ -158,6 +163,7 @@ class WorkerSession:
 
     def _step(self, life: Life, ready: Ready) -> LiveStep:
         def finish(grads: Gradients) -> None:
+            self._in_hand.put_down()
             self._meter.times(compute_s=step.compute_s)
             if not life.gone.is_set():
                 life.push(ready, grads)

@@ -137,6 +137,8 @@ class Acts:
         run.put_role(ended)
         if beat is not None:
             run.update(skipped_nan=run.status.skipped_nan + beat.skipped_nan)
+        if role.role == "worker" and verdict.counts and exit.batch is not None:
+            run.status = run.status.with_death(exit.batch)
         if run.status.ending is None:
             self._count(role, verdict)
         if role.role == "ps":
@@ -150,7 +152,8 @@ class Acts:
         if role.role == "worker" and role.incarnation:
             run.in_background(
                 release_worker(
-                    run, index=role.index, incarnation=role.incarnation, crashed=verdict.is_uncommanded
+                    run, index=role.index, incarnation=role.incarnation, crashed=verdict.is_uncommanded,
+                    blame=verdict.counts and not exit.knows_batch,
                 )
             )
 

@@ -8,7 +8,7 @@ from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.facts import facts_of
 from services.jobmaster.domain.job import Closing
-from services.jobmaster.domain.ledgers import is_full, size
+from services.jobmaster.domain.ledgers import is_full, trained
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.rules import needs_finisher
 from services.jobmaster.peers import JobEnd, ModelVersion
@@ -25,6 +25,7 @@ async def close(run: Run) -> None:
     await tell_ckptcache(run, number)
     document = await run.context.store.manifest(run.job_id, number)
     done = snapshots.ledger_of(document or {})
+    samples = trained(done, voids=run.record.voids)
     name, version, uri = "", "", ""
     export = run.spec.export
     if export is not None:
@@ -34,9 +35,9 @@ async def close(run: Run) -> None:
     await _close_queue(run, forget=False)
     seconds = run.status.snapshot_at - run.status.trained_since
     run.update(
-        samples=size(done), samples_per_s=size(done) / seconds if seconds > 0 else 0.0,
+        samples=samples, samples_per_s=samples / seconds if seconds > 0 else 0.0,
         closing=Closing(
-            snapshot=number, samples=size(done), early=not is_full(done, total=run.status.total),
+            snapshot=number, samples=samples, early=not is_full(done, total=run.status.total),
             model_name=name, version=version, export_uri=uri,
         ),
     )

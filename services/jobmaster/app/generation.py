@@ -12,7 +12,7 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.app.snapshots import tell_again
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
-from services.jobmaster.domain.ledgers import Ledger, size
+from services.jobmaster.domain.ledgers import Ledger, trained
 from services.jobmaster.domain.record import Member, RunRecord
 from services.jobmaster.peers import OpenedRun, RestoreOrder, RunOrder
 
@@ -44,8 +44,9 @@ async def open_generation(run: Run, *, reason: str) -> None:
         break
     await run.change_record(lambda now: records.opened(now, term=record.term, gen=record.gen))
     run.queue = None
-    lost = max(0, run.status.samples - size(done))
-    run.update(samples=size(done), total=opened.total, log_last_sequence=opened.log_last_sequence)
+    samples = trained(done, voids=run.record.voids)
+    lost = max(0, run.status.samples - samples)
+    run.update(samples=samples, total=opened.total, log_last_sequence=opened.log_last_sequence)
     if former:
         run.update(rollbacks=run.status.rollbacks + 1)
         run.telling.rolled_back(

@@ -67,6 +67,7 @@ class Jobs:
 
     async def lead(self) -> None:
         """Holds all jobs from now on; their processes are found by the runners."""
+        await self.context.cluster.find_again()
         for job_id in await self.context.store.job_ids():
             try:
                 found = await self._read(job_id)

@@ -5,6 +5,7 @@ from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.generation import open_queue
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.snapshots import live_ledger
+from services.jobmaster.domain.ledgers import normal, size
 from services.jobmaster.peers import QueueProgress
 
 logger = get_logger(__name__)
@@ -58,7 +59,8 @@ class QueueWatch:
             return
         before, run.queue = run.queue, progress
         self._note_work(progress)
-        done = min(progress.done, progress.total)
+        # To shardsvc a batch that was set aside is done with, once a worker has passed it over.
+        done = min(progress.done, progress.total - size(normal(run.record.voids)))
         run.update(
             samples=done, total=progress.total or run.status.total,
             requeues=max(progress.requeues, run.status.requeues),
@@ -92,13 +94,17 @@ class QueueWatch:
             self._base = now, done
 
 
-async def release_worker(run: Run, *, index: int, incarnation: str, crashed: bool) -> None:
+async def release_worker(run: Run, *, index: int, incarnation: str, crashed: bool, blame: bool) -> None:
     """Tells shardsvc that a worker is gone; repeated while it is away, until the generation ends.
 
-    The batch in whose compute a third worker died is set aside.
+    With `blame` nobody knows in which batch it died, and shardsvc's guess counts: the first after what was reported.
     """
     worker, gen, delay_s = f"{index}-{incarnation[:8]}", run.record.gen, 0.1
     while run.record.gen == gen and run.record.phase in ("open", "finishing"):
+        if run.quarantine:
+            # Not before the deadly batch is set aside: another worker would take it at once, and die too.
+            await run.context.clock.sleep(0.05)
+            continue
         try:
             released = await run.context.peers.shards.release_worker(
                 run.job_id, gen=gen, worker=worker, crashed=crashed
@@ -112,7 +118,7 @@ async def release_worker(run: Run, *, index: int, incarnation: str, crashed: boo
             delay_s = min(2 * delay_s, 5.0)
             continue
         logger.info("job %s: %d positions of %s are queued again", run.job_id, released.requeued, worker)
-        if crashed and released.suspects and released.deaths >= run.context.limits.deaths_to_quarantine:
-            run.quarantine[released.suspects[0]] = None
+        if blame and released.suspects:
+            run.status = run.status.with_death(released.suspects[0], deaths=released.deaths)
         run.wake()
         return

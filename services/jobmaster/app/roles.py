@@ -172,7 +172,11 @@ class Roles:
         await run.flush()
         if stale >= rule.patience:
             reason = f"early stopping: {rule.metric} has not improved in {stale} evaluations"
-            await run.wish(lambda intent: intent.model_copy(update={"finish": True, "reason": reason}))
+            # Whoever asked for the end first has given its reason; evaluations go on until it has come.
+            await run.wish(
+                lambda intent: intent if intent.finish or intent.stop
+                else intent.model_copy(update={"finish": True, "reason": reason})
+            )
 
 
 def _metric(name: str) -> str:

@@ -59,8 +59,6 @@ class Run:
         """Since when the queue has positions to train, held or not."""
         self.errors: dict[str, str] = {}
         """By process name: the last words of those that told them."""
-        self.quarantine: dict[Interval, None] = {}
-        """Batches to set aside, in the order in which they were found."""
         self.watching_since = context.clock.now()
         self.telling = Telling(context, job.job_id)
         self._wake = asyncio.Event()
@@ -75,6 +73,13 @@ class Run:
     def job_id(self) -> str:
         """Its name in the mesh."""
         return self.job.job_id
+
+    @property
+    def quarantine(self) -> list[Interval]:
+        """Batches to set aside, in the order in which they were found."""
+        enough, record = self.context.limits.deaths_to_quarantine, self.record
+        aside = {*record.voids, *record.pending_voids}
+        return [item.batch for item in self.status.deadly if item.deaths >= enough and item.batch not in aside]
 
     # -- waking ------------------------------------------------------------------------------------------
 

@@ -116,6 +116,7 @@ class Runner:
     async def _round(self) -> None:
         """Snapshot, decide, act; then wait for news."""
         run = self.run
+        snapshots.tell_set_aside(run)
         at = await self._situation()
         for _ in range(MAX_ROUNDS):
             actions = decide(at)

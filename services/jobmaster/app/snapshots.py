@@ -8,7 +8,7 @@ from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
-from services.jobmaster.domain.ledgers import Ledger, intersection, is_full, size
+from services.jobmaster.domain.ledgers import Ledger, intersect, intersection, is_full, normal, size, trained
 from services.jobmaster.domain.record import Member, RunRecord
 from services.jobmaster.domain.snapshot import Cut
 
@@ -104,7 +104,8 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
     )
     run.update(snapshot_at=run.context.clock.now(), checkpoint_served=asked)
     run.telling.snapshot_committed(
-        snapshot=number, gen=record.gen, samples=size(done), size_bytes=sum(cut.size_bytes for cut in cuts)
+        snapshot=number, gen=record.gen, samples=trained(done, voids=after.voids),
+        size_bytes=sum(cut.size_bytes for cut in cuts)
     )
     logger.info(
         "job %s: snapshot %d of generation %d is committed with %d of %d positions",
@@ -202,7 +203,9 @@ async def _abort_at_ckptcache(run: Run, number: int, reason: str) -> None:
 async def quarantine(run: Run) -> None:
     """Void: the batches enter every ledger that lacks them, and are never trained."""
     if not run.record.pending.startswith("void:"):
-        batches = list(run.quarantine)
+        batches = run.quarantine
+        if not batches:
+            return
         record = await run.change_record(
             lambda now: records.void(now, term=now.term, gen=now.gen, batches=batches)
         )
@@ -219,13 +222,29 @@ async def quarantine(run: Run) -> None:
     await run.change_record(
         lambda now: records.voided(now, term=record.term, gen=record.gen, partly_applied=tuple(partly))
     )
-    for batch in record.pending_voids:
-        run.quarantine.pop(batch, None)
-        run.update(quarantined=run.status.quarantined + 1)
-        run.note(f"positions [{batch[1]}, {batch[2]}) were set aside: three workers died in them")
-        run.telling.batch_quarantined(
-            batch, deaths=run.context.limits.deaths_to_quarantine, partly_applied=batch in partly
-        )
+    tell_set_aside(run)
+
+
+def tell_set_aside(run: Run) -> None:
+    """Of each batch in the void set that nobody has heard of; a rollback, too, may have put it there."""
+    voids = run.record.voids
+    news = [item for item in run.status.deadly if item.batch in voids and not item.told]
+    if not news:
+        return
+    for item in news:
+        line, lo, hi = item.batch
+        run.note(f"positions [{lo}, {hi}) were set aside: {item.deaths} workers died in them")
+        partly = intersect(normal([item.batch]), normal(run.record.partly_applied))
+        run.telling.batch_quarantined(item.batch, deaths=item.deaths, partly_applied=bool(partly))
+        logger.warning("job %s: line %d [%d, %d) is set aside", run.job_id, line, lo, hi)
+    # Those deaths are explained, and counted by the limit of quarantines: they are no reason to give the job up.
+    run.update(
+        quarantined=len(voids), failures=max(0, run.status.failures - sum(item.deaths for item in news)),
+        deadly=tuple(item.model_copy(update={"told": item.told or item in news}) for item in run.status.deadly),
+    )
+    for role in run.status.roles:
+        if role.role == "worker" and role.streak:
+            run.put_role(role.model_copy(update={"streak": 0}))
 
 
 async def live_ledger(run: Run) -> tuple[Ledger, int]:

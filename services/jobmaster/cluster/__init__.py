@@ -52,6 +52,10 @@ class Capacity:
 class Controller(Protocol):
     """Starts and ends processes, and tells when they end."""
 
+    async def find_again(self) -> None:
+        """Takes in the processes that others have started: another jobmaster may have led meanwhile."""
+        ...
+
     async def start(self, order: StartOrder) -> RoleProcess:
         """Idempotent by name: a process of that name that lives is returned as it is."""
         ...

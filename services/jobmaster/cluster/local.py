@@ -3,6 +3,7 @@
     <data>/run/jobs/<job>/<role>-<index>-<attempt>.*    start and exit records
     <data>/logs/jobs/<job>/<role>-<index>.log           what the place's processes wrote, one after another
     <data>/work/jobs/<job>/<role>-<index>/              the working folder
+    <data>/work/jobs/<job>/<role>-<index>-<attempt>.batch   the batch that a worker has in its hands
 
 The kernel tells of an end (a pidfd becomes readable), so nobody polls while processes live.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from recmesh.formats import inhand
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition
 from recmesh.runtime.process import ProcessHandle, find, launch
 from recmesh.runtime.telemetry import get_logger
@@ -33,7 +35,7 @@ _NO_PIDFD_POLL_S = 0.1
 
 
 class LocalController:
-    """`start_watching` finds what earlier jobmasters left; `stop_watching` leaves it running."""
+    """`find_again` finds what other jobmasters left; `stop_watching` leaves it running."""
 
     def __init__(self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND) -> None:
         self._run_root = data_dir / "run" / "jobs"
@@ -49,10 +51,11 @@ class LocalController:
         """See `Controller`."""
         self._on_change = on_change
 
-    async def start_watching(self) -> None:
-        """Finds the processes of all jobs again."""
+    async def find_again(self) -> None:
+        """See `Controller`."""
         for handle in await asyncio.to_thread(find, self._run_root, recursive=True):
-            self._adopt(handle.run_dir.name, handle)
+            if (handle.run_dir.name, handle.name) not in self._handles:
+                self._adopt(handle.run_dir.name, handle)
 
     async def stop_watching(self) -> None:
         """Stops looking; the processes go on."""
@@ -64,6 +67,9 @@ class LocalController:
     def work_dir(self, job_id: str, role: str, index: int) -> Path:
         """The place's working folder."""
         return self._work_root / job_id / f"{role}-{index}"
+
+    def _in_hand(self, job_id: str, name: str) -> Path:
+        return self._work_root / job_id / f"{name}.batch"
 
     async def start(self, order: StartOrder) -> RoleProcess:
         """See `Controller`. FailedPrecondition when the machine cannot start it."""
@@ -89,7 +95,9 @@ class LocalController:
             order.name, self._command,
             run_dir=self._run_root / order.job_id,
             log_path=self._log_root / order.job_id / f"{order.role}-{order.index}.log",
-            env=dict(order.env) | {"RECMESH_WORK_DIR": str(work_dir)},
+            env=dict(order.env) | {
+                "RECMESH_WORK_DIR": str(work_dir), inhand.VARIABLE: str(self._in_hand(order.job_id, order.name)),
+            },
             cwd=work_dir,
             cpu_cores=order.cpu or None,
             memory_bytes=order.memory_bytes or None,
@@ -144,8 +152,9 @@ class LocalController:
         record = handle.exit()
         end = None
         if record is not None:
+            known, batch = inhand.read(self._in_hand(job_id, handle.name))
             end = Exit(
-                record.exit_code, record.signal, record.oom, record.reason, self._last_line(handle)
+                record.exit_code, record.signal, record.oom, record.reason, self._last_line(handle), known, batch
             )
         note = "" if handle.limits_enforced or not _has_limits(handle) else handle.limits_reason
         return RoleProcess(job_id, handle.name, str(handle.pid), end, limits_note=note)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.jobmaster.domain.job import RoleState
+from services.jobmaster.domain.ledgers import Interval
 
 EXIT_MISTAKE = 64
 """The user's mistake: a retry would end the same way."""
@@ -24,6 +25,10 @@ class Exit:
     """For people: `killed by SIGKILL`."""
     last_line: str = ""
     """The last line that it wrote; a role's own message comes last."""
+    knows_batch: bool = False
+    """`batch` is what the process itself wrote down; otherwise nothing is known of its batch."""
+    batch: Interval | None = None
+    """What the model computed at the end; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

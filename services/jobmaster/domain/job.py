@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.domain.phase import ENDED, Phase
 
 RoleName = Literal["ps", "worker", "evaluator", "finisher"]
@@ -121,6 +122,15 @@ class Ending(Stored):
     message: str = ""
 
 
+class Deadly(Stored):
+    """A batch in whose compute workers died."""
+
+    batch: Interval
+    deaths: int
+    told: bool = False
+    """It was set aside, and everybody has heard of it."""
+
+
 class Closing(Stored):
     """The way from the closing snapshot to success."""
 
@@ -153,6 +163,8 @@ class JobStatus(Stored):
     mistakes: int = 0
     """Processes that ended with the exit code of a user's mistake."""
     mistake: str = ""
+    deadly: tuple[Deadly, ...] = ()
+    """In the order in which they were found."""
     quarantined: int = 0
     rollbacks: int = 0
     skipped_nan: int = 0
@@ -205,6 +217,18 @@ class JobStatus(Stored):
         order = {"ps": 0, "worker": 1, "evaluator": 2, "finisher": 3}
         roles = sorted([*others, state], key=lambda role: (order.get(role.role, 9), role.index))
         return self.model_copy(update={"roles": tuple(roles)})
+
+    def with_death(self, batch: Interval, *, deaths: int = 0) -> "JobStatus":
+        """The status after one more worker died in the batch; or after so many, when they are counted elsewhere.
+
+        A batch is known by its start: one that is cut again after a fault may end earlier.
+        """
+        known = next((item for item in self.deadly if item.batch[:2] == batch[:2]), None)
+        count = deaths or (known.deaths if known else 0) + 1
+        others = tuple(item for item in self.deadly if item is not known)
+        return self.model_copy(
+            update={"deadly": (*others, Deadly(batch=batch, deaths=count, told=bool(known and known.told)))}
+        )
 
     def with_note(self, note: str) -> "JobStatus":
         """The status with a line for the user, once."""

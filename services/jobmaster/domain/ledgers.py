@@ -49,6 +49,11 @@ def size(ledger: Ledger) -> int:
     return sum(hi - lo for _, lo, hi in ledger)
 
 
+def trained(done: Ledger, *, voids: Iterable[Interval]) -> int:
+    """How many positions were trained: those set aside are in every ledger, and were not."""
+    return size(done) - size(intersect(done, normal(voids)))
+
+
 def is_full(ledger: Ledger, *, total: int) -> bool:
     """Line 0 is [0, total), exactly, and nothing else is there."""
     return ledger == (((0, 0, total),) if total else ())

@@ -240,7 +240,12 @@ def _must_end(at: Situation) -> Ending | None:
             message=f"{status.quarantined} batches killed workers, {training.quarantine_limit} are allowed",
         )
     skipped = status.skipped_nan + at.seen.skipped_nan
-    if skipped > training.nan.limit or (skipped and training.nan.action == "fail"):
+    if skipped and training.nan.action == "fail":
+        return Ending(
+            phase=Phase.FAILED, reason="NotFinite",
+            message="the loss or its gradients are not finite (training.nan.action is fail)",
+        )
+    if skipped > training.nan.limit:
         return Ending(
             phase=Phase.FAILED, reason="NotFinite",
             message=f"{skipped} batches had no finite loss or gradients, {training.nan.limit} are allowed",
@@ -430,7 +435,9 @@ def _finish(at: Situation) -> list[Action]:
         return _operate(at, "register", reason="the model is written")
     if at.now < closing.reported_at + at.limits.finisher_exit_s and _finisher_goes(at):
         return []
-    return [End(Ending(phase=Phase.SUCCEEDED, reason="Completed" if not closing.early else "Finished"))]
+    if closing.early:
+        return [End(Ending(phase=Phase.SUCCEEDED, reason="Finished", message=at.job.intent.reason))]
+    return [End(Ending(phase=Phase.SUCCEEDED, reason="Completed"))]
 
 
 def _finisher_goes(at: Situation) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from services.jobmaster.domain.ledgers import Interval, Ledger, intersection, normal, size
+from services.jobmaster.domain.ledgers import Interval, Ledger, intersection, normal, trained
 from services.jobmaster.domain.record import SLOTS
 
 NO_SLOTS = bytes(SLOTS // 8)
@@ -80,7 +80,7 @@ def manifest(
         "created": created,
         "label": label,
         "map_version": map_version,
-        "samples": size(done),
+        "samples": trained(done, voids=voids),
         "total": total,
         "rows": sum(cut.rows for cut in cuts),
         "ledger": [list(interval) for interval in done],

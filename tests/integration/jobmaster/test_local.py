@@ -59,7 +59,7 @@ async def one(local: LocalController, name: str = "worker-0-1") -> RoleProcess:
 @pytest_asyncio.fixture
 async def local(tmp_path: Path) -> AsyncIterator[LocalController]:
     made = controller(tmp_path)
-    await made.start_watching()
+    await made.find_again()
     yield made
     for process in await made.processes("ads"):
         await made.stop("ads", process.name, grace_s=0)
@@ -87,14 +87,14 @@ async def test_starting_the_same_name_twice_gives_one_process(local: LocalContro
 
 async def test_a_later_controller_finds_what_lives_and_the_truth_of_what_ended(tmp_path: Path) -> None:
     first = controller(tmp_path)
-    await first.start_watching()
+    await first.find_again()
     killed = await first.start(order("worker-0-1"))
     lives = await first.start(order("worker-1-1"))
     await first.stop_watching()
     os.kill(int(killed.handle), signal.SIGKILL)
 
     second = controller(tmp_path)
-    await second.start_watching()
+    await second.find_again()
     try:
         assert await second.jobs() == ["ads"]
         assert (await one(second, "worker-1-1")).handle == lives.handle
@@ -106,6 +106,37 @@ async def test_a_later_controller_finds_what_lives_and_the_truth_of_what_ended(t
         await second.stop("ads", "worker-1-1", grace_s=0)
         await until_ended(second, "worker-1-1")
         await second.stop_watching()
+
+
+async def test_a_controller_that_stood_by_finds_what_another_started_meanwhile(tmp_path: Path) -> None:
+    first, second = controller(tmp_path), controller(tmp_path)
+    await second.find_again()
+    lives = await first.start(order("worker-0-1"))
+    assert await second.processes("ads") == []
+    await second.find_again()
+    await second.find_again()
+    try:
+        assert [process.handle for process in await second.processes("ads")] == [lives.handle]
+    finally:
+        await second.stop("ads", "worker-0-1", grace_s=0)
+        assert (await until_ended(second, "worker-0-1")).signal == signal.SIGKILL
+        await second.stop_watching()
+        await first.stop_watching()
+
+
+async def test_a_worker_note_of_its_batch_is_part_of_the_truth_about_its_end(tmp_path: Path) -> None:
+    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
+    program += "from recmesh.formats.inhand import VARIABLE, InHand; import os\n"
+    program += "note = InHand.at(os.environ[VARIABLE]); note.take(0, 50, 100)\n"
+    program += "note.put_down() if os.environ['RECMESH_ROLE'] == 'evaluator' else None; os._exit(9)"
+    local = controller(tmp_path, program=program)
+    await local.start(order("worker-0-1"))
+    await local.start(order("evaluator-0-1"))
+    end = await until_ended(local, "worker-0-1")
+    assert (end.code, end.knows_batch, end.batch) == (9, True, (0, 50, 100))
+    end = await until_ended(local, "evaluator-0-1")
+    assert (end.knows_batch, end.batch) == (True, None)
+    await local.stop_watching()
 
 
 async def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:

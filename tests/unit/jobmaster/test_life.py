@@ -218,7 +218,55 @@ async def test_a_batch_that_kills_three_workers_is_set_aside_and_the_job_succeed
     assert run.record.voids == ((0, 50, 60),)
     assert run.status.quarantined == 1
     assert [data.lo for data in world.told("job.batch_quarantined")] == [50]
-    assert run.status.samples == world.shards.total
+    assert run.status.samples == world.shards.total - 10
+    assert run.status.failures == 0  # the limit of quarantines counts these deaths
+
+
+async def test_the_batch_in_a_dead_workers_hands_is_to_blame_and_not_the_one_that_shardsvc_suspects(
+    world: JobWorld,
+) -> None:
+    world.poison, world.in_hand = 55, (0, 50, 60)
+    world.shards.suspects = ((0, 40, 50),)
+    job_id = await world.submit(spec())
+    await world.until_phase(job_id, "Succeeded")
+    run = world.jobs.run_of(job_id)
+    assert run.record.voids == ((0, 50, 60),)
+    exits = [data for data in world.told("job.role_exited") if data.role == "worker" and not data.expected]
+    assert len(exits) == 3
+    assert run.status.samples == world.shards.total - 10
+
+
+async def test_deaths_are_remembered_by_the_next_jobmaster(world: JobWorld) -> None:
+    world.poison, world.in_hand = 55, (0, 50, 60)
+    job_id = await world.submit(spec())
+
+    def deaths() -> int:
+        return sum(item.deaths for item in world.jobs.run_of(job_id).status.deadly)
+
+    await world.until(lambda: deaths() == 2)
+    await world.restart_jobmaster()
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).record.voids == ((0, 50, 60),)
+    exits = [data for data in world.told("job.role_exited") if data.role == "worker" and not data.expected]
+    assert len(exits) == 3
+
+
+async def test_a_quarantine_that_a_rollback_completes_is_told_as_any_other(
+    world: JobWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.poison, world.in_hand = 55, (0, 50, 60)
+    job_id = await world.submit(spec())
+    run = world.jobs.run_of(job_id)
+
+    async def void(*_: Any, **__: Any) -> Any:
+        world.cluster.kill(job_id, "ps-1-1")
+        raise Unavailable("the server is gone")
+
+    monkeypatch.setattr(world.servers, "void", void)
+    await world.until_phase(job_id, "Succeeded")
+    assert run.record.gen == 2 and run.record.voids == ((0, 50, 60),)
+    assert run.status.quarantined == 1 and len(world.told("job.batch_quarantined")) == 1
+    assert run.status.samples == world.shards.total - 10
 
 
 async def test_more_quarantined_batches_than_allowed_fail_the_job(world: JobWorld) -> None:
@@ -294,7 +342,28 @@ async def test_early_stopping_finishes_the_job_when_the_evaluation_stagnates(wor
     await world.until_phase(job_id, "Succeeded")
     run = world.jobs.run_of(job_id)
     assert run.status.reason == "Finished"
-    assert "early stopping" in run.job.intent.reason
+    assert run.status.message == "early stopping: auc has not improved in 3 evaluations"
+
+
+async def test_an_evaluation_that_comes_after_the_wish_to_finish_does_not_change_its_reason(world: JobWorld) -> None:
+    world.shards.total = 20000
+    job_id = await world.submit(
+        spec(
+            evaluation={"rows": [0.8, 1.0], "every_s": 1.0},
+            training={"early_stopping": {"metric": "auc", "patience": 1}},
+        )
+    )
+    await world.until(lambda: world.phase(job_id) == "Running")
+    evaluator = world.jobs.run_of(job_id).status.role(("evaluator", 0))
+    assert evaluator is not None
+    await world.jobs.stop(job_id, reason="seen enough", finish=True)
+    for _ in range(2):
+        await world.roles.report(
+            job_id, role="evaluator", incarnation=evaluator.incarnation, snapshot=0, samples=0,
+            metrics={"auc": 0.5}, model_uri="", framework="", error="", final=False,
+        )
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).status.message == "seen enough"
 
 
 @pytest.mark.parametrize("part", ["shards", "checkpoints", "brain", "models", "keys"])

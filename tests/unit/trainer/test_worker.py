@@ -309,10 +309,16 @@ def test_numbers_that_are_not_finite_push_the_ids_with_zero_gradients_and_count(
         assert sum(made.servers[0].counts["ta"].values()) + sum(made.servers[1].counts["ta"].values()) >= 4
 
 
-def test_too_many_batches_that_are_not_finite_end_the_job() -> None:
-    with mesh(nan={"action": "skip", "limit": 1}) as made, pytest.raises(StepMistake, match=r"training\.nan"):
+@pytest.mark.parametrize("action", ["skip", "fail"])
+def test_a_worker_reports_batches_that_are_not_finite_and_leaves_the_verdict_to_jobmaster(action: str) -> None:
+    with mesh(nan={"action": action, "limit": 1}) as made:
+        skipped = 0
         for step in made.session.steps():
             step.skip_nan()
+            skipped += 1
+            made.end_when(made.complete)
+        made.session.close()
+        assert skipped > 1 and made.meter.beat(1).skipped_nan == skipped
 
 
 def test_a_loop_that_passes_a_step_over_is_told() -> None:
