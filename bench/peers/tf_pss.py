@@ -171,17 +171,17 @@ def _coordinate(
 
     everyone = {"coordinator": psutil.Process(), **servers}
     windows, at = [], 0
-    for first, last in task["windows"]:
-        train(first - at)
+    for begin, end in task["windows"]:
+        train(begin - at)
         before, began = cpu_seconds(everyone), time.perf_counter()
-        train(last - first)
-        at = last
+        train(end - begin)
+        at = end
         wall_s, after = time.perf_counter() - began, cpu_seconds(everyone)
         spent = {name: after[name] - before[name] for name in everyone}
         windows.append({
-            "samples_per_cpu_s": batch * (last - first) / sum(spent.values()),
-            "samples_per_s": batch * (last - first) / wall_s,
-            "cpu_ms_per_step": {name: round(s / (last - first) * 1e3, 2) for name, s in spent.items()},
+            "samples_per_cpu_s": batch * (end - begin) / sum(spent.values()),
+            "samples_per_s": batch * (end - begin) / wall_s,
+            "cpu_ms_per_step": {name: round(s / (end - begin) * 1e3, 2) for name, s in spent.items()},
         })
     train(task["steps"] - at)
     labels, scores = [], []
