@@ -50,7 +50,7 @@ def cpu_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
-    """Train `steps` batches, timed within each of `windows` (from, to); the AUC is over held-out rows."""
+    """Train `steps` batches in each of `passes`, timed within `window`; the AUC is over held-out rows."""
     _quiet()
     worker_port, ps_port = _ports(2)
     cluster = {"worker": [f"127.0.0.1:{worker_port}"], "ps": [f"127.0.0.1:{ps_port}"]}
@@ -170,25 +170,27 @@ def _coordinate(
         coordinator.join()
 
     everyone = {"coordinator": psutil.Process(), **servers}
-    windows, at = [], 0
-    for begin, end in task["windows"]:
-        train(begin - at)
+    begin, end = task["window"]
+
+    def one_pass() -> dict[str, Any]:
+        train(begin)
         before, began = cpu_seconds(everyone), time.perf_counter()
         train(end - begin)
-        at = end
         wall_s, after = time.perf_counter() - began, cpu_seconds(everyone)
+        train(task["steps"] - end)
         spent = {name: after[name] - before[name] for name in everyone}
-        windows.append({
+        labels, scores = [], []
+        for held in read_records(Path(task["test"]), batch=batch):
+            scores.append(logits(table.sparse_read(held.ids + shift), tf.constant(held.dense)).numpy())
+            labels.append(held.label)
+        return {
+            "auc": area_under_curve(np.concatenate(labels), np.concatenate(scores)),
             "samples_per_cpu_s": batch * (end - begin) / sum(spent.values()),
             "samples_per_s": batch * (end - begin) / wall_s,
             "cpu_ms_per_step": {name: round(s / (end - begin) * 1e3, 2) for name, s in spent.items()},
-        })
-    train(task["steps"] - at)
-    labels, scores = [], []
-    for held in read_records(Path(task["test"]), batch=batch):
-        scores.append(logits(table.sparse_read(held.ids + shift), tf.constant(held.dense)).numpy())
-        labels.append(held.label)
-    return {"auc": area_under_curve(np.concatenate(labels), np.concatenate(scores)), "windows": windows}
+        }
+
+    return {"passes": [one_pass() for _ in range(task["passes"])]}
 
 
 if __name__ == "__main__":
