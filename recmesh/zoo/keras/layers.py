@@ -11,6 +11,7 @@ from recmesh.keras import EmbeddingCollection
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.spec.job import Optimizer
 from recmesh.trainer.session import EmbeddingTable, Init, Job
+from recmesh.zoo.params import NORM_EPSILON, NORM_MOMENTUM, embedding_scale
 
 _OPTIMIZERS: dict[str, Callable[[Optimizer], Any]] = {
     "sgd": lambda o: keras.optimizers.SGD(o.lr),
@@ -24,21 +25,28 @@ _OPTIMIZERS: dict[str, Callable[[Optimizer], Any]] = {
 class Features:
     """A job's inputs with their embeddings, and first-order weights where a model has a linear part."""
 
-    def __init__(self, job: Job, dim: int, *, linear: bool = False) -> None:
+    def __init__(self, job: Job, params: Mapping[str, Any], *, linear: bool = False) -> None:
         if not job.id_features:
             raise InvalidArgument("this model needs at least one feature with ids")
+        dim = params["embedding_dim"]
         self.inputs = recmesh.keras.inputs(job)
         # A feature looks up once: its first-order weight is the last column of its row.
-        start = Init.uniform(dim**-0.5 / 4)
+        start = Init.uniform(embedding_scale(params))
         tables = [
             EmbeddingTable(name, dim + linear, pooling="mean", init=start) for name in job.id_features
         ]
         rows = EmbeddingCollection(tables, output="stack", name="embeddings")(self.inputs)
         self.fields = rows[:, :, :dim]
+        if params["embedding_dropout"]:
+            self.fields = layers.Dropout(params["embedding_dropout"], name="embedding_dropout")(self.fields)
         """[B, features, dim]"""
         self.dense = layers.Concatenate()([self.inputs[name] for name in job.dense_features]) if len(
             job.dense_features
         ) > 1 else (self.inputs[job.dense_features[0]] if job.dense_features else None)
+        if params["dense_norm"] and self.dense is not None:
+            self.dense = layers.BatchNormalization(
+                momentum=NORM_MOMENTUM, epsilon=NORM_EPSILON, center=False, scale=False, name="dense_norm"
+            )(self.dense)
         """[B, dense features], None without any."""
         self.linear = _linear(rows[:, :, dim], self.dense) if linear else None
         """[B, 1]"""
