@@ -36,23 +36,30 @@ class Features:
             EmbeddingTable(name, dim + linear, pooling="mean", init=start) for name in job.id_features
         ]
         rows = EmbeddingCollection(tables, output="stack", name="embeddings")(self.inputs)
-        self.fields = rows[:, :, :dim]
-        if params["embedding_dropout"]:
-            self.fields = layers.Dropout(params["embedding_dropout"], name="embedding_dropout")(self.fields)
+        self.fields = _dropped(rows[:, :, :dim], params["embedding_dropout"])
         """[B, features, dim]"""
-        self.dense = layers.Concatenate()([self.inputs[name] for name in job.dense_features]) if len(
-            job.dense_features
-        ) > 1 else (self.inputs[job.dense_features[0]] if job.dense_features else None)
-        if params["dense_norm"] and self.dense is not None:
-            self.dense = layers.BatchNormalization(
-                momentum=NORM_MOMENTUM, epsilon=NORM_EPSILON, center=False, scale=False, name="dense_norm"
-            )(self.dense)
+        self.dense = _dense([self.inputs[name] for name in job.dense_features], normalised=params["dense_norm"])
         """[B, dense features], None without any."""
         self.linear = _linear(rows[:, :, dim], self.dense) if linear else None
         """[B, 1]"""
         flat = layers.Reshape((len(tables) * dim,))(self.fields)
         self.flat = flat if self.dense is None else layers.Concatenate()([flat, self.dense])
         """[B, features·dim + dense features]"""
+
+
+def _dropped(fields: Any, share: float) -> Any:
+    return layers.Dropout(share, name="embedding_dropout")(fields) if share else fields
+
+
+def _dense(columns: Sequence[Any], *, normalised: bool) -> Any:
+    if not columns:
+        return None
+    together = layers.Concatenate()(columns) if len(columns) > 1 else columns[0]
+    if not normalised:
+        return together
+    return layers.BatchNormalization(
+        momentum=NORM_MOMENTUM, epsilon=NORM_EPSILON, center=False, scale=False, name="dense_norm"
+    )(together)
 
 
 def _linear(weights: Any, dense: Any) -> Any:
