@@ -87,9 +87,9 @@ def specified(
 
 def local_auc(tuned: dict[str, Any], path: Path, seed: int, **parts: float) -> float:
     """Trained in this process, batch after batch."""
-    spec = specified(tuned, path, seed, **parts)
-    job = local_job(spec)
-    resolve(Model(zoo=tuned["zoo"]))(job)
+    train = resolve(Model(zoo=tuned["zoo"]))   # first: a job seeds only the frameworks that are loaded
+    job = local_job(specified(tuned, path, seed, **parts))
+    train(job)
     return job.evaluate()["eval_auc"]
 
 
