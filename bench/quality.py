@@ -17,6 +17,7 @@ from recmesh.trainer.usercode import resolve
 SEEDS = 5
 PATIENCE_S = 600.0
 LOGISTIC_L2 = 20.0
+CALM = {"embedding_init": 0.01, "embedding_dropout": 0.1, "dense_norm": True}
 TUNED: dict[str, dict[str, Any]] = {
     "dcn": {
         "zoo": "torch_dcn_v2",
@@ -25,12 +26,12 @@ TUNED: dict[str, dict[str, Any]] = {
     },
     "wide_deep": {
         "zoo": "wide_deep",
-        "params": {"embedding_dim": 16, "hidden": [64, 32], "dropout": 0.0},
+        "params": {"embedding_dim": 16, "hidden": [128], **CALM},
         "training": {"batch_size": 256, "epochs": 1, "optimizer": {"kind": "adagrad", "lr": 0.02}},
     },
     "xdeepfm": {
         "zoo": "xdeepfm",
-        "params": {"embedding_dim": 8, "cin": [16, 16], "hidden": [64, 32], "dropout": 0.0},
+        "params": {"embedding_dim": 16, "cin": [8, 8], "hidden": [32], **CALM},
         "training": {"batch_size": 256, "epochs": 1, "optimizer": {"kind": "adagrad", "lr": 0.02}},
     },
 }
@@ -86,9 +87,9 @@ def specified(
 
 def local_auc(tuned: dict[str, Any], path: Path, seed: int, **parts: float) -> float:
     """Trained in this process, batch after batch."""
-    spec = specified(tuned, path, seed, **parts)
-    job = local_job(spec)
-    resolve(Model(zoo=tuned["zoo"]))(job)
+    train = resolve(Model(zoo=tuned["zoo"]))   # first: a job seeds only the frameworks that are loaded
+    job = local_job(specified(tuned, path, seed, **parts))
+    train(job)
     return job.evaluate()["eval_auc"]
 
 

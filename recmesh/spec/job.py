@@ -43,7 +43,7 @@ class Model(Spec):
     image: str = ""
     """Container image that holds the user's code (Kubernetes)."""
     params: dict[str, Any] = {}
-    """Given to the model as they are: embedding_dim, hidden, cross_layers, ..."""
+    """Given to the model as they are: embedding_dim, hidden, ...; those of a zoo model are its `DEFAULTS`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -5,6 +5,21 @@ from typing import Any
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 
+INPUTS: dict[str, Any] = {
+    "embedding_dim": 16,
+    "embedding_init": 0.0,     # rows start uniformly within ± this; 0: a quarter of 1/sqrt(embedding_dim)
+    "embedding_dropout": 0.0,  # share of the looked-up numbers; first-order weights are spared
+    "dense_norm": False,       # dense columns less their mean, over their deviation: the batch's, averaged for serving
+}
+"""What every model of the zoo can be told about its inputs."""
+NORM_MOMENTUM, NORM_EPSILON = 0.95, 1e-3
+"""Of `dense_norm`: averages over some 20 batches, as short jobs are judged by them too."""
+
+
+def embedding_scale(params: Mapping[str, Any]) -> float:
+    """Half the width in which rows start."""
+    return float(params["embedding_init"] or params["embedding_dim"] ** -0.5 / 4)
+
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults, overlaid; InvalidArgument for unknown names and values of another kind."""

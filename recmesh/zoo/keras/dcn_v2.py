@@ -4,10 +4,9 @@ from keras import layers
 
 from recmesh.trainer.session import Job
 from recmesh.zoo.keras.layers import Features, mlp, train
-from recmesh.zoo.params import with_defaults
+from recmesh.zoo.params import INPUTS, with_defaults
 
-DEFAULTS = {
-    "embedding_dim": 16,
+DEFAULTS = INPUTS | {
     "cross_layers": 3,
     "cross_rank": 0,          # 0: full matrices
     "hidden": [256, 128],
@@ -19,7 +18,7 @@ DEFAULTS = {
 def main(job: Job) -> None:
     """Trains it on the job's data."""
     params = with_defaults(job.params, DEFAULTS)
-    features = Features(job, params["embedding_dim"])
+    features = Features(job, params)
     x = first = features.flat
     width = int(first.shape[-1])
     for level in range(params["cross_layers"]):           # eq. 1; with a rank eq. 2

@@ -5,15 +5,15 @@ from keras import layers
 
 from recmesh.trainer.session import Job
 from recmesh.zoo.keras.layers import Features, mlp, train
-from recmesh.zoo.params import with_defaults
+from recmesh.zoo.params import INPUTS, with_defaults
 
-DEFAULTS = {"embedding_dim": 16, "hidden": [256, 128], "dropout": 0.0}
+DEFAULTS = INPUTS | {"hidden": [256, 128], "dropout": 0.0}
 
 
 def main(job: Job) -> None:
     """Trains it on the job's data."""
     params = with_defaults(job.params, DEFAULTS)
-    features = Features(job, params["embedding_dim"], linear=True)
+    features = Features(job, params, linear=True)
     # Σ_{i<j} <v_i, v_j> = ½ Σ_d ((Σ_i v_id)² − Σ_i v_id²)
     square_of_sum = keras.ops.square(keras.ops.sum(features.fields, axis=1))
     sum_of_squares = keras.ops.sum(keras.ops.square(features.fields), axis=1)

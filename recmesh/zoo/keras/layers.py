@@ -11,6 +11,7 @@ from recmesh.keras import EmbeddingCollection
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.spec.job import Optimizer
 from recmesh.trainer.session import EmbeddingTable, Init, Job
+from recmesh.zoo.params import NORM_EPSILON, NORM_MOMENTUM, embedding_scale
 
 _OPTIMIZERS: dict[str, Callable[[Optimizer], Any]] = {
     "sgd": lambda o: keras.optimizers.SGD(o.lr),
@@ -24,28 +25,43 @@ _OPTIMIZERS: dict[str, Callable[[Optimizer], Any]] = {
 class Features:
     """A job's inputs with their embeddings, and first-order weights where a model has a linear part."""
 
-    def __init__(self, job: Job, dim: int, *, linear: bool = False) -> None:
+    def __init__(self, job: Job, params: Mapping[str, Any], *, linear: bool = False) -> None:
         if not job.id_features:
             raise InvalidArgument("this model needs at least one feature with ids")
+        dim = params["embedding_dim"]
         self.inputs = recmesh.keras.inputs(job)
         # A feature looks up once: its first-order weight is the last column of its row.
-        start = Init.uniform(dim**-0.5 / 4)
+        start = Init.uniform(embedding_scale(params))
         tables = [
             EmbeddingTable(name, dim + linear, pooling="mean", init=start) for name in job.id_features
         ]
         rows = EmbeddingCollection(tables, output="stack", name="embeddings")(self.inputs)
         # split, not slices: TensorFlow's gradient of a slice of the last axis is several times slower
-        self.fields, *first_order = keras.ops.split(rows, [dim], axis=2) if linear else [rows]
+        fields, *first_order = keras.ops.split(rows, [dim], axis=2) if linear else [rows]
+        self.fields = _dropped(fields, params["embedding_dropout"])
         """[B, features, dim]"""
-        self.dense = layers.Concatenate()([self.inputs[name] for name in job.dense_features]) if len(
-            job.dense_features
-        ) > 1 else (self.inputs[job.dense_features[0]] if job.dense_features else None)
+        self.dense = _dense([self.inputs[name] for name in job.dense_features], normalised=params["dense_norm"])
         """[B, dense features], None without any."""
         self.linear = _linear(first_order[0][:, :, 0], self.dense) if first_order else None
         """[B, 1]"""
         flat = layers.Reshape((len(tables) * dim,))(self.fields)
         self.flat = flat if self.dense is None else layers.Concatenate()([flat, self.dense])
         """[B, features·dim + dense features]"""
+
+
+def _dropped(fields: Any, share: float) -> Any:
+    return layers.Dropout(share, name="embedding_dropout")(fields) if share else fields
+
+
+def _dense(columns: Sequence[Any], *, normalised: bool) -> Any:
+    if not columns:
+        return None
+    together = layers.Concatenate()(columns) if len(columns) > 1 else columns[0]
+    if not normalised:
+        return together
+    return layers.BatchNormalization(
+        momentum=NORM_MOMENTUM, epsilon=NORM_EPSILON, center=False, scale=False, name="dense_norm"
+    )(together)
 
 
 def _linear(weights: Any, dense: Any) -> Any:

@@ -6,11 +6,10 @@ from torch import Tensor, nn
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.torch import Batch, EmbeddingCollection
 from recmesh.trainer.session import EmbeddingTable, Init, Job
-from recmesh.zoo.params import with_defaults
-from recmesh.zoo.torch.layers import mlp, train
+from recmesh.zoo.params import INPUTS, embedding_scale, with_defaults
+from recmesh.zoo.torch.layers import Dense, mlp, train
 
-DEFAULTS = {
-    "embedding_dim": 16,
+DEFAULTS = INPUTS | {
     "candidate": "",            # the single feature of the item to be judged; empty: the first
     "history": "",              # the sequence of items; empty: the first
     "share_table": True,        # candidate and history look up in one table
@@ -33,25 +32,27 @@ class DIN(nn.Module):
             name for name, feature in job.id_features.items()
             if name not in (self.candidate, self.history) and feature.kind != "sequence"
         ]
-        start = Init.uniform(dim**-0.5 / 4)
+        start = Init.uniform(embedding_scale(params))
         tables = [EmbeddingTable(name, dim, pooling="mean", init=start) for name in self.others]
         if params["share_table"]:
             tables.append(EmbeddingTable(self.candidate, dim, [self.candidate, self.history], init=start))
         else:
             tables += [EmbeddingTable(name, dim, init=start) for name in (self.candidate, self.history)]
         self.embeddings = EmbeddingCollection(tables)
+        self.dropout = nn.Dropout(params["embedding_dropout"])
+        self.dense = Dense(job, params)
         self.attention = mlp(4 * dim, params["attention_hidden"], out=1)
-        width = dim * (2 + len(self.others)) + len(job.dense_features)
+        width = dim * (2 + len(self.others)) + self.dense.width
         self.deep = mlp(width, params["hidden"], dropout=params["dropout"], out=len(job.labels))
 
     def forward(self, batch: Batch) -> Tensor:
         """Candidate, attended history and the other features through a deep network."""
         looked = self.embeddings(batch)
-        candidate = looked[self.candidate]
+        candidate = self.dropout(looked[self.candidate])
         values, mask = looked.sequence(self.history)
-        others = [looked.cat(self.others)] if self.others else []
-        attended = self._attend(candidate, values, mask)
-        return self.deep(torch.cat([candidate, attended, *others, batch.dense], dim=1))
+        others = [self.dropout(looked.cat(self.others))] if self.others else []
+        attended = self._attend(candidate, self.dropout(values), mask)
+        return self.deep(torch.cat([candidate, attended, *others, self.dense(batch)], dim=1))
 
     def _attend(self, candidate: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Eq. 3: Σ_j a(e_j, v)·e_j, weights not normalised, so that they keep the interest's intensity."""

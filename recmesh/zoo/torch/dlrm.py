@@ -5,11 +5,10 @@ from torch import Tensor, nn
 
 from recmesh.torch import Batch, EmbeddingCollection
 from recmesh.trainer.session import Job
-from recmesh.zoo.params import with_defaults
-from recmesh.zoo.torch.layers import mean_of, mlp, tables_of, train
+from recmesh.zoo.params import INPUTS, with_defaults
+from recmesh.zoo.torch.layers import Dense, mean_of, mlp, tables_of, train
 
-DEFAULTS = {
-    "embedding_dim": 16,
+DEFAULTS = INPUTS | {
     "bottom": [64],        # ends in a layer of embedding_dim
     "top": [256, 128],
     "dropout": 0.0,
@@ -23,9 +22,11 @@ class DLRM(nn.Module):
         super().__init__()
         params = with_defaults(job.params, DEFAULTS)
         dim = params["embedding_dim"]
-        self.embeddings = EmbeddingCollection(tables_of(job, dim))
+        self.embeddings = EmbeddingCollection(tables_of(job, params))
+        self.dropout = nn.Dropout(params["embedding_dropout"])
         self._sequences = [name for name, feature in job.id_features.items() if feature.kind == "sequence"]
-        numbers = len(job.dense_features)
+        self.dense = Dense(job, params)
+        numbers = self.dense.width
         self.bottom = mlp(numbers, [*params["bottom"], dim]) if numbers else None
         vectors = len(job.id_features) + (numbers > 0)
         pairs = torch.tril_indices(vectors, vectors, offset=-1)
@@ -40,10 +41,9 @@ class DLRM(nn.Module):
         parts = [looked.stack()] if looked.pooled else []
         parts += [mean_of(*looked.sequence(name)).unsqueeze(1) for name in self._sequences]
         if self.bottom is None:
-            vectors = torch.cat(parts, dim=1)
-            return self.top(self._interact(vectors))
-        below = self.bottom(batch.dense)
-        vectors = torch.cat([below.unsqueeze(1), *parts], dim=1)
+            return self.top(self._interact(self.dropout(torch.cat(parts, dim=1))))
+        below = self.bottom(self.dense(batch))
+        vectors = torch.cat([below.unsqueeze(1), *(self.dropout(part) for part in parts)], dim=1)
         return self.top(torch.cat([below, self._interact(vectors)], dim=1))
 
     def _interact(self, vectors: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Layers that several models share, and the loop they all train by."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ import recmesh.torch
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.torch import Batch, EmbeddingCollection
 from recmesh.trainer.session import EmbeddingTable, Init, Job
+from recmesh.zoo.params import NORM_EPSILON, NORM_MOMENTUM, embedding_scale
 
 
 def mlp(width: int, hidden: Sequence[int], *, dropout: float = 0.0, out: int | None = None) -> nn.Sequential:
@@ -46,31 +48,54 @@ class Cross(nn.Module):
         return x
 
 
-def tables_of(job: Job, dim: int) -> list[EmbeddingTable]:
+def tables_of(job: Job, params: Mapping[str, Any]) -> list[EmbeddingTable]:
     """One table per id feature, of one dimension; bags are averaged."""
-    start = Init.uniform(dim**-0.5 / 4)
-    return [EmbeddingTable(name, dim, pooling="mean", init=start) for name in job.id_features]
+    start = Init.uniform(embedding_scale(params))
+    return [EmbeddingTable(name, params["embedding_dim"], pooling="mean", init=start) for name in job.id_features]
+
+
+class Dense(nn.Module):
+    """A batch's dense columns [B, columns], normalised where `dense_norm` says so."""
+
+    def __init__(self, job: Job, params: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.width = len(job.dense_features)
+        self.norm = nn.BatchNorm1d(
+            self.width, eps=NORM_EPSILON, momentum=1 - NORM_MOMENTUM, affine=False
+        ) if params["dense_norm"] and self.width else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        """One row has no deviation: it is taken as in serving."""
+        if self.norm is None:
+            return batch.dense
+        if self.training and batch.size == 1:
+            mean, variance = self.norm.running_mean, self.norm.running_var
+            return nn.functional.batch_norm(batch.dense, mean, variance, eps=NORM_EPSILON)
+        return self.norm(batch.dense)
 
 
 class Inputs(nn.Module):
     """Pooled embeddings and dense columns side by side: [B, width]. Sequences are averaged."""
 
-    def __init__(self, job: Job, tables: Sequence[EmbeddingTable]) -> None:
+    def __init__(self, job: Job, params: Mapping[str, Any]) -> None:
         super().__init__()
+        tables = tables_of(job, params)
         if not tables:
             raise InvalidArgument("the data has no id feature, and this model needs one")
         self.embeddings = EmbeddingCollection(tables)
         self._sequences = [name for name, feature in job.id_features.items() if feature.kind == "sequence"]
         pooled = sum(t.dim * sum(f not in self._sequences for f in t.features) for t in tables)
         averaged = sum(t.dim * sum(f in self._sequences for f in t.features) for t in tables)
-        self.width = pooled + averaged + len(job.dense_features)
+        self.dropout = nn.Dropout(params["embedding_dropout"])
+        self.dense = Dense(job, params)
+        self.width = pooled + averaged + self.dense.width
 
     def forward(self, batch: Batch) -> Tensor:
         """In the order: pooled features, sequences, dense."""
         looked = self.embeddings(batch)
         parts = [looked.cat()] if looked.pooled else []
         parts += [mean_of(*looked.sequence(name)) for name in self._sequences]
-        return torch.cat([*parts, batch.dense], dim=1)
+        return torch.cat([self.dropout(torch.cat(parts, dim=1)), self.dense(batch)], dim=1)
 
 
 def mean_of(values: Tensor, mask: Tensor) -> Tensor:

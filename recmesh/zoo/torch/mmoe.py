@@ -5,11 +5,10 @@ from torch import Tensor, nn
 
 from recmesh.torch import Batch
 from recmesh.trainer.session import Job
-from recmesh.zoo.params import with_defaults
-from recmesh.zoo.torch.layers import Inputs, mlp, tables_of, train
+from recmesh.zoo.params import INPUTS, with_defaults
+from recmesh.zoo.torch.layers import Inputs, mlp, train
 
-DEFAULTS = {
-    "embedding_dim": 16,
+DEFAULTS = INPUTS | {
     "experts": 4,
     "expert_hidden": [64],
     "tower_hidden": [64],
@@ -23,7 +22,7 @@ class MMoE(nn.Module):
     def __init__(self, job: Job) -> None:
         super().__init__()
         params = with_defaults(job.params, DEFAULTS)
-        self.inputs = Inputs(job, tables_of(job, params["embedding_dim"]))
+        self.inputs = Inputs(job, params)
         width, hidden, drop = self.inputs.width, params["expert_hidden"], params["dropout"]
         tasks, experts = range(len(job.labels)), range(params["experts"])
         self.experts = nn.ModuleList(mlp(width, hidden, dropout=drop) for _ in experts)

@@ -5,11 +5,10 @@ from torch import Tensor, nn
 
 from recmesh.torch import Batch
 from recmesh.trainer.session import Job
-from recmesh.zoo.params import with_defaults
-from recmesh.zoo.torch.layers import Cross, Inputs, mlp, tables_of, train
+from recmesh.zoo.params import INPUTS, with_defaults
+from recmesh.zoo.torch.layers import Cross, Inputs, mlp, train
 
-DEFAULTS = {
-    "embedding_dim": 16,
+DEFAULTS = INPUTS | {
     "cross_layers": 3,
     "cross_rank": 0,          # 0: full matrices
     "hidden": [256, 128],
@@ -24,7 +23,7 @@ class DCNv2(nn.Module):
     def __init__(self, job: Job) -> None:
         super().__init__()
         params = with_defaults(job.params, DEFAULTS)
-        self.inputs = Inputs(job, tables_of(job, params["embedding_dim"]))
+        self.inputs = Inputs(job, params)
         width, hidden = self.inputs.width, params["hidden"]
         self.cross = Cross(width, params["cross_layers"], params["cross_rank"])
         self.deep = mlp(width, hidden, dropout=params["dropout"])

@@ -24,11 +24,12 @@ FEATURES: list[dict[str, Any]] = [
     {"name": "past", "kind": "sequence", "max_length": 4},
     {"name": "x", "kind": "dense"},
 ]
+INPUTS = {"embedding_dim": 4, "embedding_dropout": 0.2, "dense_norm": True}
 ZOO: dict[str, tuple[Any, dict[str, Any]]] = {
-    "dcn": (torch_dcn_v2, {"embedding_dim": 4, "hidden": [8], "cross_layers": 1}),
-    "dlrm": (dlrm, {"embedding_dim": 4, "bottom": [8], "top": [8]}),
-    "mmoe": (mmoe, {"embedding_dim": 4, "experts": 2, "expert_hidden": [8], "tower_hidden": [4]}),
-    "din": (din, {"embedding_dim": 4, "candidate": "item", "hidden": [8]}),
+    "dcn": (torch_dcn_v2, INPUTS | {"hidden": [8], "cross_layers": 1}),
+    "dlrm": (dlrm, INPUTS | {"bottom": [8], "top": [8]}),
+    "mmoe": (mmoe, INPUTS | {"experts": 2, "expert_hidden": [8], "tower_hidden": [4]}),
+    "din": (din, INPUTS | {"candidate": "item", "hidden": [8]}),
 }
 RUN = """
 import sys, json
