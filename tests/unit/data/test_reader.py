@@ -6,7 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recmesh.data import Batch, TaskReader, concat, index_tasks, whole_dataset
+from recmesh.data import Batch, TaskReader, concat, index_tasks, parquet, whole_dataset
+from recmesh.data.cache import ByteCache
+from recmesh.data.records import FileSlice
 from recmesh.formats import MISSING_ID, hash_strings, permutation
 from recmesh.runtime.errors import DataLoss, InvalidArgument, MeshError
 from tests.support.datasets import clicks, spec, tasks_of, write
@@ -113,6 +115,54 @@ def test_a_cache_smaller_than_a_task_changes_nothing_but_time(tmp_path: Path) ->
     small, large = TaskReader(dataset, cache_bytes=10), TaskReader(dataset)
     for lo, hi in ((0, 100), (650, 720), (100, 200), (2400, 2500)):
         assert rows_of(small.batch(tasks, lo, hi)) == rows_of(large.batch(tasks, lo, hi))
+
+
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The row group of each decoding from now on."""
+    seen: list[int] = []
+    read = parquet.read_group
+
+    def counted(piece: FileSlice, group: int, columns: list[str]) -> Any:
+        seen.append(group)
+        return read(piece, group, columns)
+
+    monkeypatch.setattr(parquet, "read_group", counted)
+    return seen
+
+
+@pytest.mark.parametrize(("row_group", "decoded"), [(700, [0, 1, 2, 3]), (1400, [0, 1]), (5000, [0])])
+def test_a_row_group_is_decoded_once_for_positions_in_order(
+    row_group: int, decoded: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = spec(write(clicks(ROWS), tmp_path / "a.parquet", row_group=row_group), task_rows=700)
+    tasks, seen = tasks_of(dataset, order_seed=3), decodings(monkeypatch)
+    reader = TaskReader(dataset, cache_bytes=10)          # what is newest is kept all the same
+    for lo in range(0, ROWS, 50):
+        reader.batch(tasks, lo, lo + 50)
+    assert seen == decoded
+
+
+def test_a_cache_gives_up_the_oldest_first_and_never_the_newest() -> None:
+    made: list[str] = []
+
+    def get(key: str, size_bytes: int) -> str:
+        def make() -> str:
+            made.append(key)
+            return key
+
+        return cache.get(key, make, size_of=lambda _: size_bytes)
+
+    cache: ByteCache[str, str] = ByteCache(100)
+    get("a", 60)
+    get("b", 30)
+    get("a", 60)
+    get("c", 30)                                          # b was used longest ago
+    assert get("a", 60) == "a" and made == ["a", "b", "c"] and cache.size_bytes == 90
+    get("large", 500)
+    get("large", 500)
+    assert made == ["a", "b", "c", "large"] and cache.size_bytes == 500
+    get("a", 60)
+    assert made[-1] == "a" and cache.size_bytes == 60
 
 
 @pytest.mark.parametrize("row_group", [50, 700, 999, 5000])
