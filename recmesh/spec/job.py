@@ -1,11 +1,12 @@
 """`TrainingJob`: what a user asks recmesh to train. docs/reference/job.md is generated from it."""
 
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from recmesh.spec.base import EntryPoint, Label, Name, PositiveInt, Share, Spec
+from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Share, Spec, rule
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.quantity import CPU, Memory
 
@@ -45,13 +46,15 @@ class Model(Spec):
     params: dict[str, Any] = {}
     """Given to the model as they are: embedding_dim, hidden, cross_layers, ..."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _one_model(self) -> Iterator[Fault]:
         if bool(self.zoo) == bool(self.entrypoint):
-            raise ValueError("give either zoo or entrypoint")
+            yield "", "give either zoo or entrypoint"
+
+    @rule
+    def _code_has_entrypoint(self) -> Iterator[Fault]:
         if self.code and not self.entrypoint:
-            raise ValueError("code needs an entrypoint in it")
-        return self
+            yield "code", "needs an entrypoint in it"
 
 
 class Role(Spec):
@@ -69,13 +72,15 @@ class Role(Spec):
     pod_template: dict[str, Any] = {}
     """Merged into the role's pods on Kubernetes."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _min_below_max(self) -> Iterator[Fault]:
         if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}")
+            yield "min", f"min {self.min} is above max {self.max}"
+
+    @rule
+    def _replicas_below_max(self) -> Iterator[Fault]:
         if self.replicas is not None and self.replicas > self.max:
-            raise ValueError(f"replicas {self.replicas} is above max {self.max}")
-        return self
+            yield "replicas", f"replicas {self.replicas} is above max {self.max}"
 
 
 class Roles(Spec):
@@ -144,11 +149,15 @@ class Evaluation(Spec):
     """Also while training, by the evaluator role."""
     max_rows: PositiveInt = 1_000_000
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _data_or_rows(self) -> Iterator[Fault]:
         if (self.data is None) == (self.rows is None):
-            raise ValueError("give either data or rows")
-        return self
+            yield "", "give either data or rows"
+
+    @rule
+    def _rows_are_fractions(self) -> Iterator[Fault]:
+        if self.rows is not None and not 0.0 <= self.rows[0] < self.rows[1] <= 1.0:
+            yield "rows", "must be two fractions 0 <= from < to <= 1"
 
 
 class CheckpointPolicy(Spec):
@@ -168,11 +177,10 @@ class InitFrom(Spec):
     model: str = ""
     """A registered model; its job's snapshot is used."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _one_source(self) -> Iterator[Fault]:
         if bool(self.job) == bool(self.model):
-            raise ValueError("give either job or model")
-        return self
+            yield "", "give either job or model"
 
 
 class Export(Spec):
@@ -212,16 +220,31 @@ class TrainingJob(Spec):
     ttl_after_end_s: float | None = Field(default=None, ge=0)
     """After this time the job's record and checkpoints are deleted; the model stays."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _one_dataset(self) -> Iterator[Fault]:
         if (self.data is None) == (self.dataset is None):
-            raise ValueError("give either data or dataset")
-        if self.roles.ps.max < 1 or self.roles.ps.replicas == 0:
-            raise ValueError("roles.ps: a job needs at least one parameter server")
+            yield "data", "give either data or dataset"
+
+    @rule
+    def _servers(self) -> Iterator[Fault]:
+        ps = self.roles.ps
+        if ps.replicas == 0 or ps.max < 1:
+            field = "replicas" if ps.replicas == 0 else "max"
+            yield f"roles.ps.{field}", "a job needs at least one parameter server"
+
+    @rule
+    def _workers(self) -> Iterator[Fault]:
         if self.roles.worker.max < 1:
-            raise ValueError("roles.worker: a job needs at least one worker")
-        if self.roles.data.max or self.roles.data.replicas:
-            raise ValueError("roles.data: data executors need a stream dataset; workers read files themselves")
+            yield "roles.worker.max", "a job needs at least one worker"
+
+    @rule
+    def _no_executors(self) -> Iterator[Fault]:
+        data = self.roles.data
+        if data.max or data.replicas:
+            field = "replicas" if data.replicas else "max"
+            yield f"roles.data.{field}", "data executors need a stream dataset; workers read files themselves"
+
+    @rule
+    def _stopping_needs_evaluation(self) -> Iterator[Fault]:
         if self.training.early_stopping and not (self.evaluation and self.evaluation.every_s):
-            raise ValueError("training.early_stopping needs evaluation.every_s")
-        return self
+            yield "training.early_stopping", "needs evaluation.every_s"
