@@ -40,7 +40,7 @@ def test_a_wrong_job_is_one_block_with_every_field(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: UPPER\nmodel: {}\n")
     result = recmesh("submit", str(tmp_path / "job.yaml"), home=tmp_path)
     assert result.returncode == ExitCode.USAGE
-    assert result.stderr.startswith("error: the TrainingJob has 2 wrong field(s)\n  name: ")
+    assert result.stderr.startswith("error: the TrainingJob has 3 wrong field(s)\n  name: ")
     assert "\n  model: give either zoo or entrypoint\n" in result.stderr
 
 
