@@ -42,9 +42,9 @@ class Model(Spec):
     code: str = ""
     """Folder with the user's code; `recmesh submit` packs it, and replaces the path by `sha256:...`."""
     image: str = ""
-    """Container image that holds the user's code (Kubernetes)."""
+    """Container image that holds the user's code (Kubernetes); on one machine `code` is needed."""
     params: dict[str, Any] = {}
-    """Given to the model as they are: embedding_dim, hidden, cross_layers, ..."""
+    """Given to the model as they are. Those of the zoo: `recmesh/zoo/defaults.py`; unknown ones are refused."""
 
     @rule
     def _one_model(self) -> Iterator[Fault]:
@@ -67,6 +67,7 @@ class Role(Spec):
     cpu: CPU | None = None
     memory: Memory | None = None
     gpu: float = Field(default=0, ge=0)
+    """Refused on one machine: its processes get none."""
     gpu_kind: str = ""
     env: dict[str, str] = {}
     pod_template: dict[str, Any] = {}
@@ -212,11 +213,14 @@ class TrainingJob(Spec):
     init_from: InitFrom | None = None
     export: Export | None = Export()
     priority: int = Field(default=0, ge=-1000, le=1000)
+    """Told to brain with the job; no plan and no other job depends on it yet."""
     deadline: float | None = None
-    """Unix seconds by which the job should end."""
+    """Unix seconds by which the job should end; one in the past is refused. Told to brain, as `priority`; the job
+    goes on after it: `active_deadline_s` ends it."""
     backoff_limit: int = Field(default=10, ge=0)
     """Restarts of failed roles (all together) before the job fails; not those by batches that were set aside."""
     active_deadline_s: float | None = Field(default=None, gt=0)
+    """The job fails when it has not ended so long after its start."""
     ttl_after_end_s: float | None = Field(default=None, ge=0)
     """After this time the job's record and checkpoints are deleted; the model stays."""
 

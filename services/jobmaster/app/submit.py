@@ -48,7 +48,10 @@ async def check(context: Context, spec_json: str) -> Checked:
         ) from None
     spec = TrainingJob.parse(value)
     spec = await _with_data(context, spec)
-    violations = model_violations(spec) + evaluation_violations(spec)
+    violations = model_violations(spec) + evaluation_violations(spec) + context.cluster.refusals(spec)
+    if spec.deadline is not None and spec.deadline <= context.clock.now():
+        violations.append(Violation("deadline", "is over: it is in Unix seconds, and now it is "
+                                    f"{context.clock.now():.0f}"))
     rows = size_bytes = 0
     if spec.data is not None:
         try:

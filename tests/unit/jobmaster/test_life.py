@@ -444,6 +444,15 @@ async def test_a_refused_job_creates_nothing_and_names_every_wrong_field(world: 
     assert world.cluster.started == []
 
 
+async def test_what_the_cluster_cannot_give_and_a_deadline_that_is_over_are_refused(world: JobWorld) -> None:
+    world.cluster.refused = [Violation("roles.worker.gpu", "there is none")]
+    with pytest.raises(InvalidArgument) as refused:
+        await world.submit(spec(deadline=world.clock.now() - 1.0))
+    assert [item.path for item in refused.value.violations] == ["roles.worker.gpu", "deadline"]
+    world.cluster.refused = []
+    assert await world.submit(spec(deadline=world.clock.now() + 60.0)) == "ads"
+
+
 async def test_a_missing_file_is_a_wrong_field_like_any_other(world: JobWorld) -> None:
     world.shards.refusal = NotFound
     world.shards.refusals = [Violation("data.source.files", "there is no file /nowhere.parquet")]
