@@ -366,6 +366,20 @@ async def test_an_evaluation_that_comes_after_the_wish_to_finish_does_not_change
     assert world.jobs.run_of(job_id).status.message == "seen enough"
 
 
+async def test_an_evaluation_says_how_many_samples_had_been_trained(world: JobWorld) -> None:
+    world.evaluations = [0.6]
+    job_id = await world.submit(spec(evaluation={"rows": [0.8, 1.0], "every_s": 1.0}))
+    await world.until_phase(job_id, "Succeeded")
+    assert [event.samples for event in world.told("job.evaluated")][-1] == world.shards.total
+
+
+async def test_an_unknown_phase_is_refused_with_those_that_there_are(world: JobWorld) -> None:
+    await world.submit(spec())
+    with pytest.raises(InvalidArgument, match="there is no phase Foo; there are Pending, Starting, Running"):
+        world.jobs.page(phase="Foo", labels={}, limit=10, page_token="")
+    assert world.jobs.page(phase="failed", labels={}, limit=10, page_token="")[0] == []
+
+
 @pytest.mark.parametrize("part", ["shards", "checkpoints", "brain", "models", "keys"])
 async def test_a_service_may_be_away_for_a_while_and_the_job_goes_on(world: JobWorld, part: str) -> None:
     world.shards.total = 1500
