@@ -129,7 +129,10 @@ class Training(Spec):
     in_flight: int = Field(default=2, ge=1, le=16)
     """Batches of one worker between pull and the last ack: its staleness bound."""
     quarantine_limit: int = Field(default=10, ge=0)
-    """Batches that may be set aside because they kill workers; one more fails the job."""
+    """Batches that may be set aside because they kill workers (a signal, out of memory); one more fails the job. An
+    exception of the user's model is taken for a mistake in its code when it is a programming error (TypeError,
+    KeyError, ...) or comes in a worker's first batch, as in a replacement that gets the batch again: then nothing is
+    set aside, and the job fails as `UserError`."""
 
     @field_validator("lr_schedule")
     @classmethod
