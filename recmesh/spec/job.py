@@ -118,7 +118,7 @@ class Training(Spec):
     optimizer: Optimizer = Optimizer()
     """For the dense part, and for tables that name none of their own."""
     table_optimizers: dict[str, Optimizer] = {}
-    """By table; `*` stands for all others."""
+    """By table; `*` stands for all others. A table that the model does not have is refused."""
     lr_schedule: list[LrPoint] = []
     clip_norm: float | None = Field(default=None, gt=0)
     """Global norm to which the gradients of a batch are clipped."""
@@ -146,7 +146,8 @@ class Evaluation(Spec):
     """Rows to judge the model by."""
 
     data: DatasetSpec | None = None
-    """None: the training data's source with `rows`."""
+    """None: the training data's source with `rows`. It must have the features of `data`, dense ones in their order, and
+    as many labels."""
     rows: tuple[float, float] | None = None
     """With no `data`: this part of the training source, such as [0.8, 1.0]."""
     every_s: float | None = Field(default=None, gt=0)

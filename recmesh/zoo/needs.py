@@ -22,10 +22,12 @@ def violations(model: Model, data: DatasetSpec) -> list[Violation]:
 
 
 def tables(model: Model, data: DatasetSpec) -> list[str]:
-    """The names of the model's embedding tables; sensible only where there are no violations."""
+    """The names of the model's embedding tables; none where the data lacks what decides them."""
     ids = [feature.name for feature in data.features if feature.kind != "dense"]
     if model.zoo != "din":
         return ids
+    if _din_violations(model, data):
+        return []
     sequences = _names(data, "sequence")
     candidate = model.params.get("candidate") or _names(data, "single")[0]
     history = model.params.get("history") or sequences[0]

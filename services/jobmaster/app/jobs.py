@@ -221,7 +221,7 @@ class Jobs:
         self._check_leading()
         if phase and phase.lower() not in (known.lower() for known in Phase):
             reason = f"there is no phase {phase}; there are {', '.join(Phase)}"
-            raise InvalidArgument(reason, violations=[Violation("phase", reason)])
+            raise InvalidArgument("the jobs cannot be listed", violations=[Violation("phase", reason)])
         runs = [*(runner.run for runner in self.runners.values()), *self.unreadable.values()]
         runs = [
             run for run in runs

@@ -17,8 +17,9 @@ def model_violations(spec: TrainingJob) -> list[Violation]:
     """What is wrong with the model as it is submitted; its dataset is inline."""
     model, data = spec.model, spec.data
     result = needs.violations(model, data) if model.zoo and data else _params_violations(model)
-    if model.zoo and data and not result:
-        result += _table_violations(spec, needs.tables(model, data))
+    tables = needs.tables(model, data) if model.zoo and data else []
+    if tables:
+        result += _table_violations(spec, tables)
     if model.code and not model.code.startswith(CODE_PREFIX):
         reason = "is a folder on the submitter's machine; `recmesh submit` packs and uploads it"
         result.append(Violation("model.code", reason))

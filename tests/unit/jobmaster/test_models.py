@@ -62,8 +62,11 @@ def test_the_features_that_din_is_told_to_use_must_be_there() -> None:
 
 
 def test_an_optimizer_for_a_table_that_is_not_there_is_refused() -> None:
-    wrong = found(job(training={"table_optimizers": {"nosuch": {}, "user": {}, "*": {}}}))
+    optimizers: dict[str, Any] = {"table_optimizers": {"nosuch": {}, "user": {}, "*": {}}}
+    wrong = found(job(training=optimizers))
     assert wrong == {"training.table_optimizers.nosuch": "the model has no such table; it has user, item"}
+    assert set(found(job(training=optimizers, params={"foo": 1}))) == {*wrong, "model.params.foo"}
+    assert set(found(job("din", training=optimizers))) == {"model.zoo"}   # its tables are not known
 
 
 @pytest.mark.parametrize(("zoo", "params"), [
