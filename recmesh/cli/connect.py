@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def connect(home: str | None) -> "Client":
-    """The mesh meant by --home, $RECMESH_URL, $RECMESH_HOME or `.recmesh`; NotFound or Unavailable."""
+    """The mesh meant by --home, $RECMESH_URL, $RECMESH_HOME or `.recmesh`; Unavailable when there is none."""
     from recmesh.client import Client
 
     env = dict(os.environ)

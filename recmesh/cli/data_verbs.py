@@ -28,7 +28,8 @@ def register_dataset(
     from recmesh.client.jobfile import load_dataset
 
     spec = load_dataset(file)
-    name = name or spec.pop("name", "") or file.stem
+    named = spec.pop("name", "")
+    name = name or named or file.stem
     with connect(home) as mesh:
         answer = mesh.register_dataset(name, spec)
     if json:

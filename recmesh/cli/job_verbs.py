@@ -9,7 +9,7 @@ from recmesh.cli import output
 from recmesh.cli.connect import connect
 from recmesh.cli.exit_codes import ExitCode
 from recmesh.cli.options import FileArgument, HomeOption, JobArgument, JsonOption
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
 
 if TYPE_CHECKING:
     from recmesh.client import Client, Job, Role
@@ -160,7 +160,15 @@ def stop(
     """Stop a job."""
     with connect(home) as mesh:
         found = mesh.stop(mesh.find_job(job), reason=reason, finish=finish)
-    print(f"{found.name} ({found.job_id}) is {found.phase}.")
+    print(stopped_line(found, finish=finish))
+
+
+def stopped_line(job: "Job", *, finish: bool) -> str:
+    """What comes of the wish: the job's phase is mostly still that of before."""
+    name = job.name if job.name == job.job_id else f"{job.name} ({job.job_id})"
+    if job.over:
+        return f"{name} is {job.phase}."
+    return f"{name} will succeed at its next checkpoint." if finish else f"{name} is being stopped."
 
 
 def scale(
@@ -216,7 +224,13 @@ def delete(
 ) -> None:
     """Delete an ended job's record and checkpoints; its model stays."""
     with connect(home) as mesh:
-        mesh.delete(mesh.find_job(job), force=force)
+        try:
+            mesh.delete(mesh.find_job(job), force=force)
+        except FailedPrecondition as error:
+            if error.reason != "JOB_LIVE":
+                raise
+            message = f"job {job} has not ended: stop it first, or delete it with --force"
+            raise FailedPrecondition(message, reason=error.reason) from error
     print(f"{job} is deleted.")
 
 

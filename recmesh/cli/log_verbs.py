@@ -2,6 +2,7 @@
 
 import json as json_module
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +82,13 @@ def _job_lines(
 ) -> Iterator[str]:
     with connect(home) as mesh:
         job_id = mesh.find_job(name)
-        over, seen = False, _lines(mesh.logs(job_id, role=role, index=index, tail=max(1, tail)))
+        found = mesh.logs(job_id, role=role, index=index, tail=max(1, tail))
+        over, seen = False, _lines(found)
+        if not found and not follow:
+            had = ", ".join(f"{item.role}-{item.index}" for item in mesh.job(job_id).roles)
+            raise NotFound(f"job {name} has had no {role}-{index}; it has had {had or 'no process yet'}")
+        if not seen:
+            print(f"{role}-{index} of {name} has written nothing yet.", file=sys.stderr)
         yield from seen
         while follow and not over:
             time.sleep(_JOB_POLL_S)

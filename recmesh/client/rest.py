@@ -51,7 +51,7 @@ class Client:
     def find(cls, *, home: Path | str | None = None, env: Mapping[str, str] | None = None) -> Self:
         """The mesh at $RECMESH_URL, else the one with data folder `home`, $RECMESH_HOME or `.recmesh` here.
 
-        NotFound when there is none. The API key is $RECMESH_API_KEY.
+        Unavailable when there is none, or it is stopped. The API key is $RECMESH_API_KEY.
         """
         env = os.environ if env is None else env
         key = env.get("RECMESH_API_KEY", "")
@@ -64,7 +64,7 @@ class Client:
             running = gateway["state"] != "stopped"
             url = gateway["addresses"]["http"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise NotFound(f"there is no mesh in {folder.absolute()}: start one with `recmesh up`") from None
+            raise Unavailable(f"there is no mesh in {folder.absolute()}: start one with `recmesh up`") from None
         if not running:
             raise Unavailable(f"the mesh in {folder.absolute()} is stopped: start it with `recmesh up`")
         return cls(url, api_key=key)

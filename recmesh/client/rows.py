@@ -10,7 +10,7 @@ import pyarrow as pa
 from recmesh.data.columns import batch_of
 from recmesh.data.records import Batch, IdColumn
 from recmesh.runtime.errors import InvalidArgument, Violation
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import DatasetSpec, Feature
 
 _COMPANIONS = (".lengths", ".weights")
 
@@ -92,14 +92,22 @@ def _batch(spec: DatasetSpec, examples: Sequence[Mapping[str, Any]]) -> Batch:
         values = [example.get(key) for example in examples]
         if key not in {key for example in examples for key in example}:
             wrong.append(Violation(feature.name, "is in no example"))
+        faults = [reason for value in values if (reason := _fault(feature, value))]
+        if faults:
+            wrong.append(Violation(feature.name, faults[0]))
+            continue
         if feature.kind in ("bag", "sequence"):
             values = [value if isinstance(value, list) or value is None else [value] for value in values]
         try:
             columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            wrong.append(Violation(feature.name, str(error)))
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            wrong.append(Violation(feature.name, "must be all integers or all text, in all examples"))
         if feature.weights:
-            columns[feature.weights] = pa.array([example.get(feature.weights) for example in examples])
+            weights = [example.get(feature.weights) for example in examples]
+            if all(_is_number(item) for value in weights for item in _items(value)):
+                columns[feature.weights] = pa.array(weights)
+            else:
+                wrong.append(Violation(feature.weights, f"must be numbers: the weights of {feature.name}"))
     known = {feature.source_column for feature in spec.features} | {feature.name for feature in spec.features}
     known |= {feature.weights for feature in spec.features if feature.weights}
     for name in sorted({key for example in examples for key in example} - known):
@@ -109,6 +117,34 @@ def _batch(spec: DatasetSpec, examples: Sequence[Mapping[str, Any]]) -> Batch:
     unlabelled = spec.model_copy(update={"label": "", "labels": [], "weight": "", "label_above": None})
     columns[""] = pa.array(np.zeros(len(examples)))
     return batch_of(pa.table(columns), unlabelled, where="the examples")
+
+
+def _fault(feature: Feature, value: Any) -> str:
+    """What is wrong with an example's value; missing ones are allowed."""
+    if feature.kind == "dense":
+        return "" if value is None or _is_number(value) else f"must be a number, not {value!r}"
+    if feature.kind == "single":
+        return "" if value is None or _is_id(value) else f"must be one integer or text, not {value!r}"
+    strange = [item for item in _items(value) if item is not None and not _is_id(item)]
+    return f"must be integers or text, not {strange[0]!r}" if strange else ""
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value is None
+    return True
+
+
+def _is_id(value: Any) -> bool:
+    if isinstance(value, float):
+        return value.is_integer() and abs(value) < 2**53
+    return isinstance(value, str) or (isinstance(value, int) and -(2**63) <= value < 2**64)
 
 
 def _padded(column: IdColumn, width: int) -> tuple[Any, Any, Any]:

@@ -45,7 +45,7 @@ def translate(optimizer: Any) -> Optimizer:
         chosen = {"kind": "adam", "eps": float(config["epsilon"]), **betas}
     else:
         reason = f"keras.optimizers.{kind} is not applied by the servers: take {SUPPORTED}"
-        raise InvalidArgument(f"optimizer: {reason}", violations=[Violation("optimizer", reason)])
+        raise InvalidArgument("the model's optimizer can't be used", violations=[Violation("optimizer", reason)])
     if refused:
         raise InvalidArgument(f"keras.optimizers.{kind} can't be applied as it is set", violations=refused)
     return Optimizer.parse(chosen | common)

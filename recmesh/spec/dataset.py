@@ -1,10 +1,11 @@
 """`DatasetSpec`: which files a job trains on, and what their columns mean."""
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from recmesh.spec.base import Name, PositiveInt, Spec
+from recmesh.spec.base import Fault, Name, PositiveInt, Spec, rule
 
 FeatureKind = Literal["single", "bag", "sequence", "dense"]
 
@@ -30,13 +31,15 @@ class Source(Spec):
     rows: tuple[float, float] | None = None
     """Only this part of the rows, as fractions of the whole in file order: [0, 0.8] is the first 80 %."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _rows_are_fractions(self) -> Iterator[Fault]:
         if self.rows is not None and not 0.0 <= self.rows[0] < self.rows[1] <= 1.0:
-            raise ValueError("rows must be two fractions 0 <= from < to <= 1")
+            yield "rows", "must be two fractions 0 <= from < to <= 1"
+
+    @rule
+    def _columns_are_named(self) -> Iterator[Fault]:
         if self.format in ("csv", "tsv") and not self.header and not self.columns:
-            raise ValueError("columns must name the columns of a file without a header")
-        return self
+            yield "columns", "must name the columns of a file without a header"
 
 
 class Feature(Spec):
@@ -57,6 +60,16 @@ class Feature(Spec):
     """dense: stands for a missing value. A missing id is an id of its own."""
     transform: Literal["none", "log1p", "criteo_log"] = "none"
     """dense: `log1p` is sign(x)·ln(1+|x|); `criteo_log` is ln(x)² above 2, x below (floored)."""
+
+    @rule
+    def _weights_of_bags(self) -> Iterator[Fault]:
+        if self.weights and self.kind != "bag":
+            yield "weights", f"feature {self.name}: weights belong to bags, not to {self.kind}"
+
+    @rule
+    def _transform_of_numbers(self) -> Iterator[Fault]:
+        if self.transform != "none" and self.kind != "dense":
+            yield "transform", f"feature {self.name}: transform belongs to dense features"
 
     @property
     def source_column(self) -> str:
@@ -83,18 +96,12 @@ class DatasetSpec(Spec):
     task_rows: PositiveInt = 65536
     """Rows of one task record: the unit of shuffling and reading."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _names_differ(self) -> Iterator[Fault]:
         names = [feature.name for feature in self.features]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"features named twice: {', '.join(twice)}")
-        for feature in self.features:
-            if feature.weights and feature.kind != "bag":
-                raise ValueError(f"feature {feature.name}: weights belong to bags, not to {feature.kind}")
-            if feature.transform != "none" and feature.kind != "dense":
-                raise ValueError(f"feature {feature.name}: transform belongs to dense features")
-        return self
+            yield "features", f"features named twice: {', '.join(twice)}"
 
     @property
     def label_columns(self) -> list[str]:

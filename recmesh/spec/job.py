@@ -1,11 +1,12 @@
 """`TrainingJob`: what a user asks recmesh to train. docs/reference/job.md is generated from it."""
 
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from recmesh.spec.base import EntryPoint, Label, Name, PositiveInt, Share, Spec
+from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Share, Spec, rule
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.quantity import CPU, Memory
 
@@ -41,17 +42,19 @@ class Model(Spec):
     code: str = ""
     """Folder with the user's code; `recmesh submit` packs it, and replaces the path by `sha256:...`."""
     image: str = ""
-    """Container image that holds the user's code (Kubernetes)."""
+    """Container image that holds the user's code (Kubernetes); on one machine `code` is needed."""
     params: dict[str, Any] = {}
-    """Given to the model as they are: embedding_dim, hidden, ...; those of a zoo model are its `DEFAULTS`."""
+    """Given to the model as they are. Those of the zoo: `recmesh/zoo/defaults.py`; unknown ones are refused."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _one_model(self) -> Iterator[Fault]:
         if bool(self.zoo) == bool(self.entrypoint):
-            raise ValueError("give either zoo or entrypoint")
+            yield "", "give either zoo or entrypoint"
+
+    @rule
+    def _code_has_entrypoint(self) -> Iterator[Fault]:
         if self.code and not self.entrypoint:
-            raise ValueError("code needs an entrypoint in it")
-        return self
+            yield "code", "needs an entrypoint in it"
 
 
 class Role(Spec):
@@ -64,18 +67,21 @@ class Role(Spec):
     cpu: CPU | None = None
     memory: Memory | None = None
     gpu: float = Field(default=0, ge=0)
+    """Refused on one machine: its processes get none."""
     gpu_kind: str = ""
     env: dict[str, str] = {}
     pod_template: dict[str, Any] = {}
     """Merged into the role's pods on Kubernetes."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _min_below_max(self) -> Iterator[Fault]:
         if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}")
+            yield "min", f"min {self.min} is above max {self.max}"
+
+    @rule
+    def _replicas_below_max(self) -> Iterator[Fault]:
         if self.replicas is not None and self.replicas > self.max:
-            raise ValueError(f"replicas {self.replicas} is above max {self.max}")
-        return self
+            yield "replicas", f"replicas {self.replicas} is above max {self.max}"
 
 
 class Roles(Spec):
@@ -112,7 +118,7 @@ class Training(Spec):
     optimizer: Optimizer = Optimizer()
     """For the dense part, and for tables that name none of their own."""
     table_optimizers: dict[str, Optimizer] = {}
-    """By table; `*` stands for all others."""
+    """By table; `*` stands for all others. A table that the model does not have is refused."""
     lr_schedule: list[LrPoint] = []
     clip_norm: float | None = Field(default=None, gt=0)
     """Global norm to which the gradients of a batch are clipped."""
@@ -123,7 +129,10 @@ class Training(Spec):
     in_flight: int = Field(default=2, ge=1, le=16)
     """Batches of one worker between pull and the last ack: its staleness bound."""
     quarantine_limit: int = Field(default=10, ge=0)
-    """Batches that may be set aside because they kill workers; one more fails the job."""
+    """Batches that may be set aside because they kill workers (a signal, out of memory); one more fails the job. An
+    exception of the user's model is taken for a mistake in its code when it is a programming error (TypeError,
+    KeyError, ...) or comes in a worker's first batch, as in a replacement that gets the batch again: then nothing is
+    set aside, and the job fails as `UserError`."""
 
     @field_validator("lr_schedule")
     @classmethod
@@ -137,18 +146,23 @@ class Evaluation(Spec):
     """Rows to judge the model by."""
 
     data: DatasetSpec | None = None
-    """None: the training data's source with `rows`."""
+    """None: the training data's source with `rows`. It must have the features of `data`, dense ones in their order, and
+    as many labels."""
     rows: tuple[float, float] | None = None
     """With no `data`: this part of the training source, such as [0.8, 1.0]."""
     every_s: float | None = Field(default=None, gt=0)
     """Also while training, by the evaluator role."""
     max_rows: PositiveInt = 1_000_000
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _data_or_rows(self) -> Iterator[Fault]:
         if (self.data is None) == (self.rows is None):
-            raise ValueError("give either data or rows")
-        return self
+            yield "", "give either data or rows"
+
+    @rule
+    def _rows_are_fractions(self) -> Iterator[Fault]:
+        if self.rows is not None and not 0.0 <= self.rows[0] < self.rows[1] <= 1.0:
+            yield "rows", "must be two fractions 0 <= from < to <= 1"
 
 
 class CheckpointPolicy(Spec):
@@ -168,11 +182,10 @@ class InitFrom(Spec):
     model: str = ""
     """A registered model; its job's snapshot is used."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _one_source(self) -> Iterator[Fault]:
         if bool(self.job) == bool(self.model):
-            raise ValueError("give either job or model")
-        return self
+            yield "", "give either job or model"
 
 
 class Export(Spec):
@@ -204,24 +217,42 @@ class TrainingJob(Spec):
     init_from: InitFrom | None = None
     export: Export | None = Export()
     priority: int = Field(default=0, ge=-1000, le=1000)
+    """Told to brain with the job; no plan and no other job depends on it yet."""
     deadline: float | None = None
-    """Unix seconds by which the job should end."""
+    """Unix seconds by which the job should end; one in the past is refused. Told to brain, as `priority`; the job
+    goes on after it: `active_deadline_s` ends it."""
     backoff_limit: int = Field(default=10, ge=0)
     """Restarts of failed roles (all together) before the job fails; not those by batches that were set aside."""
     active_deadline_s: float | None = Field(default=None, gt=0)
+    """The job fails when it has not ended so long after its start."""
     ttl_after_end_s: float | None = Field(default=None, ge=0)
     """After this time the job's record and checkpoints are deleted; the model stays."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @rule
+    def _one_dataset(self) -> Iterator[Fault]:
         if (self.data is None) == (self.dataset is None):
-            raise ValueError("give either data or dataset")
-        if self.roles.ps.max < 1 or self.roles.ps.replicas == 0:
-            raise ValueError("roles.ps: a job needs at least one parameter server")
+            yield "data", "give either data or dataset"
+
+    @rule
+    def _servers(self) -> Iterator[Fault]:
+        ps = self.roles.ps
+        if ps.replicas == 0 or ps.max < 1:
+            field = "replicas" if ps.replicas == 0 else "max"
+            yield f"roles.ps.{field}", "a job needs at least one parameter server"
+
+    @rule
+    def _workers(self) -> Iterator[Fault]:
         if self.roles.worker.max < 1:
-            raise ValueError("roles.worker: a job needs at least one worker")
-        if self.roles.data.max or self.roles.data.replicas:
-            raise ValueError("roles.data: data executors need a stream dataset; workers read files themselves")
+            yield "roles.worker.max", "a job needs at least one worker"
+
+    @rule
+    def _no_executors(self) -> Iterator[Fault]:
+        data = self.roles.data
+        if data.max or data.replicas:
+            field = "replicas" if data.replicas else "max"
+            yield f"roles.data.{field}", "data executors need a stream dataset; workers read files themselves"
+
+    @rule
+    def _stopping_needs_evaluation(self) -> Iterator[Fault]:
         if self.training.early_stopping and not (self.evaluation and self.evaluation.every_s):
-            raise ValueError("training.early_stopping needs evaluation.every_s")
-        return self
+            yield "training.early_stopping", "needs evaluation.every_s"

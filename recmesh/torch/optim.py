@@ -36,7 +36,7 @@ def translate(group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> Optim
         optimizer = {"kind": "adam", "beta1": beta1, "beta2": beta2, "eps": float(group["eps"])}
     else:
         reason = f"torch.optim.{kind.__name__} is not applied by the servers: take {SUPPORTED}"
-        raise InvalidArgument(f"optimizer: {reason}", violations=[Violation("optimizer", reason)])
+        raise InvalidArgument("the model's optimizer can't be used", violations=[Violation("optimizer", reason)])
     if refused:
         message = f"torch.optim.{kind.__name__} can't be applied as it is set"
         raise InvalidArgument(message, violations=refused)

@@ -1,6 +1,6 @@
 """Where a model's parameters lie: numbers of tables and blocks, dense chunks, owners of a batch's parts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmesh.formats import CHUNK, chunk_count, slots_of
+from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.spec.job import TrainingJob
 from recmesh.store import dedup
 from recmesh.trainer.memory import aligned
@@ -28,13 +29,17 @@ if TYPE_CHECKING:
 
 
 def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequence[DenseBlock]) -> Declared:
-    """What the parameter servers are told, with the job's optimizers, schedule and seed filled in."""
+    """What the parameter servers are told, with the job's optimizers, schedule and seed filled in.
+
+    InvalidArgument names optimizers of tables that the model does not have.
+    """
     training = spec.training
     schedule = tuple(training.lr_schedule)
     dense_default = training.optimizer
     if dense_default.kind == "rowwise_adagrad":   # of tables only: dense blocks get it element by element
         dense_default = dense_default.model_copy(update={"kind": "adagrad"})
     others = training.table_optimizers.get("*", training.optimizer)
+    _check_table_optimizers(training.table_optimizers, [table.name for table in tables])
     return Declared(
         tables=tuple(
             TableDeclaration(
@@ -59,6 +64,16 @@ def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequ
         initial={block.name: np.ascontiguousarray(block.value, np.float32) for block in dense},
         features={table.name: tuple(table.features) for table in tables},
     )
+
+
+def _check_table_optimizers(given: Iterable[str], tables: Sequence[str]) -> None:
+    reason = f"the model has no such table; it has {', '.join(tables) or 'none'}"
+    wrong = [
+        Violation(f"training.table_optimizers.{name}", reason)
+        for name in given if name != "*" and name not in tables
+    ]
+    if wrong:
+        raise InvalidArgument("an optimizer is for a table that is not there", violations=wrong)
 
 
 class DenseLayout:

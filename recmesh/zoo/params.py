@@ -5,15 +5,10 @@ from typing import Any
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 
-INPUTS: dict[str, Any] = {
-    "embedding_dim": 16,
-    "embedding_init": 0.0,     # rows start uniformly within ± this; 0: a quarter of 1/sqrt(embedding_dim)
-    "embedding_dropout": 0.0,  # share of the looked-up numbers; first-order weights are spared
-    "dense_norm": False,       # dense columns less their mean, over their deviation: the batch's, averaged for serving
-}
-"""What every model of the zoo can be told about its inputs."""
 NORM_MOMENTUM, NORM_EPSILON = 0.95, 1e-3
 """Of `dense_norm`: averages over some 20 batches, as short jobs are judged by them too."""
+_SIZES = frozenset({"hidden", "cin", "bottom", "top", "expert_hidden", "tower_hidden", "attention_hidden"})
+_STRUCTURES = ("parallel", "stacked")
 
 
 def embedding_scale(params: Mapping[str, Any]) -> float:
@@ -22,17 +17,48 @@ def embedding_scale(params: Mapping[str, Any]) -> float:
 
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults, overlaid; InvalidArgument for unknown names and values of another kind."""
-    wrong = [
-        Violation(f"model.params.{name}", f"is no parameter of this model; it has {', '.join(sorted(defaults))}")
-        for name in given if name not in defaults
-    ]
-    for name, value in given.items():
-        if name in defaults and not _fits(value, defaults[name]):
-            wrong.append(Violation(f"model.params.{name}", f"must be like {defaults[name]!r}, not {value!r}"))
+    """The defaults, overlaid; InvalidArgument for unknown names and values that do not fit."""
+    wrong = params_violations(given, defaults)
     if wrong:
         raise InvalidArgument("the model's parameters don't fit it", violations=wrong)
     return {**defaults, **given}
+
+
+def params_violations(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Violation]:
+    """One for each unknown name and each value of another kind or out of range."""
+    wrong = []
+    for name, value in given.items():
+        if name not in defaults:
+            reason = f"is no parameter of this model; it has {', '.join(sorted(defaults))}"
+        else:
+            reason = range_fault(name, value)
+            if not reason and not _fits(value, defaults[name]):
+                reason = f"must be like {defaults[name]!r}, not {value!r}"
+        if reason:
+            wrong.append(Violation(f"model.params.{name}", reason))
+    return wrong
+
+
+def range_fault(name: str, value: Any) -> str:
+    """What is wrong with the value of a parameter that most models share; empty when nothing is, or it is unknown."""
+    if name == "embedding_dim":
+        return "" if _is_whole(value) and 0 < value <= 4096 else "must be a whole number from 1 to 4096"
+    if name in _SIZES:
+        good = isinstance(value, list | tuple) and all(_is_whole(item) and item > 0 for item in value)
+        return "" if good else "must be a list of whole numbers above 0"
+    if name in ("cross_layers", "cross_rank"):
+        return "" if _is_whole(value) and value >= 0 else "must be a whole number, not below 0"
+    if name == "experts":
+        return "" if _is_whole(value) and value > 0 else "must be a whole number above 0"
+    if name in ("dropout", "embedding_dropout"):
+        good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+        return "" if good else "must be a number from 0 to below 1"
+    if name == "embedding_init":
+        good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+        return "" if good else "must be a number, not below 0"
+    if name == "structure":
+        return "" if value in _STRUCTURES else f"must be {' or '.join(_STRUCTURES)}"
+    return ""
 
 
 def _fits(value: Any, default: Any) -> bool:
@@ -43,3 +69,7 @@ def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, list):
         return isinstance(value, list) and all(_fits(item, default[0]) for item in value if default)
     return isinstance(value, type(default))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

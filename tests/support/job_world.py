@@ -27,6 +27,7 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.events import Event
+from recmesh.spec.job import TrainingJob
 from services.jobmaster.app.context import Addresses, Context
 from services.jobmaster.app.jobs import Jobs
 from services.jobmaster.app.roles import Roles
@@ -464,11 +465,15 @@ class FakeCluster:
         self._world = world
         self.processes_of: dict[str, dict[str, FakeProcess]] = {}
         self.started: list[str] = []
+        self.refused: list[Violation] = []
         self._pid = 100
         self._on_change: Callable[[str], None] = lambda job_id: None
 
     def watch(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
+
+    def refusals(self, spec: TrainingJob) -> list[Violation]:
+        return list(self.refused)
 
     async def find_again(self) -> None:
         """All are here."""

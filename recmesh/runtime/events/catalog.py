@@ -102,6 +102,7 @@ class JobEvaluated(Payload):
     """A model was measured on the evaluation data."""
 
     samples: int
+    """Trained so far."""
     metrics: dict[str, float] = Field(default_factory=dict)
     snapshot: int = 0
 

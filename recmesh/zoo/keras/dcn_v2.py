@@ -3,21 +3,14 @@
 from keras import layers
 
 from recmesh.trainer.session import Job
+from recmesh.zoo.defaults import DEFAULTS
 from recmesh.zoo.keras.layers import Features, mlp, train
-from recmesh.zoo.params import INPUTS, with_defaults
-
-DEFAULTS = INPUTS | {
-    "cross_layers": 3,
-    "cross_rank": 0,          # 0: full matrices
-    "hidden": [256, 128],
-    "dropout": 0.0,
-    "structure": "parallel",  # parallel | stacked
-}
+from recmesh.zoo.params import with_defaults
 
 
 def main(job: Job) -> None:
     """Trains it on the job's data."""
-    params = with_defaults(job.params, DEFAULTS)
+    params = with_defaults(job.params, DEFAULTS["dcn_v2"])
     features = Features(job, params)
     x = first = features.flat
     width = int(first.shape[-1])

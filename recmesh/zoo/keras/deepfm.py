@@ -4,15 +4,14 @@ import keras
 from keras import layers
 
 from recmesh.trainer.session import Job
+from recmesh.zoo.defaults import DEFAULTS
 from recmesh.zoo.keras.layers import Features, mlp, train
-from recmesh.zoo.params import INPUTS, with_defaults
-
-DEFAULTS = INPUTS | {"hidden": [256, 128], "dropout": 0.0}
+from recmesh.zoo.params import with_defaults
 
 
 def main(job: Job) -> None:
     """Trains it on the job's data."""
-    params = with_defaults(job.params, DEFAULTS)
+    params = with_defaults(job.params, DEFAULTS["deepfm"])
     features = Features(job, params, linear=True)
     # Σ_{i<j} <v_i, v_j> = ½ Σ_d ((Σ_i v_id)² − Σ_i v_id²)
     square_of_sum = keras.ops.square(keras.ops.sum(features.fields, axis=1))

@@ -3,15 +3,14 @@
 from keras import layers
 
 from recmesh.trainer.session import Job
+from recmesh.zoo.defaults import DEFAULTS
 from recmesh.zoo.keras.layers import Features, mlp, train
-from recmesh.zoo.params import INPUTS, with_defaults
-
-DEFAULTS = INPUTS | {"hidden": [256, 128, 64], "dropout": 0.0}
+from recmesh.zoo.params import with_defaults
 
 
 def main(job: Job) -> None:
     """Trains it on the job's data."""
-    params = with_defaults(job.params, DEFAULTS)
+    params = with_defaults(job.params, DEFAULTS["wide_deep"])
     features = Features(job, params, linear=True)
     deep = mlp(features.flat, params["hidden"], dropout=params["dropout"])
     logits = layers.Dense(len(job.labels), name="head")(deep) + features.linear

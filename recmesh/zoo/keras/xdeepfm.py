@@ -7,10 +7,9 @@ import keras
 from keras import layers
 
 from recmesh.trainer.session import Job
+from recmesh.zoo.defaults import DEFAULTS
 from recmesh.zoo.keras.layers import Features, mlp, train
-from recmesh.zoo.params import INPUTS, with_defaults
-
-DEFAULTS = INPUTS | {"cin": [32, 32], "hidden": [256, 128], "dropout": 0.0}
+from recmesh.zoo.params import with_defaults
 
 
 @keras.saving.register_keras_serializable("recmesh")
@@ -50,7 +49,7 @@ class CompressedInteraction(layers.Layer):
 
 def main(job: Job) -> None:
     """Trains it on the job's data."""
-    params = with_defaults(job.params, DEFAULTS)
+    params = with_defaults(job.params, DEFAULTS["xdeepfm"])
     features = Features(job, params, linear=True)
     crossed = CompressedInteraction(params["cin"], name="cin")(features.fields)
     deep = mlp(features.flat, params["hidden"], dropout=params["dropout"])

@@ -6,17 +6,9 @@ from torch import Tensor, nn
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.torch import Batch, EmbeddingCollection
 from recmesh.trainer.session import EmbeddingTable, Init, Job
-from recmesh.zoo.params import INPUTS, embedding_scale, with_defaults
+from recmesh.zoo.defaults import DEFAULTS
+from recmesh.zoo.params import embedding_scale, with_defaults
 from recmesh.zoo.torch.layers import Dense, mlp, train
-
-DEFAULTS = INPUTS | {
-    "candidate": "",            # the single feature of the item to be judged; empty: the first
-    "history": "",              # the sequence of items; empty: the first
-    "share_table": True,        # candidate and history look up in one table
-    "attention_hidden": [36],
-    "hidden": [200, 80],
-    "dropout": 0.0,
-}
 
 
 class DIN(nn.Module):
@@ -24,7 +16,7 @@ class DIN(nn.Module):
 
     def __init__(self, job: Job) -> None:
         super().__init__()
-        params = with_defaults(job.params, DEFAULTS)
+        params = with_defaults(job.params, DEFAULTS["din"])
         dim = params["embedding_dim"]
         self.candidate = _feature(job, params["candidate"], "single", "candidate")
         self.history = _feature(job, params["history"], "sequence", "history")

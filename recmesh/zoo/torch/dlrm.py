@@ -5,14 +5,9 @@ from torch import Tensor, nn
 
 from recmesh.torch import Batch, EmbeddingCollection
 from recmesh.trainer.session import Job
-from recmesh.zoo.params import INPUTS, with_defaults
+from recmesh.zoo.defaults import DEFAULTS
+from recmesh.zoo.params import with_defaults
 from recmesh.zoo.torch.layers import Dense, mean_of, mlp, tables_of, train
-
-DEFAULTS = INPUTS | {
-    "bottom": [64],        # ends in a layer of embedding_dim
-    "top": [256, 128],
-    "dropout": 0.0,
-}
 
 
 class DLRM(nn.Module):
@@ -20,7 +15,7 @@ class DLRM(nn.Module):
 
     def __init__(self, job: Job) -> None:
         super().__init__()
-        params = with_defaults(job.params, DEFAULTS)
+        params = with_defaults(job.params, DEFAULTS["dlrm"])
         dim = params["embedding_dim"]
         self.embeddings = EmbeddingCollection(tables_of(job, params))
         self.dropout = nn.Dropout(params["embedding_dropout"])

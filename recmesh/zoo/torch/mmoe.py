@@ -5,15 +5,9 @@ from torch import Tensor, nn
 
 from recmesh.torch import Batch
 from recmesh.trainer.session import Job
-from recmesh.zoo.params import INPUTS, with_defaults
+from recmesh.zoo.defaults import DEFAULTS
+from recmesh.zoo.params import with_defaults
 from recmesh.zoo.torch.layers import Inputs, mlp, train
-
-DEFAULTS = INPUTS | {
-    "experts": 4,
-    "expert_hidden": [64],
-    "tower_hidden": [64],
-    "dropout": 0.0,
-}
 
 
 class MMoE(nn.Module):
@@ -21,7 +15,7 @@ class MMoE(nn.Module):
 
     def __init__(self, job: Job) -> None:
         super().__init__()
-        params = with_defaults(job.params, DEFAULTS)
+        params = with_defaults(job.params, DEFAULTS["mmoe"])
         self.inputs = Inputs(job, params)
         width, hidden, drop = self.inputs.width, params["expert_hidden"], params["dropout"]
         tasks, experts = range(len(job.labels)), range(params["experts"])

@@ -5,16 +5,9 @@ from torch import Tensor, nn
 
 from recmesh.torch import Batch
 from recmesh.trainer.session import Job
-from recmesh.zoo.params import INPUTS, with_defaults
+from recmesh.zoo.defaults import DEFAULTS
+from recmesh.zoo.params import with_defaults
 from recmesh.zoo.torch.layers import Cross, Inputs, mlp, train
-
-DEFAULTS = INPUTS | {
-    "cross_layers": 3,
-    "cross_rank": 0,          # 0: full matrices
-    "hidden": [256, 128],
-    "dropout": 0.0,
-    "structure": "parallel",  # parallel | stacked
-}
 
 
 class DCNv2(nn.Module):
@@ -22,7 +15,7 @@ class DCNv2(nn.Module):
 
     def __init__(self, job: Job) -> None:
         super().__init__()
-        params = with_defaults(job.params, DEFAULTS)
+        params = with_defaults(job.params, DEFAULTS["torch_dcn_v2"])
         self.inputs = Inputs(job, params)
         width, hidden = self.inputs.width, params["hidden"]
         self.cross = Cross(width, params["cross_layers"], params["cross_rank"])

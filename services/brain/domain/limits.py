@@ -44,8 +44,8 @@ def clamped(plan: RolePlan, limits: RoleLimits) -> tuple[RolePlan, tuple[str, ..
 def fitted(roles: Sequence[RolePlan], limits: Mapping[str, RoleLimits], free: Free) -> Bounded:
     """Fewer replicas, then smaller ones, until the plan fits what is free; pins and minima always hold.
 
-    When even the least plan is too large it is returned, with a note that says so: the job then waits
-    for room, or runs slower where limits are not enforced.
+    When even the least plan is too large it is returned, with a note that says so: the job starts
+    all the same, and is slower or, where memory does not suffice, killed for it and started again.
     """
     current = {plan.role: plan for plan in roles}
     notes: list[str] = []
@@ -67,7 +67,7 @@ def fitted(roles: Sequence[RolePlan], limits: Mapping[str, RoleLimits], free: Fr
     if over() and free.cpu is not None:
         notes += _share_cpu(current, limits, free.cpu)
     if over():
-        notes.append("more than what is free: it has to wait for room")
+        notes.append("more than what is free: it starts all the same, and may be slow or run out of memory")
     return Bounded(tuple(current[plan.role] for plan in roles), tuple(notes))
 
 

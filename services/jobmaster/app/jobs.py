@@ -22,6 +22,7 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus
+from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
 
 logger = get_logger(__name__)
@@ -216,8 +217,11 @@ class Jobs:
     def page(
         self, *, owner: str = "", phase: str = "", labels: Mapping[str, str], limit: int, page_token: str
     ) -> tuple[Sequence[Run], str]:
-        """The newest first; and the token of the next page."""
+        """The newest first; and the token of the next page. InvalidArgument for a phase that there is not."""
         self._check_leading()
+        if phase and phase.lower() not in (known.lower() for known in Phase):
+            reason = f"there is no phase {phase}; there are {', '.join(Phase)}"
+            raise InvalidArgument("the jobs cannot be listed", violations=[Violation("phase", reason)])
         runs = [*(runner.run for runner in self.runners.values()), *self.unreadable.values()]
         runs = [
             run for run in runs

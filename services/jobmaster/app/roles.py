@@ -142,7 +142,8 @@ class Roles:
         finite = {_metric(name): value for name, value in metrics.items() if math.isfinite(value)}
         if finite:
             run.update(metrics=run.status.metrics | finite)
-            run.telling.evaluated(samples=samples, metrics=finite, snapshot=snapshot)
+            # An evaluator knows what it judged, not how far training was.
+            run.telling.evaluated(samples=samples or run.status.samples, metrics=finite, snapshot=snapshot)
         if final and role == "finisher":
             await self._finished(run, state, model_uri=model_uri, framework=framework)
         elif role == "evaluator":

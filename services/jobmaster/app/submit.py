@@ -18,7 +18,7 @@ from recmesh.spec.job import InitFrom, TrainingJob
 from services.jobmaster.app.context import Context
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.job import AcceptedJob
-from services.jobmaster.domain.models import model_violations
+from services.jobmaster.domain.models import evaluation_violations, model_violations
 from services.jobmaster.domain.record import RunRecord
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz23456789"
@@ -48,7 +48,10 @@ async def check(context: Context, spec_json: str) -> Checked:
         ) from None
     spec = TrainingJob.parse(value)
     spec = await _with_data(context, spec)
-    violations = model_violations(spec.model)
+    violations = model_violations(spec) + evaluation_violations(spec) + context.cluster.refusals(spec)
+    if spec.deadline is not None and spec.deadline <= context.clock.now():
+        violations.append(Violation("deadline", "is over: it is in Unix seconds, and now it is "
+                                    f"{context.clock.now():.0f}"))
     rows = size_bytes = 0
     if spec.data is not None:
         try:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from recmesh.runtime.errors import Violation
+from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain.exits import Exit
 
 
@@ -51,6 +53,10 @@ class Capacity:
 
 class Controller(Protocol):
     """Starts and ends processes, and tells when they end."""
+
+    def refusals(self, spec: TrainingJob) -> list[Violation]:
+        """What the job asks for that no process here can have; it is then refused at submit."""
+        ...
 
     async def find_again(self) -> None:
         """Takes in the processes that others have started: another jobmaster may have led meanwhile."""

@@ -15,13 +15,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import psutil
 
 from recmesh.formats import inhand
-from recmesh.runtime.errors import AlreadyExists, FailedPrecondition
+from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, Violation
 from recmesh.runtime.process import ProcessHandle, find, launch
 from recmesh.runtime.telemetry import get_logger
+from recmesh.spec.job import RoleName, TrainingJob
 from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder
 from services.jobmaster.domain.exits import Exit
 
@@ -50,6 +52,19 @@ class LocalController:
     def watch(self, on_change: Callable[[str], None]) -> None:
         """See `Controller`."""
         self._on_change = on_change
+
+    def refusals(self, spec: TrainingJob) -> list[Violation]:
+        """See `Controller`. Silently less than what was asked for would look like a slow or broken job."""
+        found = []
+        for name in get_args(RoleName):
+            role = getattr(spec.roles, name)
+            if role.gpu > 0:
+                reason = f"{role.gpu:g} GPUs are asked for, and processes of one machine get none: leave it at 0"
+                found.append(Violation(f"roles.{name}.gpu", reason))
+        if spec.model.image and not spec.model.code:
+            reason = "processes of one machine run no images: give the code by model.code"
+            found.append(Violation("model.image", reason))
+        return found
 
     async def find_again(self) -> None:
         """See `Controller`."""

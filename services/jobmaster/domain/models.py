@@ -1,50 +1,70 @@
-"""What can be said of a model's parameters before anything is started.
+"""What can be said of a model before anything is started.
 
-The model itself knows its parameters best, and refuses wrong ones when it is built (exit code 64). What is
-checked here are the shapes of those that most models share, so that a typing error costs no start.
+A model of one's own knows its parameters and tables best, and refuses wrong ones when it is built (exit code 64).
+What is checked of it are the shapes of parameters that most models share, so that a typing error costs no start.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from recmesh.runtime.errors import Violation
-from recmesh.spec.job import Model
+from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.job import Model, TrainingJob
+from recmesh.zoo import needs
+from recmesh.zoo.params import range_fault
 
 CODE_PREFIX = "sha256:"
 
 
-def model_violations(model: Model) -> list[Violation]:
-    """What is wrong with the model as it is submitted."""
-    result = params_violations(model.params)
+def model_violations(spec: TrainingJob) -> list[Violation]:
+    """What is wrong with the model as it is submitted; its dataset is inline."""
+    model, data = spec.model, spec.data
+    result = needs.violations(model, data) if model.zoo and data else _params_violations(model)
+    tables = needs.tables(model, data) if model.zoo and data else []
+    if tables:
+        result += _table_violations(spec, tables)
     if model.code and not model.code.startswith(CODE_PREFIX):
         reason = "is a folder on the submitter's machine; `recmesh submit` packs and uploads it"
         result.append(Violation("model.code", reason))
     return result
 
 
-def params_violations(params: Mapping[str, Any]) -> list[Violation]:
-    """Wrong shapes of well-known parameters."""
+def evaluation_violations(spec: TrainingJob) -> list[Violation]:
+    """What data of their own for the evaluation lack that the model takes or predicts."""
+    judged = spec.evaluation.data if spec.evaluation else None
+    if judged is None or spec.data is None:
+        return []
     result = []
-    for name, value in params.items():
-        reason = _reason(name, value)
-        if reason:
-            result.append(Violation(f"model.params.{name}", reason))
+    kinds = {feature.name: feature.kind for feature in judged.features}
+    for feature in spec.data.features:
+        kind = kinds.get(feature.name)
+        if kind is None:
+            reason = f"the model has feature {feature.name} ({feature.kind}), which is missing here"
+            result.append(Violation("evaluation.data.features", reason))
+        elif kind != feature.kind:
+            reason = f"is {kind} here and {feature.kind} in data"
+            result.append(Violation(f"evaluation.data.features.{feature.name}", reason))
+    # Numbers reach a model as columns of one array, by their position.
+    ours, theirs = _dense(spec.data), _dense(judged)
+    if not result and ours != theirs:
+        reason = f"dense features must be those of data, in their order ({', '.join(ours)}), not {', '.join(theirs)}"
+        result.append(Violation("evaluation.data.features", reason))
+    wanted, given = spec.data.label_columns, judged.label_columns
+    if len(wanted) != len(given):
+        reason = f"there must be one for each label of data ({', '.join(wanted)}), not {', '.join(given)}"
+        result.append(Violation("evaluation.data.labels", reason))
     return result
 
 
-def _reason(name: str, value: Any) -> str:
-    if name == "embedding_dim":
-        return "" if _is_whole(value) and 0 < value <= 4096 else "must be a whole number from 1 to 4096"
-    if name in ("hidden", "cin", "experts_hidden", "tower_hidden", "bottom_mlp", "top_mlp"):
-        good = isinstance(value, list | tuple) and all(_is_whole(item) and item > 0 for item in value)
-        return "" if good else "must be a list of whole numbers above 0"
-    if name in ("cross_layers", "experts", "low_rank"):
-        return "" if _is_whole(value) and value >= 0 else "must be a whole number, not below 0"
-    if name == "dropout":
-        good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-        return "" if good else "must be a number from 0 to below 1"
-    return ""
+def _dense(data: DatasetSpec) -> list[str]:
+    return [feature.name for feature in data.features if feature.kind == "dense"]
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _table_violations(spec: TrainingJob, tables: list[str]) -> list[Violation]:
+    reason = f"the model has no such table; it has {', '.join(tables)}"
+    return [
+        Violation(f"training.table_optimizers.{name}", reason)
+        for name in spec.training.table_optimizers if name != "*" and name not in tables
+    ]
+
+
+def _params_violations(model: Model) -> list[Violation]:
+    reasons = {name: range_fault(name, value) for name, value in model.params.items() if name != "structure"}
+    return [Violation(f"model.params.{name}", reason) for name, reason in reasons.items() if reason]

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from recmesh.runtime.errors import FailedPrecondition
+from recmesh.spec.job import TrainingJob
 from services.jobmaster.cluster import RoleProcess, StartOrder
 from services.jobmaster.cluster.local import LocalController
 from services.jobmaster.domain.exits import Exit
@@ -54,6 +55,18 @@ async def until_ended(local: LocalController, name: str) -> Exit:
 
 async def one(local: LocalController, name: str = "worker-0-1") -> RoleProcess:
     return next(process for process in await local.processes("ads") if process.name == name)
+
+
+async def test_what_one_machine_cannot_give_is_refused_by_its_field(tmp_path: Path) -> None:
+    spec = {
+        "name": "ads", "model": {"entrypoint": "mine:main", "image": "shop/ads:1"},
+        "data": {"source": {"files": ["a.parquet"]}, "features": [{"name": "user"}]},
+        "roles": {"worker": {"gpu": 1}, "ps": {"cpu": 64}},
+    }
+    refused = controller(tmp_path).refusals(TrainingJob.parse(spec))
+    assert [item.path for item in refused] == ["roles.worker.gpu", "model.image"]
+    spec |= {"model": {"entrypoint": "mine:main", "image": "shop/ads:1", "code": "sha256:0"}, "roles": {}}
+    assert controller(tmp_path).refusals(TrainingJob.parse(spec)) == []
 
 
 @pytest_asyncio.fixture

@@ -146,8 +146,8 @@ def test_cpu_is_shared_when_the_least_plan_is_too_large_except_where_the_user_ch
     limits = {"ps": RoleLimits("ps", cpu=1), "worker": RoleLimits("worker")}
     bounded = fitted(roles, limits, Free(cpu=1.5))
     assert [role.cpu for role in bounded.roles] == [1, 0.5]
-    waits = fitted(roles, limits, Free(cpu=0.5))
-    assert "wait for room" in waits.notes[-1]
+    tight = fitted(roles, limits, Free(cpu=0.5))
+    assert "starts all the same" in tight.notes[-1]
 
 
 limit = st.builds(

@@ -4,13 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from recmesh.cli import job_verbs, log_verbs, output
+from recmesh.cli import data_verbs, job_verbs, log_verbs, output
 from recmesh.cli.exit_codes import ExitCode, exit_code
-from recmesh.client.views import Event
+from recmesh.client.views import Event, Job, Role, RoleLog
 from recmesh.runtime.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, Unavailable
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "flights" / "job.yaml"
 
 
 def recmesh(
@@ -30,9 +33,10 @@ def test_the_command_starts_without_heavy_imports() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_without_a_mesh_verbs_say_how_to_start_one(tmp_path: Path) -> None:
-    result = recmesh("jobs", home=tmp_path)
-    assert result.returncode == ExitCode.NOT_FOUND and result.stdout == ""
+@pytest.mark.parametrize("command", [["jobs"], ["logs", "ads"], ["submit", str(EXAMPLE)]], ids=lambda c: c[0])
+def test_without_a_mesh_verbs_say_how_to_start_one(tmp_path: Path, command: list[str]) -> None:
+    result = recmesh(*command, home=tmp_path)
+    assert result.returncode == ExitCode.UNREACHABLE and result.stdout == ""
     assert result.stderr == f"error: there is no mesh in {tmp_path}: start one with `recmesh up`\n"
 
 
@@ -40,7 +44,7 @@ def test_a_wrong_job_is_one_block_with_every_field(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: UPPER\nmodel: {}\n")
     result = recmesh("submit", str(tmp_path / "job.yaml"), home=tmp_path)
     assert result.returncode == ExitCode.USAGE
-    assert result.stderr.startswith("error: the TrainingJob has 2 wrong field(s)\n  name: ")
+    assert result.stderr.startswith("error: the TrainingJob has 3 wrong field(s)\n  name: ")
     assert "\n  model: give either zoo or entrypoint\n" in result.stderr
 
 
@@ -135,3 +139,79 @@ def test_an_event_is_one_line_of_what_is_known() -> None:
         "12:00:00  job.role_exited         "
         "  role=ps index=0 incarnation=054f31ec expected=yes metrics=auc:0.585 rate=5,219"
     )
+
+
+class FakeMesh:
+    """Answers of a mesh with one job that has had a worker and a parameter server."""
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[str, dict[str, Any]]] = []
+
+    def __enter__(self) -> "FakeMesh":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def find_job(self, job: str) -> str:
+        return job
+
+    def job(self, job_id: str) -> Job:
+        return Job(job_id=job_id, roles=[Role(role="worker", index=0), Role(role="ps", index=0)])
+
+    def logs(self, job_id: str, *, role: str, index: int, tail: int) -> list[RoleLog]:
+        lines = {"worker": ["hello"], "ps": []}
+        return [RoleLog(role=role, index=index, lines=lines[role])] if role in lines else []
+
+    def delete(self, job_id: str, *, force: bool) -> None:
+        raise FailedPrecondition(f"{job_id} is Running; delete it with force=true", reason="JOB_LIVE")
+
+    def register_dataset(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        self.registered.append((name, spec))
+        return {}
+
+
+@pytest.fixture
+def fake_mesh(monkeypatch: pytest.MonkeyPatch) -> FakeMesh:
+    mesh = FakeMesh()
+    for verbs in (data_verbs, job_verbs, log_verbs):
+        monkeypatch.setattr(verbs, "connect", lambda home: mesh)
+    return mesh
+
+
+def test_a_log_that_is_empty_and_one_that_never_was_are_told(
+    fake_mesh: FakeMesh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_verbs.logs("ads", follow=False)
+    assert capsys.readouterr() == ("hello\n", "")
+    log_verbs.logs("ads", role="ps", follow=False)
+    assert capsys.readouterr() == ("", "ps-0 of ads has written nothing yet.\n")
+    with pytest.raises(NotFound, match="has had no evaluator-0; it has had worker-0, ps-0"):
+        log_verbs.logs("ads", role="evaluator", follow=False)
+
+
+def test_a_live_job_is_deleted_by_the_option_that_the_message_names(fake_mesh: FakeMesh) -> None:
+    with pytest.raises(FailedPrecondition, match=r"with --force$"):
+        job_verbs.delete("ads")
+
+
+@pytest.mark.parametrize(("named", "given", "name"), [
+    ("d1", "d2", "d2"), ("d1", "", "d1"), (None, "", "rows"), (None, "d2", "d2"),
+])
+def test_a_dataset_has_the_name_given_else_that_in_its_file_else_the_files_own(
+    fake_mesh: FakeMesh, tmp_path: Path, named: str | None, given: str, name: str
+) -> None:
+    spec = {"source": {"files": ["/rows.csv"], "format": "csv"}, "features": [{"name": "user"}]}
+    (tmp_path / "rows.json").write_text(json.dumps(spec | ({"name": named} if named else {})))
+    data_verbs.register_dataset(tmp_path / "rows.json", name=given)
+    ((registered, sent),) = fake_mesh.registered
+    assert registered == name and "name" not in sent
+
+
+@pytest.mark.parametrize(("job", "finish", "line"), [
+    (Job(job_id="ads", name="ads", phase="Running"), False, "ads is being stopped."),
+    (Job(job_id="ads-x7", name="ads", phase="Running"), True, "ads (ads-x7) will succeed at its next checkpoint."),
+    (Job(job_id="ads", name="ads", phase="Stopped"), False, "ads is Stopped."),
+])
+def test_stop_says_what_comes_of_it(job: Job, finish: bool, line: str) -> None:
+    assert job_verbs.stopped_line(job, finish=finish) == line

@@ -215,7 +215,7 @@ def test_a_mesh_is_found_by_its_folder_and_by_its_address(tmp_path: Path) -> Non
 
 
 def test_a_folder_without_a_mesh_and_a_stopped_mesh_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="recmesh up"):
+    with pytest.raises(Unavailable, match=r"there is no mesh.*recmesh up"):
         Client.find(home=tmp_path, env={})
     gateway = {"state": "stopped", "addresses": {"http": "http://127.0.0.1:1"}}
     (tmp_path / "mesh.json").write_text(json.dumps({"components": {"gateway": gateway}}))

@@ -52,6 +52,27 @@ def test_what_an_example_lacks_or_has_too_much_is_named() -> None:
     assert {violation.path for violation in caught.value.violations} == {"origin", "orign"}
 
 
+@pytest.mark.parametrize(("change", "path", "words"), [
+    ({"distance": "xyz"}, "distance", "must be a number, not 'xyz'"),
+    ({"distance": [1, 2]}, "distance", "must be a number"),
+    ({"origin": ["JFK", "SFO"]}, "origin", "one integer or text"),
+    ({"origin": 1.5}, "origin", "one integer or text"),
+    ({"origin": 2**64}, "origin", "one integer or text"),
+    ({"tags": [1, 2.5]}, "tags", "integers or text, not 2.5"),
+    ({"tags": [1, "x"]}, "tags", "all integers or all text"),
+    ({"heft": ["much"]}, "heft", "must be numbers: the weights of tags"),
+])
+def test_a_value_that_does_not_fit_its_feature_is_named(change: dict[str, Any], path: str, words: str) -> None:
+    features = [{"name": "origin"}, {"name": "tags", "kind": "bag", "weights": "heft"},
+                {"name": "distance", "kind": "dense"}]
+    data = DatasetSpec.parse({"source": {"files": ["x"]}, "features": features})
+    example = {"origin": "JFK", "tags": [1], "heft": [0.5], "distance": 1} | change
+    with pytest.raises(InvalidArgument) as caught:
+        request_for(METADATA, [example], data=data)
+    (violation,) = caught.value.violations
+    assert violation.path == path and words in violation.reason, violation
+
+
 def test_rows_are_read_from_the_command_line() -> None:
     assert parse_row("origin=JFK, hour=8,tags=1|2,distance=24.5") == {
         "origin": "JFK", "hour": 8, "tags": [1, 2], "distance": 24.5,

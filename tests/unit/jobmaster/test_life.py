@@ -366,6 +366,20 @@ async def test_an_evaluation_that_comes_after_the_wish_to_finish_does_not_change
     assert world.jobs.run_of(job_id).status.message == "seen enough"
 
 
+async def test_an_evaluation_says_how_many_samples_had_been_trained(world: JobWorld) -> None:
+    world.evaluations = [0.6]
+    job_id = await world.submit(spec(evaluation={"rows": [0.8, 1.0], "every_s": 1.0}))
+    await world.until_phase(job_id, "Succeeded")
+    assert [event.samples for event in world.told("job.evaluated")][-1] == world.shards.total
+
+
+async def test_an_unknown_phase_is_refused_with_those_that_there_are(world: JobWorld) -> None:
+    await world.submit(spec())
+    with pytest.raises(InvalidArgument, match="there is no phase Foo; there are Pending, Starting, Running"):
+        world.jobs.page(phase="Foo", labels={}, limit=10, page_token="")
+    assert world.jobs.page(phase="failed", labels={}, limit=10, page_token="")[0] == []
+
+
 @pytest.mark.parametrize("part", ["shards", "checkpoints", "brain", "models", "keys"])
 async def test_a_service_may_be_away_for_a_while_and_the_job_goes_on(world: JobWorld, part: str) -> None:
     world.shards.total = 1500
@@ -442,6 +456,15 @@ async def test_a_refused_job_creates_nothing_and_names_every_wrong_field(world: 
     assert paths == ["model.params.embedding_dim", "data.features.user"]
     assert world.keys.data == {}
     assert world.cluster.started == []
+
+
+async def test_what_the_cluster_cannot_give_and_a_deadline_that_is_over_are_refused(world: JobWorld) -> None:
+    world.cluster.refused = [Violation("roles.worker.gpu", "there is none")]
+    with pytest.raises(InvalidArgument) as refused:
+        await world.submit(spec(deadline=world.clock.now() - 1.0))
+    assert [item.path for item in refused.value.violations] == ["roles.worker.gpu", "deadline"]
+    world.cluster.refused = []
+    assert await world.submit(spec(deadline=world.clock.now() + 60.0)) == "ads"
 
 
 async def test_a_missing_file_is_a_wrong_field_like_any_other(world: JobWorld) -> None:

@@ -48,19 +48,49 @@ def test_every_wrong_field_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(("changes", "path", "words"), [
-    ({"roles": {"worker": {"min": 3, "max": 2}}}, "roles.worker", "min 3 is above max 2"),
+    ({"roles": {"worker": {"min": 3, "max": 2}}}, "roles.worker.min", "min 3 is above max 2"),
     ({"roles": {"worker": {"memory": "2 cups"}}}, "roles.worker.memory", "no amount of memory"),
-    ({"roles": {"ps": {"replicas": 0, "min": 0}}}, "(root)", "at least one parameter server"),
-    ({"roles": {"data": {"max": 1}}}, "(root)", "workers read files themselves"),
+    ({"roles": {"ps": {"replicas": 0, "min": 0}}}, "roles.ps.replicas", "at least one parameter server"),
+    ({"roles": {"data": {"max": 1}}}, "roles.data.max", "workers read files themselves"),
     ({"model": {"zoo": "dlrm", "entrypoint": "a:b"}}, "model", "either zoo or entrypoint"),
     ({"model": {"entrypoint": "not an entry"}}, "model.entrypoint", "pattern"),
-    ({"dataset": "also"}, "(root)", "either data or dataset"),
+    ({"dataset": "also"}, "data", "either data or dataset"),
     ({"evaluation": {}}, "evaluation", "either data or rows"),
-    ({"training": {"early_stopping": {}}}, "(root)", "needs evaluation.every_s"),
+    ({"training": {"early_stopping": {}}}, "training.early_stopping", "needs evaluation.every_s"),
     ({"training": {"lr_schedule": [{"step": 5, "factor": 1}, {"step": 5, "factor": 0}]}},
      "training.lr_schedule", "steps must ascend"),
     ({"init_from": {}}, "init_from", "either job or model"),
+    ({"evaluation": {"rows": [0.9, 0.1]}}, "evaluation.rows", "two fractions"),
+    ({"evaluation": {"rows": [1.5, 2]}}, "evaluation.rows", "two fractions"),
 ])
 def test_what_does_not_fit_together_is_refused_with_the_reason(changes: dict[str, Any], path: str, words: str) -> None:
     found = violations(**changes)
     assert path in found and words in found[path], found
+
+
+def test_rules_over_several_fields_are_all_told_each_with_its_own_path() -> None:
+    roles = {"data": {"replicas": 1, "max": 1}, "ps": {"replicas": 0}}
+    found = violations(roles=roles, training={"early_stopping": {}}, evaluation={"rows": [0.9, 0.1]}, dataset="also")
+    assert set(found) == {
+        "roles.data.replicas", "roles.ps.replicas", "training.early_stopping", "evaluation.rows", "data"
+    }
+
+
+def test_a_wrong_field_hides_no_rule_that_does_not_need_it() -> None:
+    found = violations(
+        name="Not A Label", roles={"data": {"replicas": 1, "max": 1}, "ps": {"replicas": 0}},
+        training={"batch_size": -4, "early_stopping": {}, "optimizer": {"lr": "much"}},
+        model={"zoo": "dlrm", "entrypoint": "a:b", "params": 3},
+    )
+    assert set(found) == {
+        "name", "roles.data.replicas", "roles.ps.replicas", "training.batch_size", "training.early_stopping",
+        "training.optimizer.lr", "model.params", "model",
+    }
+
+
+def test_a_rule_that_needs_a_wrong_field_is_silent() -> None:
+    assert set(violations(roles={"worker": {"min": 3, "max": "two"}})) == {"roles.worker.max"}
+    assert set(violations(evaluation={"rows": [0, 1], "every_s": "x"}, training={"early_stopping": {}})) == {
+        "evaluation.every_s"
+    }
+    assert set(violations(roles=7, training=[])) == {"roles", "training"}

@@ -223,12 +223,12 @@ def refused(optimizer: Any, tmp_path: Path) -> str:
     (lambda p: torch.optim.AdamW(p), "AdamW is not applied"),
     (lambda p: torch.optim.RMSprop(p), "take SGD, Adagrad or Adam"),
     (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "no momentum"),
-    (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad"),
+    (lambda p: torch.optim.Adam(p, amsgrad=True), "has no amsgrad"),
     (lambda p: torch.optim.Adagrad(p, lr_decay=0.1), "lr_schedule"),
     (lambda p: torch.optim.SGD(p, lr=0.1, maximize=True), "negate the loss"),
 ])
 def test_what_the_servers_do_not_apply_is_refused_with_the_reason(tmp_path: Path, make: Any, reason: str) -> None:
-    assert reason in refused(make, tmp_path)
+    assert refused(make, tmp_path).count(reason) == 1
 
 
 def test_a_scheduler_that_changes_the_rate_is_noticed(tmp_path: Path) -> None:
