@@ -77,15 +77,22 @@ def status(
             item.state = "unsupervised" if item.pid else "stopped"
     roles = [handle for handle in living if handle.run_dir != folder.components]
     ended = exits.read(folder.exits_file, last=last)
+    full = folder.room.objection() if keeper or living else ""  # the supervisor could not write it down
     if json:
         output.print_json(
             _document(folder, mesh)
             | {"supervisor": keeper.pid if keeper else None, "roles": len(roles), "exits": ended}
+            | {"ready": mesh.ready and not full, "degraded": full}
         )
     elif not mesh.components:
         print(f"There is no mesh in {folder.root}.")
     else:
         _print_components(mesh)
+        for name, item in mesh.components.items():
+            if item.reason and item.state not in ("ready", "stopped"):
+                print(f"\n{name} is not ready: {item.reason}")
+        if full:
+            print(f"\nDegraded: {full}. Writes are refused; they go on by themselves when there is room again.")
         print(f"\n{len(roles)} role processes of jobs")
         if keeper is None and living:
             print("The supervisor is gone and nothing restarts what dies: run `recmesh up`.")
@@ -96,7 +103,7 @@ def status(
                 for item in ended
             ]
             output.print_table(["at", "name", "pid", "reason"], rows)
-    if keeper is None or not mesh.ready:
+    if keeper is None or full or not mesh.ready:
         raise typer.Exit(ExitCode.UNREACHABLE)
 
 

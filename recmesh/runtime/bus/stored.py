@@ -37,6 +37,7 @@ async def store(
         all_headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(expected_last)
 
     async def publish(session: Session) -> int:
+        link.room.check()   # again: a server whose disk is full answers nothing, and the next attempt tells why
         check_size(session, subject, payload, all_headers)
         try:
             ack = await session.js.publish(
@@ -52,6 +53,7 @@ async def store(
             raise _too_large(subject, len(payload), session.client.max_payload) from None
         return int(ack.seq)
 
+    link.room.check()
     return await link.call(f"publish {subject}", publish, timeout_s=timeout_s)
 
 
@@ -125,7 +127,7 @@ async def _smaller(session: Session, config: api.StreamConfig) -> api.StreamConf
     if size <= 0:
         return None
     try:
-        present = (await session.js.stream_info(config.name)).config.max_bytes or 0
+        present = (await session.js.stream_info(config.name or "")).config.max_bytes or 0
     except js_errors.NotFoundError:
         present = 0
     if 0 < present < size:   # it lives already: never below what it was given when there was more

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
+from recmesh.runtime.room import Room
 from recmesh.runtime.telemetry import TraceMiddleware
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
@@ -45,6 +46,7 @@ def create(
     loopback: bool,
     limits: BodyLimits,
     closing: asyncio.Event,
+    room: Room,
 ) -> Asgi:
     """The application behind its middleware."""
     app = FastAPI(
@@ -64,7 +66,7 @@ def create(
         app.include_router(routes)
     app.router.routes.extend(ops)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
-    guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits)
+    guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits, room=room)
     return TraceMiddleware(guarded, service="gateway")
 
 
