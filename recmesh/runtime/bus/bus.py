@@ -24,7 +24,7 @@ from recmesh.runtime.errors import InvalidArgument, MeshError, ResourceExhausted
 from recmesh.runtime.events import SUBJECT_ROOT, Event, EventType, decode, encode
 from recmesh.runtime.room import Room
 from recmesh.runtime.settings import ServiceSettings
-from recmesh.runtime.telemetry import Metrics, current_traceparent, get_logger, span
+from recmesh.runtime.telemetry import Metrics, current_traceparent, extract, get_logger, span
 
 MAX_WAITING = 4096
 """Publishes under way or waiting for NATS, and offers in the queue; more are refused or dropped."""
@@ -118,8 +118,10 @@ class Bus:
             raise ResourceExhausted(f"{self._waiting} events wait for NATS already", reason="BUS_BACKLOG")
         self._waiting += 1
         try:
-            with span(f"publish {event.type.name}", kind=SpanKind.PRODUCER):
-                complete = self._complete(event)
+            # An event that waited belongs to the trace in which it came about, not to whoever sends it now.
+            parent = extract({"traceparent": event.traceparent}) if event.traceparent else None
+            with span(f"publish {event.type.name}", kind=SpanKind.PRODUCER, parent=parent):
+                complete = self._complete(dataclasses.replace(event, traceparent=current_traceparent()))
                 headers, body = encode(complete)
                 await store(
                     self._link, complete.subject, body, message_id=headers.pop("Nats-Msg-Id"),

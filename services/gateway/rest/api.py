@@ -67,7 +67,7 @@ def create(
     app.router.routes.extend(ops)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
     guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits, room=room)
-    return TraceMiddleware(guarded, service="gateway")
+    return TraceMiddleware(guarded, service="gateway", paths=("/v1/", "/v2"))
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

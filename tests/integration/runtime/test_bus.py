@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from recmesh.runtime.errors import (
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import JOB_PROGRESSED, JOB_SUBMITTED, JobProgressed, JobSubmitted
 from recmesh.runtime.lifecycle import ExitCode, exit_code
-from recmesh.runtime.telemetry import span, trace_ids
+from recmesh.runtime.telemetry import current_traceparent, span, trace_ids
 from tests.support.servers import NatsServer, nats, nats_server
 from tests.support.tracing import tracing
 
@@ -406,6 +407,22 @@ async def test_one_trace_goes_from_the_publisher_into_the_handler(bus: Bus) -> N
     with span("outside"):
         mine = trace_ids()[0]
         await bus.publish(submitted("job-1"))
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
+        await until(lambda: bool(seen))
+    assert seen == [mine]
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_an_event_that_waited_is_sent_in_the_trace_in_which_it_came_about(bus: Bus) -> None:
+    seen: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        seen.append(trace_ids()[0])
+
+    with span("the call"):
+        mine, waiting = trace_ids()[0], replace(submitted("job-1"), traceparent=current_traceparent())
+    with span("a loop that sends"):
+        await bus.publish(waiting)
     async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
         await until(lambda: bool(seen))
     assert seen == [mine]

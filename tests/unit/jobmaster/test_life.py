@@ -17,6 +17,7 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.events import Event, catalog
+from recmesh.runtime.telemetry import span, trace_ids
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.ledgers import is_full
 from services.jobmaster.domain.limits import Limits
@@ -24,6 +25,9 @@ from services.jobmaster.domain.snapshot import ledger_of
 from services.jobmaster.domain.vitals import Beat
 from services.jobmaster.events import SubmitCommands
 from tests.support.job_world import JobWorld, spec
+from tests.support.tracing import tracing
+
+__all__ = ["tracing"]
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -53,6 +57,16 @@ async def test_a_job_succeeds_with_exactly_its_samples_in_one_committed_snapshot
     assert phases == ["Starting", "Running", "Succeeded"]
     assert all(data.expected for data in world.told("job.role_exited"))
     assert [data.exit_code for data in world.told("job.role_exited") if data.role == "finisher"] == [0]
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_the_event_of_a_submission_carries_the_trace_of_its_call(world: JobWorld) -> None:
+    with span("the call"):
+        mine = trace_ids()[0]
+        job_id = await world.submit(spec())
+    await world.until_phase(job_id, "Succeeded")
+    sent = next(event for event in world.events if event.type is catalog.JOB_SUBMITTED)
+    assert sent.traceparent.split("-")[1] == mine
 
 
 async def test_a_killed_worker_is_replaced_and_its_leases_are_released_at_once(world: JobWorld) -> None:
