@@ -85,7 +85,11 @@ async def ensure_stream(link: Link, config: api.StreamConfig) -> None:
         while True:
             try:
                 return await _ensure(session, asked)
+            except FailedPrecondition:
+                link.room.check()   # what a full disk does to a stream is told in many ways
+                raise
             except js_errors.APIError as refused:
+                link.room.check()
                 if refused.err_code not in _NO_RESERVE:
                     if refused.err_code in _NO_SPACE:
                         raise _no_room(config, refused) from None
