@@ -652,7 +652,22 @@ async def test_a_submission_by_event_waits_while_too_many_jobs_live(world: JobWo
     world.jobs.context = replace(world.jobs.context, max_live_jobs=0)
     command = Event(catalog.JOB_SUBMIT, "ads", catalog.JobSubmit(spec=spec()))
     with pytest.raises(ResourceExhausted):
-        await SubmitCommands(world.jobs).handle(command)
+        await SubmitCommands(world.jobs, publish=world.publish).handle(command)
+
+
+async def test_a_refused_submission_by_event_is_answered_with_its_wrong_fields(world: JobWorld) -> None:
+    wanted = spec() | {"surprise": 1}
+    asked = catalog.JobSubmit(spec=wanted, request_id="r9", submitter="me")
+    command = Event(catalog.JOB_SUBMIT, "ads", asked, source="/me")
+    for _ in range(2):   # the second one is a redelivery
+        with pytest.raises(InvalidArgument):
+            await SubmitCommands(world.jobs, publish=world.publish).handle(command)
+    answers = [event for event in world.events if event.type is catalog.JOB_REFUSED]
+    answer = answers[0].data
+    assert len({event.id for event in answers}) == 1 and answers[0].entity_id == "ads"
+    assert (answer.refused_id, answer.refused_source, answer.request_id) == (command.id, "/me", "r9")
+    assert "surprise" in [item.path for item in answer.violations]
+    assert not world.jobs.runners
 
 
 async def test_a_worker_that_lives_and_trains_nothing_is_replaced(world: JobWorld) -> None:
