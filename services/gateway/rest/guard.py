@@ -25,7 +25,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json")
+OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json", "/static/")
 """No key needed: they tell nothing of jobs or models."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 STORING_METHODS = ("POST", "PUT", "PATCH")
