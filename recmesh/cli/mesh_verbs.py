@@ -12,6 +12,7 @@ from recmesh.cli.exit_codes import ExitCode
 from recmesh.cli.mesh import exits, state, stop
 from recmesh.cli.mesh.home import Home
 from recmesh.cli.options import HomeOption, JsonOption, home_of
+from recmesh.runtime.errors import MeshError
 
 
 def register(app: typer.Typer) -> None:
@@ -54,9 +55,23 @@ def up(
         print("Try       recmesh submit examples/flights/job.yaml")
 
 
-def down(home: HomeOption = None) -> None:
+def down(
+    home: HomeOption = None,
+    save: Annotated[
+        float, typer.Option(help="Seconds for a last snapshot of each job that trains; 0: none.", min=0, max=600)
+    ] = 10.0,
+) -> None:
     """Stop the mesh and the roles of its jobs, which go on from their checkpoint after the next `up`."""
     folder = home_of(home)
+    if save and stop.supervisor(folder) and state.load(folder.mesh_file).ready and stop.roles(folder):
+        from recmesh.cli.connect import connect
+        from recmesh.cli.mesh.save import save_jobs
+
+        try:
+            with connect(str(folder.root)) as mesh:
+                save_jobs(mesh, within_s=save, tell=print)
+        except MeshError as error:  # it goes down all the same
+            print(f"No snapshots: {error.message}")
     stopped = stop.down(folder)
     print(f"The mesh in {folder.root} is {'down' if stopped else 'not running'}.")
 
