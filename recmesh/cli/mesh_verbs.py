@@ -12,6 +12,7 @@ from recmesh.cli.exit_codes import ExitCode
 from recmesh.cli.mesh import exits, state, stop
 from recmesh.cli.mesh.home import Home
 from recmesh.cli.options import HomeOption, JsonOption, home_of
+from recmesh.runtime.errors import MeshError
 
 
 def register(app: typer.Typer) -> None:
@@ -54,9 +55,23 @@ def up(
         print("Try       recmesh submit examples/flights/job.yaml")
 
 
-def down(home: HomeOption = None) -> None:
+def down(
+    home: HomeOption = None,
+    save: Annotated[
+        float, typer.Option(help="Seconds for a last snapshot of each job that trains; 0: none.", min=0, max=600)
+    ] = 10.0,
+) -> None:
     """Stop the mesh and the roles of its jobs, which go on from their checkpoint after the next `up`."""
     folder = home_of(home)
+    if save and stop.supervisor(folder) and state.load(folder.mesh_file).ready and stop.roles(folder):
+        from recmesh.cli.connect import connect
+        from recmesh.cli.mesh.save import save_jobs
+
+        try:
+            with connect(str(folder.root)) as mesh:
+                save_jobs(mesh, within_s=save, tell=print)
+        except MeshError as error:  # it goes down all the same
+            print(f"No snapshots: {error.message}")
     stopped = stop.down(folder)
     print(f"The mesh in {folder.root} is {'down' if stopped else 'not running'}.")
 
@@ -77,15 +92,22 @@ def status(
             item.state = "unsupervised" if item.pid else "stopped"
     roles = [handle for handle in living if handle.run_dir != folder.components]
     ended = exits.read(folder.exits_file, last=last)
+    full = folder.room.objection() if keeper or living else ""  # the supervisor could not write it down
     if json:
         output.print_json(
             _document(folder, mesh)
             | {"supervisor": keeper.pid if keeper else None, "roles": len(roles), "exits": ended}
+            | {"ready": mesh.ready and not full, "degraded": full}
         )
     elif not mesh.components:
         print(f"There is no mesh in {folder.root}.")
     else:
         _print_components(mesh)
+        for name, item in mesh.components.items():
+            if item.reason and item.state not in ("ready", "stopped"):
+                print(f"\n{name} is not ready: {item.reason}")
+        if full:
+            print(f"\nDegraded: {full}. Writes are refused; they go on by themselves when there is room again.")
         print(f"\n{len(roles)} role processes of jobs")
         if keeper is None and living:
             print("The supervisor is gone and nothing restarts what dies: run `recmesh up`.")
@@ -96,7 +118,7 @@ def status(
                 for item in ended
             ]
             output.print_table(["at", "name", "pid", "reason"], rows)
-    if keeper is None or not mesh.ready:
+    if keeper is None or full or not mesh.ready:
         raise typer.Exit(ExitCode.UNREACHABLE)
 
 

@@ -19,7 +19,14 @@ import orjson
 
 from recmesh.runtime import telemetry
 from recmesh.runtime.clock import Clock, system_clock
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, MeshFault, Unavailable
+from recmesh.runtime.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    MeshError,
+    MeshFault,
+    ResourceExhausted,
+    Unavailable,
+)
 from recmesh.runtime.settings import ServiceSettings
 
 _log = telemetry.get_logger(__name__)
@@ -194,6 +201,8 @@ def exit_code(error: BaseException) -> ExitCode:
             return ExitCode.RETRY
         case InvalidArgument() | FailedPrecondition():
             return ExitCode.BAD_CONFIG
+        case ResourceExhausted(reason="NO_SPACE" | "STORAGE_FULL"):
+            return ExitCode.CANNOT_WRITE
         case Unavailable() | ConnectionError():
             return ExitCode.UNAVAILABLE
         case OSError(errno=errno.EADDRINUSE):

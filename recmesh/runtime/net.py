@@ -29,7 +29,10 @@ def listen(address: str, *, what: str, setting: str = "address") -> socket.socke
         made.close()
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(what, address) from None
-        raise _bad(what, setting, f"cannot listen on {address}: {error.strerror or error}") from None
+        reason = f"cannot listen on {address}: {error.strerror or error}"
+        if error.errno == errno.EADDRNOTAVAIL:
+            reason = f"cannot listen on {address}: {host} is not an address of this machine"
+        raise _bad(what, setting, reason) from None
     made.setblocking(False)
     return made
 

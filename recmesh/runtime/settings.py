@@ -63,6 +63,8 @@ class ServiceSettings(Settings):
     http_address: str = "127.0.0.1:0"
     nats_url: str = "nats://127.0.0.1:4222"
     nats_token: SecretStr | None = None
+    nats_dir: Path | None = None
+    """Folder of a NATS server on this machine: while its disk is full, writes are refused at once."""
     otlp_endpoint: str = ""
     """host:port of an OpenTelemetry collector (gRPC); empty: spans are not exported."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

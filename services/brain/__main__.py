@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop, main
+from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
 from services.brain import ops, rpc
 from services.brain.app import App
@@ -29,6 +30,10 @@ class Database:
         """Bring the schema up to date."""
         await asyncio.to_thread(self._store.open)
 
+    async def ping(self) -> None:
+        """Returns when it answers; raises what it says otherwise."""
+        await asyncio.to_thread(self._store.ping)
+
     async def stop(self) -> None:
         """Let go of all connections."""
         await asyncio.to_thread(self._store.close)
@@ -37,8 +42,7 @@ class Database:
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components in start order."""
     settings = BrainSettings.from_env(env, "RECMESH_")
-    nats_token = settings.nats_token.get_secret_value() if settings.nats_token else None
-    bus = Bus(settings.nats_url, "brain", token=nats_token)
+    bus = Bus.of(settings, "brain")
     store = SqlStore(settings.database)
     rule = WarmStart(k=settings.warm_start_jobs, mu=settings.warm_start_weight, s_min=settings.warm_start_likeness)
     app = App(store, rule=rule, clock=system_clock, told=Proposals(bus))
@@ -48,16 +52,20 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         await app.forget(older_than_s=settings.profile_days * 86_400, profiles_per_job=settings.profiles_per_job)
         return FORGET_EVERY_S
 
+    server = RpcServer(
+        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app))],
+        tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
+    )
+    database = Database(store)
+    ready = Readiness({"the database": database.ping}, known=bus.objection, followers=[server])
     return [
-        ops.server(settings, view, bus),
+        ops.server(settings, view, ready),
         bus,
-        Database(store),
-        RpcServer(
-            "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app))],
-            tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
-        ),
+        database,
+        server,
         Loop("forget", forget),
         bus.service("brain", ops.release(), "What resources each job should have", view.figures),
+        ready,
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, main
+from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
 from recmesh.runtime.telemetry import Metrics
 from services.ckptcache import ops, rpc
@@ -30,8 +31,7 @@ BUCKET = "recmesh_checkpoints"
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components in start order."""
     settings = CkptcacheSettings.from_env(env, "RECMESH_")
-    nats_token = settings.nats_token.get_secret_value() if settings.nats_token else None
-    bus = Bus(settings.nats_url, "ckptcache", token=nats_token)
+    bus = Bus.of(settings, "ckptcache")
     policy = Policy(
         node=settings.node,
         memory_budget_bytes=settings.checkpoint_memory_bytes,
@@ -77,16 +77,19 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         entries=entries, flusher=flusher, memory=memory, policy=policy, clock=system_clock, pool=pool,
         drain_s=settings.drain_s / 2,
     )  # fmt: skip
+    server = RpcServer(
+        "rpc", settings.rpc_address, [rpc.register(servicer)],
+        tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
+    )
+    ready = Readiness({}, known=bus.objection, followers=[server])
     return [
-        ops.server(settings, view, bus),
+        ops.server(settings, view, ready),
         bus,
         life,
-        RpcServer(
-            "rpc", settings.rpc_address, [rpc.register(servicer)],
-            tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
-        ),
+        server,
         view.recorder,
         bus.service("ckptcache", ops.release(), "Snapshots in memory and on storage", view.figures),
+        ready,
     ]  # fmt: skip
 
 

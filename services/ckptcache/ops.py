@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, state, text
 from recmesh.runtime.ops.panels import Value
+from recmesh.runtime.readiness import Readiness
 from services.ckptcache.app.checkpoints import Checkpoints
 from services.ckptcache.app.figures import Figures
 from services.ckptcache.app.flush import Flusher
@@ -106,10 +106,10 @@ def _parts(snapshot: Snapshot) -> Cell:
     return Cell(f"{there} of {len(snapshot.expected)}", share=there / max(1, len(snapshot.expected)))
 
 
-def server(settings: CkptcacheSettings, view: View, bus: Bus) -> OpsServer:
+def server(settings: CkptcacheSettings, view: View, ready: Readiness) -> OpsServer:
     """The component that serves the page, probes and metrics."""
     return OpsServer(
         "ckptcache", settings.http_address, view.page(),
-        readiness=lambda: "" if bus.connected else "no connection to NATS",
+        readiness=ready.reason,
         token=settings.token, version=release(),
     )  # fmt: skip

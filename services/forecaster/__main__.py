@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop, main
+from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
 from services.forecaster import events, ops, rpc
 from services.forecaster.app import App
@@ -28,6 +29,10 @@ class Database:
         """Bring the schema up to date."""
         await asyncio.to_thread(self._store.open)
 
+    async def ping(self) -> None:
+        """Returns when it answers; raises what it says otherwise."""
+        await asyncio.to_thread(self._store.ping)
+
     async def stop(self) -> None:
         """Let go of all connections."""
         await asyncio.to_thread(self._store.close)
@@ -36,8 +41,7 @@ class Database:
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components in start order."""
     settings = ForecasterSettings.from_env(env, "RECMESH_")
-    nats_token = settings.nats_token.get_secret_value() if settings.nats_token else None
-    bus = Bus(settings.nats_url, "forecaster", token=nats_token)
+    bus = Bus.of(settings, "forecaster")
     store = SqlStore(settings.database, max_series=settings.rate_series)
     models = ModelPool()
     app = App(store, models, clock=system_clock, updated=events.Updates(bus))
@@ -51,19 +55,23 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         await app.watch(settings.forecast_watch, horizon=settings.forecast_horizon)
         return settings.forecast_every_s
 
+    server = RpcServer(
+        "rpc", settings.rpc_address, [rpc.register(rpc.ForecasterServicer(app))],
+        tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
+    )
+    database = Database(store)
+    ready = Readiness({"the database": database.ping}, known=bus.objection, followers=[server])
     return [
-        ops.server(settings, view, bus),
+        ops.server(settings, view, ready),
         bus,
-        Database(store),
+        database,
         models,
-        RpcServer(
-            "rpc", settings.rpc_address, [rpc.register(rpc.ForecasterServicer(app))],
-            tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
-        ),
+        server,
         events.rates(bus, app),
         Loop("forget", forget),
         *([Loop("watch", watch)] if settings.forecast_watch else []),
         bus.service("forecaster", ops.release(), "Traffic rates and what they will be", view.figures),
+        ready,
     ]  # fmt: skip
 
 

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import NotFound
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Table, Tile, Tiles, Tone, text
 from recmesh.runtime.ops.panels import Points, Value
+from recmesh.runtime.readiness import Readiness
 from services.forecaster.app import App
 from services.forecaster.config import ForecasterSettings
 from services.forecaster.domain.forecast import Forecast
@@ -115,10 +115,10 @@ def _moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%m-%d %H:%M:%S")
 
 
-def server(settings: ForecasterSettings, view: View, bus: Bus) -> OpsServer:
+def server(settings: ForecasterSettings, view: View, ready: Readiness) -> OpsServer:
     """The component that serves the page, probes and metrics."""
     return OpsServer(
         "forecaster", settings.http_address, view.page(),
-        readiness=lambda: "" if bus.connected else "no connection to NATS",
+        readiness=ready.reason,
         token=settings.token, version=release(),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from recmesh.runtime import lifecycle, telemetry
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop
+from recmesh.runtime.room import Room
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
@@ -40,7 +41,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """Gateway's components, in start order."""
     config = Config.from_env(env, PREFIX)
     release = _version()
-    bus = Bus(config.nats_url, "gateway", token=_secret(config.nats_token))
+    bus = Bus.of(config, "gateway")
     facts = Facts(bus)
     limits = ServingLimits(config.infer_timeout_s, config.max_infer_timeout_s, config.load_timeout_s)
     observation = Observation(clock=system_clock, rate_step_s=config.rate_step_s, tell_rate=facts.rate)
@@ -63,7 +64,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     )  # fmt: skip
     app = api.create(
         parts, ops=face.routes(), api_key=config.access_key,
-        loopback=is_loopback(config.http_address), closing=closing,
+        loopback=is_loopback(config.http_address), closing=closing, room=Room(config.data_dir),
         limits=BodyLimits(config.max_body_bytes, config.max_infer_bytes, config.max_code_bytes),
     )  # fmt: skip
     return [
@@ -84,11 +85,6 @@ def _code(config: Config) -> CodeStore:
         config.storage_root, max_bytes=config.max_code_bytes,
         max_unpacked_bytes=config.max_code_unpacked_bytes, max_members=config.max_code_members,
     )  # fmt: skip
-
-
-def _secret(value: object) -> str | None:
-    reveal = getattr(value, "get_secret_value", None)
-    return str(reveal()) if reveal is not None else None
 
 
 def _version() -> str:

@@ -11,6 +11,7 @@ import grpc
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop, main
+from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer, channel
 from services.jobmaster import events, ops, rpc
 from services.jobmaster.app.context import Addresses, Context
@@ -100,8 +101,7 @@ class Channels:
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components in start order."""
     settings = JobmasterSettings.from_env(env, "RECMESH_")
-    nats_token = settings.nats_token.get_secret_value() if settings.nats_token else None
-    bus = Bus(settings.nats_url, "jobmaster", token=nats_token)
+    bus = Bus.of(settings, "jobmaster")
 
     def connect(address: str) -> grpc.aio.Channel:
         return channel(address, tls=settings.tls, token=settings.token)
@@ -143,6 +143,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     )
     micro = bus.service("jobmaster", ops.release(), "The life of training jobs", lambda: ops.figures(jobs))
     charts = ops.recorder(jobs)
+    ready = Readiness({}, known=bus.objection, followers=[server])
     return [
         bus,
         Channels([shardsvc, ckptcache, brain, gateway], servers),
@@ -153,6 +154,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         micro,
         charts,
         ops.server(settings, jobs, bus, charts),
+        ready,
     ]
 
 

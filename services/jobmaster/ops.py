@@ -54,8 +54,8 @@ def server(settings: JobmasterSettings, jobs: Jobs, bus: Bus, charts: Recorder) 
 
 
 def _not_ready(jobs: Jobs, bus: Bus) -> str:
-    if not bus.connected:
-        return "no connection to NATS"
+    if reason := bus.objection():
+        return reason
     return "" if jobs.is_leading else "another jobmaster leads"
 
 

@@ -6,6 +6,7 @@ from recmesh.runtime import lifecycle
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop
+from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
 from services.shardsvc import ops, rpc
 from services.shardsvc.app import Datasets, Indexer, Runs, TaskLog
@@ -20,8 +21,7 @@ DESCRIPTION = "Datasets, data tasks and shard leases"
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components of one replica, in start order."""
     config = Config.from_env(env, "RECMESH_")
-    nats_token = config.nats_token.get_secret_value() if config.nats_token else None
-    bus = Bus(config.nats_url, "shardsvc", token=nats_token)
+    bus = Bus.of(config, "shardsvc")
     queue = ValkeyQueue(
         connect(config.valkey_url.get_secret_value(), connections=config.valkey_connections)
     )
@@ -33,14 +33,16 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         "rpc", config.rpc_address, [rpc.register(rpc.ShardsServicer(runs, datasets))],
         tls=config.tls, token=config.token, service_names=[rpc.SERVICE_NAME],
     )  # fmt: skip
+    ready = Readiness({"Valkey": queue.ping}, known=bus.objection, followers=[server])
     return [
-        ops.server(config, view, bus),
+        ops.server(config, view, ready),
         bus,
         queue,
         server,
         Loop("sweep", runs.sweeper(config.sweep_s)),
         view.recorder,
         bus.service("shardsvc", ops.release(), DESCRIPTION, view.figures),
+        ready,
     ]
 
 

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, state, text
 from recmesh.runtime.ops.panels import Points, Value
+from recmesh.runtime.readiness import Readiness
 from services.shardsvc.app import Datasets, RunProgress, Runs
 from services.shardsvc.config import Config
 from services.shardsvc.domain.dataset import Dataset
@@ -140,10 +140,10 @@ def _state(run: RunProgress) -> Cell:
     return state("running" if run.view.leases else "waiting")
 
 
-def server(config: Config, view: View, bus: Bus) -> OpsServer:
+def server(config: Config, view: View, ready: Readiness) -> OpsServer:
     """The component that serves the page, probes and metrics."""
     return OpsServer(
         "shardsvc", config.http_address, view.page(),
-        readiness=lambda: "" if bus.connected else "no connection to NATS",
+        readiness=ready.reason,
         token=config.token, version=release(),
     )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 
 from recmesh.runtime.deadline import remaining_s
 from recmesh.runtime.errors import Aborted, AlreadyExists, MeshError, NotFound
+from recmesh.runtime.room import Room
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
@@ -279,7 +280,8 @@ def rest_app(
     )
     return api.create(
         parts, ops=[], api_key=api_key, loopback=loopback,
-        limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), closing=asyncio.Event(),
+        limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), room=Room(made.root),
+        closing=asyncio.Event(),
     )  # fmt: skip
 
 

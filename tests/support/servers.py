@@ -102,14 +102,16 @@ class Server:
 class NatsServer(Server):
     """nats-server with JetStream on file storage."""
 
-    def __init__(self, folder: Path, *, token: str = "", max_payload_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, folder: Path, *, token: str = "", max_payload_bytes: int = 1 << 20, store: str = "2G"
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
         config = folder / "nats.conf"
         config.write_text(
             f"listen: 127.0.0.1:{port}\n"
             f"max_payload: {max_payload_bytes}\n"
-            f'jetstream {{ store_dir: "{folder}/jetstream", max_file_store: 2G, max_memory_store: 256M }}\n'
+            f'jetstream {{ store_dir: "{folder}/jetstream", max_file_store: {store}, max_memory_store: 256M }}\n'
             + (f'authorization {{ token: "{token}" }}\n' if token else "")
         )
         super().__init__("nats-server", [_nats_binary(), "-c", str(config)], port=port, folder=folder)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.runtime.errors import FailedPrecondition, ResourceExhausted
+from recmesh.runtime.room import Room
 
 MIN_FREE_BYTES = 256 * 2**20
 """Below this `up` refuses to start: JetStream and the append-only file stop taking writes soon after."""
@@ -71,6 +72,11 @@ class Home:
     def shm(self) -> Path:
         """Shared memory of this mesh; by hash, because the folder's own path may be long."""
         return Path("/dev/shm") / f"recmesh-{hashlib.sha256(str(self.root).encode()).hexdigest()[:12]}"
+
+    @property
+    def room(self) -> Room:
+        """What a mesh that runs needs; it starts with `MIN_FREE_BYTES` only."""
+        return Room(self.root)
 
     def make(self) -> None:
         """Creates the folder and proves that it can be written; one clear error when it cannot."""

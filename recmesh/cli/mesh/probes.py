@@ -1,6 +1,8 @@
 """Asking a component whether it is ready, over its own protocol, with a deadline and no client library."""
 
+import json
 import socket
+from dataclasses import dataclass
 from enum import Enum
 
 from recmesh.cli.mesh.component import Probe
@@ -20,25 +22,48 @@ class Answer(Enum):
     """Somebody listens and does not answer within the deadline."""
 
 
-def ask(probe: Probe) -> Answer:
+_MOST_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An answer with the reason that came with it, if any."""
+
+    answer: Answer
+    reason: str = ""
+
+
+def ask(probe: Probe) -> Heard:
     """Asks once; never raises for what the other side does."""
     host, _, port = probe.address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as connection:
             if probe.kind == "http":
                 return _http(connection, probe)
-            return _nats(connection) if probe.kind == "nats" else _valkey(connection, probe.password)
+            return Heard(_nats(connection) if probe.kind == "nats" else _valkey(connection, probe.password))
     except TimeoutError:
-        return Answer.SILENT
+        return Heard(Answer.SILENT, f"no answer within {TIMEOUT_S:g} s")
     except OSError:
-        return Answer.REFUSED
+        return Heard(Answer.REFUSED)
 
 
-def _http(connection: socket.socket, probe: Probe) -> Answer:
+def _http(connection: socket.socket, probe: Probe) -> Heard:
     request = f"GET {probe.path} HTTP/1.1\r\nHost: {probe.address}\r\nConnection: close\r\n\r\n"
     connection.sendall(request.encode())
-    status = connection.recv(4096).split(b" ", 2)  # HTTP/1.1 200 OK
-    return Answer.READY if status[1:2] == [b"200"] else Answer.NOT_READY
+    text = connection.recv(4096)
+    if text.split(b" ", 2)[1:2] == [b"200"]:  # HTTP/1.1 200 OK
+        return Heard(Answer.READY)
+    while len(text) < _MOST_BYTES and (more := connection.recv(4096)):  # the body may come in a packet of its own
+        text += more
+    return Heard(Answer.NOT_READY, _reason(text))
+
+
+def _reason(text: bytes) -> str:
+    """Of `{"ready": false, "reason": ...}`."""
+    try:
+        return str(json.loads(text.partition(b"\r\n\r\n")[2])["reason"])[:500]
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _nats(connection: socket.socket) -> Answer:

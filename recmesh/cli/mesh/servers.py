@@ -33,14 +33,24 @@ def valkey_binary() -> Path:
         return Path(found)
 
 
+STORE_SHARE = 0.75
+"""Of the data folder's disk, full or not, that JetStream may promise to streams."""
+
+
 def nats(folder: Path, *, port: int, token: str, name: str) -> Component:
-    """JetStream with file storage that is synced before each acknowledgement: what is acknowledged stays."""
+    """JetStream with file storage that is synced before each acknowledgement: what is acknowledged stays.
+
+    Its limit is a share of the disk's whole size: left to itself the server takes a share of what is free when
+    it starts, and does not open streams any more that were promised more when the disk was emptier.
+    """
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    limit = int(shutil.disk_usage(existing).total * STORE_SHARE) >> 20
     config = folder / "nats-server.conf"
     text = (
         f'server_name: "{name}"\n'
         f'listen: "127.0.0.1:{port}"\n'
         f'authorization {{ token: "{token}" }}\n'
-        f'jetstream {{ store_dir: "{folder}", sync_interval: always }}\n'
+        f'jetstream {{ store_dir: "{folder}", sync_interval: always, max_file_store: {limit}MB }}\n'
         "max_payload: 1MB\n"
     )
     return Component(

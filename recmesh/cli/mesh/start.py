@@ -1,6 +1,7 @@
 """`recmesh up`: prepare, hand over to the supervisor, wait until all is ready, or leave nothing behind."""
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -20,7 +21,7 @@ from recmesh.cli.mesh.config import MeshConfig
 from recmesh.cli.mesh.home import Home
 from recmesh.cli.mesh.rounds import Round
 from recmesh.cli.mesh.table import SERVICE_MESH, Table
-from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
+from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.runtime.process import ProcessHandle, launch
 
 _POLL_S = 0.05
@@ -66,6 +67,7 @@ def up(
         told |= {"api_key": env["RECMESH_API_KEY"]} if env.get("RECMESH_API_KEY") else {}
         values = file_values | told
         config = configuration.check(values, home.config_file)
+        check_listen(config.listen)
         _check_external(config)
         chosen = _ports(home, config, options, {handle.name for handle in before})
         components = options.table.components(home, config, chosen, home.secrets())
@@ -86,6 +88,20 @@ def up(
                 stop.down(home)
             raise
         return UpResult(mesh, bool(before) and unchanged, time.monotonic() - began)
+
+
+def check_listen(host: str) -> None:
+    """InvalidArgument when nothing on this machine can listen there, before anything is started."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        away = error.errno == errno.EADDRNOTAVAIL
+        reason = "is not an address of this machine" if away else f"cannot be listened on: {error.strerror or error}"
+        raise InvalidArgument(
+            f"{host} {reason}", reason="LISTEN", violations=[Violation("listen", f"{host} {reason}")]
+        ) from None
 
 
 def _check_external(config: MeshConfig) -> None:
@@ -197,4 +213,7 @@ def _message(line: str) -> str:
         value: Any = json.loads(line)
     except ValueError:
         return line
-    return str(value.get("message") or value.get("error") or line) if isinstance(value, dict) else line
+    if not isinstance(value, dict):
+        return line
+    parts = [str(value[name]) for name in ("message", "error") if value.get(name)]   # what failed, and why
+    return ": ".join(parts) or line

@@ -24,6 +24,8 @@ class ComponentState:
     """It does not start; see the last exit, and its log."""
     last_exit: str = ""
     last_exit_at: float = 0.0
+    reason: str = ""
+    """What it says itself of why it is not ready."""
 
 
 @dataclass(slots=True)

@@ -25,14 +25,24 @@ def living(home: Home) -> list[ProcessHandle]:
     return [item for item in find(home.run, recursive=True) if item.alive() and item.name != SUPERVISOR]
 
 
+def roles(home: Home) -> list[ProcessHandle]:
+    """The living processes of jobs."""
+    return [item for item in living(home) if item.run_dir != home.components]
+
+
 def stop_everything(home: Home, *, on_exit: Callable[[ProcessHandle], None] = lambda _: None) -> None:
-    """Jobmaster first (it would replace the roles), roles while the rest still serves them, stores last."""
+    """Jobmaster first (it would replace the roles), roles while the rest still serves them, stores last.
+
+    Of the roles the parameter servers last: workers drain by pushing what they hold.
+    """
     alive = living(home)
     components = {item.name: item for item in alive if item.run_dir == home.components}
-    roles = [item for item in alive if item.run_dir != home.components]
+    jobs = [item for item in alive if item.run_dir != home.components]
+    servers = [item for item in jobs if item.name.startswith("ps-")]
     stages: list[tuple[list[ProcessHandle], float]] = [
         ([components[name] for name in ("jobmaster",) if name in components], SERVICE_GRACE_S),
-        (roles, ROLE_GRACE_S),
+        ([item for item in jobs if item not in servers], ROLE_GRACE_S),
+        (servers, ROLE_GRACE_S),
         ([item for name, item in components.items() if name not in (*_STORES, "jobmaster")], SERVICE_GRACE_S),
         ([components[name] for name in _STORES if name in components], SERVICE_GRACE_S),
     ]

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from recmesh.cli.mesh import exits, rounds, state
 from recmesh.cli.mesh.component import Component
+from recmesh.cli.mesh.disk import DiskWatch
 from recmesh.cli.mesh.home import Home, write_private
-from recmesh.cli.mesh.probes import Answer, ask
+from recmesh.cli.mesh.probes import Heard, ask
 from recmesh.cli.mesh.stop import stop_everything
 from recmesh.cli.mesh.watch import Action, State, Watch
 from recmesh.runtime.errors import MeshError
@@ -46,7 +47,9 @@ class Kept:
     component: Component
     watch: Watch = field(default_factory=Watch)
     handle: ProcessHandle | None = None
-    probe: Future[Answer] | None = None
+    probe: Future[Heard] | None = None
+    reason: str = ""
+    """What it said last of why it is not ready."""
     next_probe: float = 0.0
     last_exit: str = ""
     last_exit_at: float = 0.0
@@ -65,6 +68,7 @@ class Supervisor:
         self._stop = False
         self._reload = True
         self._next_log_check = 0.0
+        self._disk = DiskWatch()
 
     def run(self) -> None:
         """Until SIGTERM; then everything is stopped."""
@@ -90,6 +94,7 @@ class Supervisor:
         if self._reload:
             self._reload = False
             self._read_round(now)
+        self._watch_disk(now)
         startable = self._startable_stage()
         for kept in self._kept.values():
             self._look(kept, now)
@@ -143,6 +148,17 @@ class Supervisor:
                 self._record_exit(handle)
             handle.forget()
 
+    def _watch_disk(self, now: float) -> None:
+        """NATS starts again once there is room after there was none; the services' connections come back."""
+        objection, before = self._home.room.objection(), self._disk.full
+        if objection and not before:
+            log.warning("%s; writes are refused until there is room again", objection)
+        restart = self._disk.saw(objection, now)
+        kept = self._kept.get("nats")
+        if restart and kept is not None and kept.handle is not None:
+            log.warning("the data folder has room again: NATS is restarted, so that its streams take writes")
+            kept.handle.terminate(0)
+
     def _look(self, kept: Kept, now: float) -> None:
         """Its process and its probe."""
         if kept.handle is not None and (record := kept.handle.exit()) is not None:
@@ -150,10 +166,12 @@ class Supervisor:
             self._record_exit(kept.handle)
             kept.last_exit, kept.last_exit_at = record.reason, record.ended_at
             kept.handle.forget()
-            kept.handle, kept.probe = None, None
+            kept.handle, kept.probe, kept.reason = None, None, ""
             kept.watch.died(now, exit_code=record.exit_code)
         if kept.probe is not None and kept.probe.done():
-            kept.watch.heard(kept.probe.result(), now)
+            heard = kept.probe.result()
+            kept.watch.heard(heard.answer, now)
+            kept.reason = heard.reason
             kept.probe = None
             patience_s = (now - kept.watch.since) * 0.05 if kept.watch.state is State.STARTING else 0.0
             kept.next_probe = now + max(PROBE_EVERY_S.get(kept.watch.state, 1.0), min(patience_s, 1.0))
@@ -206,7 +224,7 @@ class Supervisor:
                 state=kept.watch.state.value, pid=kept.handle.pid if kept.handle else None,
                 addresses=dict(kept.component.addresses), restarts=kept.watch.restarts,
                 since=kept.watch.since, hopeless=kept.watch.hopeless,
-                last_exit=kept.last_exit, last_exit_at=kept.last_exit_at,
+                last_exit=kept.last_exit, last_exit_at=kept.last_exit_at, reason=kept.reason,
             )
             for name, kept in self._kept.items()
         }  # fmt: skip

@@ -79,6 +79,8 @@ def _common_env(
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # two threads per process under contention collapse throughput
     }
+    if not config.nats.url:
+        env["RECMESH_NATS_DIR"] = str(home.root / "nats")
     token = config.nats.token.get_secret_value() if config.nats.token else ""
     token = token if config.nats.url else secrets["nats"]
     if token:

@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Self
 
 from nats.aio.msg import Msg
 from nats.js import api
@@ -22,7 +22,9 @@ from recmesh.runtime.bus.stored import DUPLICATE_WINDOW_S, ensure_stream, store
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import InvalidArgument, MeshError, ResourceExhausted
 from recmesh.runtime.events import SUBJECT_ROOT, Event, EventType, decode, encode
-from recmesh.runtime.telemetry import Metrics, current_traceparent, get_logger, span
+from recmesh.runtime.room import Room
+from recmesh.runtime.settings import ServiceSettings
+from recmesh.runtime.telemetry import Metrics, current_traceparent, extract, get_logger, span
 
 MAX_WAITING = 4096
 """Publishes under way or waiting for NATS, and offers in the queue; more are refused or dropped."""
@@ -44,9 +46,10 @@ class Bus:
     def __init__(
         self, url: str, source: str, *, token: str | None = None, clock: Clock = system_clock,
         connect_timeout_s: float = 30.0, replicas: int = 1, max_event_bytes: int = 1 << 30,
+        room: Room | None = None,
     ) -> None:
         self.source = source if source.startswith("/") else f"/recmesh/{source}"
-        self._link = Link(url, name=source, token=token, clock=clock)
+        self._link = Link(url, name=source, token=token, clock=clock, room=room)
         self._connect_timeout_s = connect_timeout_s
         self._replicas = replicas
         self._max_event_bytes = max_event_bytes
@@ -56,6 +59,21 @@ class Bus:
         self._idle = asyncio.Event()
         self._idle.set()
         self._sender: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, settings: ServiceSettings, source: str) -> Self:
+        """As a service's settings say."""
+        token = settings.nats_token.get_secret_value() if settings.nats_token else None
+        return cls(settings.nats_url, source, token=token, room=Room(settings.nats_dir))
+
+    @property
+    def room(self) -> Room:
+        """On the disk of the server."""
+        return self._link.room
+
+    def objection(self) -> str:
+        """Why nothing can be published now, or ''; for readiness."""
+        return self.room.objection() if self.connected else "no connection to NATS"
 
     @property
     def connected(self) -> bool:
@@ -100,8 +118,10 @@ class Bus:
             raise ResourceExhausted(f"{self._waiting} events wait for NATS already", reason="BUS_BACKLOG")
         self._waiting += 1
         try:
-            with span(f"publish {event.type.name}", kind=SpanKind.PRODUCER):
-                complete = self._complete(event)
+            # An event that waited belongs to the trace in which it came about, not to whoever sends it now.
+            parent = extract({"traceparent": event.traceparent}) if event.traceparent else None
+            with span(f"publish {event.type.name}", kind=SpanKind.PRODUCER, parent=parent):
+                complete = self._complete(dataclasses.replace(event, traceparent=current_traceparent()))
                 headers, body = encode(complete)
                 await store(
                     self._link, complete.subject, body, message_id=headers.pop("Nats-Msg-Id"),

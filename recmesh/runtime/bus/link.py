@@ -23,6 +23,7 @@ from nats.js import errors as js_errors
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.deadline import bounded
 from recmesh.runtime.errors import InvalidArgument, MeshError, Unauthenticated, Unavailable, Violation
+from recmesh.runtime.room import Room
 from recmesh.runtime.telemetry import Metrics, get_logger
 
 T = TypeVar("T")
@@ -101,7 +102,12 @@ def _server(url: str) -> _Server:
 class Link:
     """Dials, redials, retries; of several servers, which are one cluster, the first that answers is used."""
 
-    def __init__(self, url: str, *, name: str, token: str | None = None, clock: Clock = system_clock) -> None:
+    def __init__(
+        self, url: str, *, name: str, token: str | None = None, clock: Clock = system_clock,
+        room: Room | None = None,
+    ) -> None:
+        self.room = room or Room(None)
+        """On the server's disk, where that is known; who writes asks it first."""
         self._servers = [_server(item.strip()) for item in url.split(",")]
         self.address = ", ".join(server.address for server in self._servers)
         self._name = name

@@ -1,5 +1,6 @@
 """Writing to JetStream: acknowledged, deduplicated, safe to repeat; and the streams themselves."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import nats.errors
@@ -13,6 +14,9 @@ DUPLICATE_WINDOW_S = 120.0
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _NO_SPACE = (10023, 10047, 10077, 10122)   # resources, storage and message limits of server, account, stream
 _NAME_IN_USE = 10058
+_NO_RESERVE = (10023, 10028, 10047)   # what the server, the account or the disk has left is less than asked for
+LEAST_STREAM_BYTES = 16 << 20
+"""A stream with a limit gets at least this much; where the server has less, it has too little."""
 
 
 async def store(
@@ -33,6 +37,7 @@ async def store(
         all_headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(expected_last)
 
     async def publish(session: Session) -> int:
+        link.room.check()   # again: a server whose disk is full answers nothing, and the next attempt tells why
         check_size(session, subject, payload, all_headers)
         try:
             ack = await session.js.publish(
@@ -48,6 +53,7 @@ async def store(
             raise _too_large(subject, len(payload), session.client.max_payload) from None
         return int(ack.seq)
 
+    link.room.check()
     return await link.call(f"publish {subject}", publish, timeout_s=timeout_s)
 
 
@@ -68,32 +74,82 @@ def check_size(session: Session, subject: str, payload: bytes, headers: Mapping[
 
 
 async def ensure_stream(link: Link, config: api.StreamConfig) -> None:
-    """Create the stream, or bring an existing one to this configuration. Safe to call at any time."""
+    """Create the stream, or bring an existing one to this configuration. Safe to call at any time.
+
+    `max_bytes` is what the stream gets where the server has room for it; else it is the largest half of a
+    half that fits, or what the stream has already. ResourceExhausted when even `LEAST_STREAM_BYTES` do not.
+    """
 
     async def ensure(session: Session) -> None:
-        # Update first: asked to add, a server that has reserved most of its storage for this very stream
-        # answers that there is no room for it, before it sees that it exists.
-        try:
-            await session.js.update_stream(config)
-            return
-        except js_errors.NotFoundError:
-            pass
-        except js_errors.APIError as refused:
-            raise _unchangeable(config, refused) from None
-        try:
-            await session.js.add_stream(config)
-        except js_errors.BadRequestError as error:
-            if error.err_code != _NAME_IN_USE:
-                raise FailedPrecondition(f"stream {config.name}: {error.description}") from None
-            try:   # somebody else made it in between
-                await session.js.update_stream(config)
+        asked = config
+        while True:
+            try:
+                return await _ensure(session, asked)
+            except FailedPrecondition:
+                link.room.check()   # what a full disk does to a stream is told in many ways
+                raise
             except js_errors.APIError as refused:
-                raise _unchangeable(config, refused) from None
+                link.room.check()
+                if refused.err_code not in _NO_RESERVE:
+                    if refused.err_code in _NO_SPACE:
+                        raise _no_room(config, refused) from None
+                    raise
+                smaller = await _smaller(session, asked)
+                if smaller is None:
+                    raise _no_room(config, refused) from None
+                asked = smaller
 
     await link.call(f"stream {config.name}", ensure, timeout_s=30)
 
 
-def _unchangeable(config: api.StreamConfig, refused: js_errors.APIError) -> FailedPrecondition:
+async def _ensure(session: Session, config: api.StreamConfig) -> None:
+    # Update first: asked to add, a server that has reserved most of its storage for this very stream
+    # answers that there is no room for it, before it sees that it exists.
+    try:
+        await session.js.update_stream(config)
+        return
+    except js_errors.NotFoundError:
+        pass
+    except js_errors.APIError as refused:
+        raise _unchangeable(config, refused) from None
+    try:
+        await session.js.add_stream(config)
+    except js_errors.BadRequestError as error:
+        if error.err_code != _NAME_IN_USE:
+            if error.err_code in _NO_SPACE:
+                raise
+            raise FailedPrecondition(f"stream {config.name}: {error.description}") from None
+        try:   # somebody else made it in between
+            await session.js.update_stream(config)
+        except js_errors.APIError as refused:
+            raise _unchangeable(config, refused) from None
+
+
+async def _smaller(session: Session, config: api.StreamConfig) -> api.StreamConfig | None:
+    """What to ask for next; None when there is nothing smaller that would do."""
+    size = config.max_bytes or 0
+    if size <= 0:
+        return None
+    try:
+        present = (await session.js.stream_info(config.name or "")).config.max_bytes or 0
+    except js_errors.NotFoundError:
+        present = 0
+    if 0 < present < size:   # it lives already: never below what it was given when there was more
+        return dataclasses.replace(config, max_bytes=present)
+    return dataclasses.replace(config, max_bytes=size // 2) if size // 2 >= LEAST_STREAM_BYTES else None
+
+
+def _no_room(config: api.StreamConfig, refused: js_errors.APIError) -> ResourceExhausted:
+    needed = f"at least {LEAST_STREAM_BYTES >> 20} MiB" if (config.max_bytes or 0) > 0 else "some MiB"
+    return ResourceExhausted(
+        f"the data folder of NATS is too full: no room for the stream {config.name}, which needs {needed} "
+        f"({refused.description})", reason="NO_SPACE",
+    )
+
+
+def _unchangeable(config: api.StreamConfig, refused: js_errors.APIError) -> Exception:
+    if refused.err_code in _NO_SPACE:
+        return refused
     return FailedPrecondition(
         f"stream {config.name} exists with settings that cannot be changed: {refused.description}"
     )

@@ -19,6 +19,30 @@ class JobSubmit(Payload):
     submitter: str = ""
 
 
+class WrongField(Payload):
+    """One field that is wrong, and why."""
+
+    path: str
+    reason: str
+
+
+class JobRefused(Payload):
+    """What a `job.submit` asked for is no job; nothing was created. The answer to its sender."""
+
+    refused_id: str
+    """`ce-id` of the command."""
+    refused_source: str
+    """`ce-source` of the command."""
+    request_id: str = ""
+    """As in the command."""
+    submitter: str = ""
+    reason: str = ""
+    """A word that programs may compare, such as INVALID_SPEC."""
+    message: str = ""
+    violations: list[WrongField] = Field(default_factory=list)
+    """Each wrong field of the specification."""
+
+
 class JobSubmitted(Payload):
     """A job was accepted."""
 
@@ -117,6 +141,7 @@ class JobRolledBack(Payload):
 
 
 JOB_SUBMIT = EVENTS.add(EventType("job.submit", "jobmaster", JobSubmit, "Command: run a training job."))
+JOB_REFUSED = EVENTS.add(EventType("job.refused", "jobmaster", JobRefused, "A job.submit was refused; why."))
 JOB_SUBMITTED = EVENTS.add(EventType("job.submitted", "jobmaster", JobSubmitted, "A job was accepted."))
 JOB_TRANSITIONED = EVENTS.add(
     EventType("job.transitioned", "jobmaster", JobTransitioned, "A job changed its phase.")

@@ -1,10 +1,11 @@
 """Spans and latencies of HTTP requests, for any ASGI application."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 
 from recmesh.runtime.telemetry.metrics import Metrics
 from recmesh.runtime.telemetry.traces import extract, span
@@ -25,8 +26,10 @@ class TraceMiddleware:
     The label is the route's template, never the path: paths hold ids, and ids would be endless labels.
     """
 
-    def __init__(self, app: App, *, service: str) -> None:
+    def __init__(self, app: App, *, service: str, paths: tuple[str, ...] = ("/",)) -> None:
+        """Only requests below `paths` have spans: probes and browsers' own requests would hide the others."""
         self._app = app
+        self._paths = paths
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,13 +48,21 @@ class TraceMiddleware:
             await send(message)
 
         method = str(scope["method"])
-        with span(f"{method} (no route)", kind=SpanKind.SERVER, parent=extract(headers)) as current:
+        with self._span(scope, method, headers) as current:
             try:
                 await self._app(scope, receive, observe)
             finally:
                 route = getattr(scope.get("route"), "path", "(no route)")
-                current.update_name(f"{method} {route}")
-                current.set_attribute("http.request.method", method)
-                current.set_attribute("http.route", route)
-                current.set_attribute("http.response.status_code", status)
+                if current is not None:
+                    current.update_name(f"{method} {route}")
+                    current.set_attribute("http.request.method", method)
+                    current.set_attribute("http.route", route)
+                    current.set_attribute("http.response.status_code", status)
                 _seconds.labels(self._service, method, route, str(status)).observe(perf_counter() - started)
+
+    def _span(
+        self, scope: Scope, method: str, headers: Mapping[str, str]
+    ) -> AbstractContextManager[Span | None]:
+        if not str(scope["path"]).startswith(self._paths):
+            return nullcontext()
+        return span(f"{method} (no route)", kind=SpanKind.SERVER, parent=extract(headers))

@@ -105,6 +105,11 @@ def run(context: Context) -> None:
                 _log.info("evaluation: %s", metrics)
     except NoLongerWanted:
         pass
+    except Exception as error:
+        if not gone.is_set():
+            raise
+        # Its servers end when it is asked to: what an evaluation in its middle makes of that is no failure.
+        _log.info("the evaluation under way is left: %s", error)
     finally:
         heart.stop()
 

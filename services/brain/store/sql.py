@@ -25,6 +25,11 @@ class SqlStore:
         """Bring the schema up to date."""
         migrate(self.engine, revisions=REVISIONS, version_table=VERSION_TABLE)
 
+    def ping(self) -> None:
+        """Returns when the database answers; Unavailable otherwise."""
+        with reading(self.engine) as connection:
+            connection.execute(select(1))
+
     def close(self) -> None:
         """Let go of all connections."""
         self.engine.dispose()

@@ -1,14 +1,18 @@
 """The FastAPI application."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.routing import BaseRoute
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
 
+from recmesh.runtime.ops.reference import SECURITY_POLICY, reference
+from recmesh.runtime.room import Room
 from recmesh.runtime.telemetry import TraceMiddleware
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
@@ -45,11 +49,12 @@ def create(
     loopback: bool,
     limits: BodyLimits,
     closing: asyncio.Event,
+    room: Room,
 ) -> Asgi:
     """The application behind its middleware."""
     app = FastAPI(
         title="recmesh gateway", version=parts.version, description=openapi.DESCRIPTION,
-        openapi_tags=openapi.TAGS, redoc_url=None, redirect_slashes=False,
+        openapi_tags=openapi.TAGS, docs_url=None, redoc_url=None, redirect_slashes=False,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )  # fmt: skip
     problems.install(app)
@@ -62,10 +67,17 @@ def create(
         planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
     ):
         app.include_router(routes)
-    app.router.routes.extend(ops)
+    app.router.routes.extend([Route("/docs", _docs(app)), *ops])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
-    guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits)
-    return TraceMiddleware(guarded, service="gateway")
+    guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits, room=room)
+    return TraceMiddleware(guarded, service="gateway", paths=("/v1/", "/v2"))
+
+
+def _docs(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(reference(app.openapi()), headers={"Content-Security-Policy": SECURITY_POLICY})
+
+    return docs
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from recmesh.runtime import telemetry
 from recmesh.runtime.errors import MeshError, PermissionDenied, ResourceExhausted
+from recmesh.runtime.room import Room
 from services.gateway.domain.access import LOOPBACK_HOSTS, authorize
 from services.gateway.rest.problems import problem, unexpected
 
@@ -24,9 +25,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json")
+OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json", "/static/")
 """No key needed: they tell nothing of jobs or models."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+STORING_METHODS = ("POST", "PUT", "PATCH")
+"""Under /v1 these write something down; what removes things works on a full disk too, if it can."""
 MAX_ID_CHARS = 128
 
 _log = telemetry.get_logger(__name__)
@@ -50,11 +53,14 @@ class BodyLimits:
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: Asgi, *, api_key: str | None, loopback: bool, limits: BodyLimits) -> None:
+    def __init__(
+        self, app: Asgi, *, api_key: str | None, loopback: bool, limits: BodyLimits, room: Room
+    ) -> None:
         self._app = app
         self._api_key = api_key
         self._loopback = loopback
         self._limits = limits
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -100,6 +106,8 @@ class Guard:
             raise PermissionDenied(f"writes from pages of {origin} are refused", reason="CROSS_ORIGIN")
         if self._api_key is not None and not path.startswith(OPEN_PATHS):
             authorize(_bearer(headers.get("authorization", "")), self._api_key)
+        if path.startswith("/v1/") and scope["method"] in STORING_METHODS:
+            self._room.check()  # at once and by name; the services behind would say it one by one, and late
 
     def _bounded(self, receive: Receive, headers: Mapping[str, str], path: str) -> Receive:
         limit = self._limits.of(path)

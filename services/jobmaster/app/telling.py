@@ -11,7 +11,7 @@ from typing import Any
 from recmesh.runtime.errors import InvalidArgument, MeshError
 from recmesh.runtime.events import Event, EventType, catalog
 from recmesh.runtime.events.types import Payload
-from recmesh.runtime.telemetry import get_logger
+from recmesh.runtime.telemetry import current_traceparent, get_logger
 from services.jobmaster.app.context import Context
 from services.jobmaster.domain.job import RoleState, Transition
 from services.jobmaster.domain.ledgers import Interval
@@ -124,7 +124,10 @@ class Telling:
     ) -> None:
         now = at or self._context.clock.now()
         event_id = event_id or f"{self._context.rng.getrandbits(128):032x}"
-        event = Event(type=kind, entity_id=entity or self._job_id, data=data, id=event_id, time=now)
+        event = Event(
+            type=kind, entity_id=entity or self._job_id, data=data, id=event_id, time=now,
+            traceparent=current_traceparent(),   # it is sent later, outside of the call that made it
+        )
         self._waiting.append(event)
         self._something.set()
         self._nothing.clear()

@@ -74,12 +74,16 @@ class ValkeyQueue:
         deadline = self._clock.monotonic() + self._start_timeout_s
         while True:
             try:
-                await guarded(self._client.ping())
+                await self.ping()
                 return
             except Unavailable:
                 if self._clock.monotonic() >= deadline:
                     raise
                 await self._clock.sleep(0.2)
+
+    async def ping(self) -> None:
+        """Returns when the server answers; Unavailable otherwise."""
+        await guarded(self._client.ping())
 
     async def stop(self) -> None:
         """Drops all connections."""

@@ -1,19 +1,28 @@
 """`recmesh up` and its supervisor over a small mesh: a real Valkey and two tiny services."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recmesh.cli.mesh import exits, state, stop
+from recmesh.cli.mesh import exits, servers, state, stop
+from recmesh.cli.mesh.component import Component
+from recmesh.cli.mesh.config import MeshConfig
 from recmesh.cli.mesh.home import Home
 from recmesh.cli.mesh.start import UpOptions, UpResult, up
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Unavailable
+from recmesh.cli.mesh.table import Table
+from recmesh.runtime.bus import Bus
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, ResourceExhausted, Unavailable
+from recmesh.runtime.events import Event
+from recmesh.runtime.events.catalog import JOB_SUBMITTED, JobSubmitted
 from recmesh.runtime.process import ProcessHandle, find, launch
 from tests.support.small_mesh import SMALL_MESH
 from tests.support.waiting import until
@@ -83,6 +92,50 @@ def test_ports_are_kept_over_restarts(home: Home) -> None:
     first = start(home).mesh.ports
     stop.down(home)
     assert start(home).mesh.ports == first
+
+
+def test_a_disk_that_was_full_is_told_and_nats_takes_writes_again(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here: needs root and CAP_SYS_ADMIN")
+    folder = Home(disk / "mesh")
+    try:
+        mesh = start(folder, table=Table(lambda config: ["nats"], only_nats)).mesh
+        url, token = str(mesh.components["nats"].addresses["url"]), folder.secrets()["nats"]
+        asyncio.run(fill_and_free(folder, url, token))
+    finally:
+        stop.down(folder)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def only_nats(home: Home, config: MeshConfig, ports: Mapping[str, int], secrets: Mapping[str, str]) -> list[Component]:
+    return [servers.nats(home.root / "nats", port=ports["nats"], token=secrets["nats"], name="small")]
+
+
+async def fill_and_free(folder: Home, url: str, token: str) -> None:
+    fill = folder.root / "fill"
+    bus = Bus(url, "tests", token=token, room=folder.room)
+    careless = Bus(url, "careless", token=token)  # it writes all the same, and breaks the stream
+    await bus.start()
+    await careless.start()
+    kv = bus.kv("some")
+    try:
+        await kv.put("key", b"value")
+        before = pids(folder)["nats"]
+        with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(1 << 20)) == 1 << 20:
+                pass
+        with pytest.raises(ResourceExhausted, match=r"is full: \d+ MiB free, at least 32 MiB are needed"):
+            await kv.put("key", b"value")
+        with pytest.raises(Unavailable):
+            await careless.publish(Event(JOB_SUBMITTED, "a", JobSubmitted(name="x" * 100_000)), timeout_s=2)
+        fill.unlink()
+        await asyncio.to_thread(until, lambda: pids(folder).get("nats", before) != before and is_ready(folder))
+        assert await kv.put("key", b"another") > 0
+    finally:
+        await careless.stop()
+        await bus.stop()
 
 
 def test_what_dies_is_restarted_and_its_exit_written_down(home: Home) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,20 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from recmesh.runtime.bus import DEAD_STREAM, Bus
+from recmesh.runtime.bus import DEAD_STREAM, EVENT_STREAM, Bus
 from recmesh.runtime.bus.link import Session
-from recmesh.runtime.errors import Aborted, AlreadyExists, InvalidArgument, Unauthenticated, Unavailable
+from recmesh.runtime.errors import (
+    Aborted,
+    AlreadyExists,
+    InvalidArgument,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import JOB_PROGRESSED, JOB_SUBMITTED, JobProgressed, JobSubmitted
-from recmesh.runtime.telemetry import span, trace_ids
+from recmesh.runtime.lifecycle import ExitCode, exit_code
+from recmesh.runtime.telemetry import current_traceparent, span, trace_ids
 from tests.support.servers import NatsServer, nats, nats_server
 from tests.support.tracing import tracing
 
@@ -403,6 +412,22 @@ async def test_one_trace_goes_from_the_publisher_into_the_handler(bus: Bus) -> N
     assert seen == [mine]
 
 
+@pytest.mark.usefixtures("tracing")
+async def test_an_event_that_waited_is_sent_in_the_trace_in_which_it_came_about(bus: Bus) -> None:
+    seen: list[str] = []
+
+    async def handler(event: Event[Any]) -> None:
+        seen.append(trace_ids()[0])
+
+    with span("the call"):
+        mine, waiting = trace_ids()[0], replace(submitted("job-1"), traceparent=current_traceparent())
+    with span("a loop that sends"):
+        await bus.publish(waiting)
+    async with running(bus.consume("reader", [JOB_SUBMITTED], handler)):
+        await until(lambda: bool(seen))
+    assert seen == [mine]
+
+
 async def test_what_was_published_under_repeated_kills_is_there_once_each(bus: Bus, nats: NatsServer) -> None:
     got: list[int] = []
     count = 60
@@ -478,3 +503,37 @@ async def test_a_handler_killed_each_time_does_not_keep_its_event_for_ever(
         await until(lambda: seen == [2])
     letters = await dead_letters(nats)
     assert [item.headers["Recmesh-Dead-Reason"] for item in letters] == ["not acknowledged in 2 deliveries"]
+
+
+async def stream_sizes(server: NatsServer) -> dict[str, int]:
+    import nats as client
+
+    connection = await client.connect(server.url)
+    try:
+        found = [await connection.jetstream().stream_info(name) for name in (EVENT_STREAM, DEAD_STREAM)]
+        return {info.config.name or "": info.config.max_bytes or 0 for info in found}
+    finally:
+        await connection.close()
+
+
+async def test_streams_take_what_a_small_server_has_and_leave_room_for_buckets(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "small", store="900MB").start()
+    try:
+        for _ in range(2):   # the second one finds them, and changes nothing
+            async with started(server) as bus:
+                assert await bus.kv("some").put("key", b"value") > 0
+                assert await stream_sizes(server) == {EVENT_STREAM: 512 << 20, DEAD_STREAM: 256 << 20}
+    finally:
+        server.stop()
+
+
+async def test_a_server_with_too_little_room_is_told_with_what_is_needed(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "tiny", store="10MB").start()
+    bus = Bus(server.url, "tests")
+    try:
+        with pytest.raises(ResourceExhausted, match=r"too full.*at least 16 MiB") as caught:
+            await bus.start()
+        assert exit_code(caught.value) is ExitCode.CANNOT_WRITE
+    finally:
+        await bus.stop()
+        server.stop()

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from recmesh.cli.mesh.component import Probe
+from recmesh.cli.mesh.probes import Answer, Heard, ask
 from recmesh.data import FileSlice, TaskReader, TaskRecord
 from recmesh.formats import IntervalSet
 from recmesh.pb import common_pb2 as common
@@ -23,6 +26,7 @@ from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import LEASE_REQUEUED, RUN_OPENED
 from recmesh.runtime.rpc import channel
 from recmesh.spec.dataset import DatasetSpec
+from services.shardsvc.rpc import SERVICE_NAME
 from tests.support.datasets import clicks, spec, write
 from tests.support.servers import NatsServer, ValkeyServer, free_port, nats_server, valkey_server
 
@@ -39,14 +43,20 @@ class Service:
 
     def __init__(self, nats: NatsServer, valkey: ValkeyServer, folder: Path) -> None:
         self.port = free_port()
+        self.http = f"127.0.0.1:{free_port()}"
         self._log = folder / f"shardsvc-{self.port}.log"
         self._env = os.environ | {
             "RECMESH_NATS_URL": nats.url, "RECMESH_VALKEY_URL": valkey.url,
             "RECMESH_RPC_ADDRESS": f"127.0.0.1:{self.port}", "RECMESH_DATA_DIR": str(folder),
+            "RECMESH_HTTP_ADDRESS": self.http,
         }
         self._channel = channel(f"127.0.0.1:{self.port}")
         self.stub = pb_grpc.ShardsStub(self._channel)
         self._process: subprocess.Popen[bytes] | None = None
+
+    async def health(self) -> int:
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))).status)
 
     def start(self) -> None:
         with self._log.open("ab") as log:
@@ -300,6 +310,27 @@ async def test_datasets_are_inspected_registered_and_listed(service: Service, da
 
 
 @pytest.mark.asyncio
+async def test_it_is_not_ready_while_valkey_is_away_and_ready_again_with_it(
+    service: Service, valkey: ValkeyServer
+) -> None:
+    probe = Probe("http", service.http)
+    assert await asyncio.to_thread(ask, probe) == Heard(Answer.READY)
+    valkey.kill()
+    heard = await _heard(probe, Answer.NOT_READY)
+    assert heard.reason.startswith("Valkey is away: ")
+    assert await service.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+    valkey.start()
+    await _heard(probe, Answer.READY)
+    assert await service.health() == health_pb2.HealthCheckResponse.SERVING
+
+
+async def _heard(probe: Probe, answer: Answer) -> Heard:
+    async with asyncio.timeout(TIMEOUT_S):
+        while (heard := await asyncio.to_thread(ask, probe)).answer is not answer:   # noqa: ASYNC110 (another process makes it true)
+            await asyncio.sleep(0.1)
+    return heard
+
+
 async def test_sigterm_ends_the_service_cleanly(service: Service, data: DatasetSpec) -> None:
     await service.call("OpenRun", opening(data))
     assert await asyncio.to_thread(service.end, signal.SIGTERM) == 0

@@ -1,5 +1,6 @@
 """Files of the data folder: configuration, ports, state, exits."""
 
+import shutil
 import socket
 import tomllib
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recmesh.cli.mesh import config, exits, ports, start, state, table
+from recmesh.cli.mesh import config, exits, ports, servers, start, state, table
 from recmesh.cli.mesh.component import Component, Probe
 from recmesh.cli.mesh.home import Home, write_private
 from recmesh.cli.mesh.rounds import Round
@@ -206,3 +207,21 @@ def test_an_external_server_that_is_away_is_told_without_its_password(
     with pytest.raises((Unavailable, InvalidArgument)) as caught:
         start._check_external(config.MeshConfig.parse(values))
     assert "p4ss" not in str(caught.value)
+
+
+def test_an_address_of_another_machine_is_told_before_anything_starts() -> None:
+    start.check_listen("127.0.0.1")
+    with pytest.raises(InvalidArgument, match=r"192\.0\.2\.7 is not an address of this machine"):
+        start.check_listen("192.0.2.7")
+
+
+def test_what_a_process_logged_last_is_told_with_its_reason() -> None:
+    line = '{"level": "error", "message": "bus cannot start", "error": "NATS is too full"}'
+    assert start._message(line) == "bus cannot start: NATS is too full"
+    assert start._message("plain words") == "plain words"
+
+
+def test_streams_are_promised_a_share_of_the_disk_whatever_is_free(tmp_path: Path) -> None:
+    made = servers.nats(tmp_path / "nats", port=1, token="t", name="n")
+    megabytes = int(shutil.disk_usage(tmp_path).total * servers.STORE_SHARE) >> 20
+    assert f"max_file_store: {megabytes}MB" in next(iter(made.files.values()))

@@ -1,6 +1,7 @@
 """The REST API: problems, access, limits, and what it hands on."""
 
 import base64
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.ops.reference import type_of
 from services.gateway.app.ports import Document
 from services.gateway.rest.guard import BodyLimits
 from tests.support.gateway import FakePeer, gateway, http, unknown_job
@@ -295,3 +297,24 @@ async def test_the_openapi_document_describes_every_operation(tmp_path: Path) ->
         assert operation["summary"] and operation["description"], operation["operationId"]
         assert "422" not in operation["responses"]
         assert "application/problem+json" in operation["responses"]["401"]["content"]
+
+
+async def test_the_documentation_shows_every_operation_and_loads_nothing_from_outside(tmp_path: Path) -> None:
+    async with http(gateway(tmp_path)) as client:
+        document = (await client.get("/openapi.json")).json()
+        answer = await client.get("/docs")
+    page = answer.text
+    assert answer.status_code == 200 and "default-src 'none'" in answer.headers["content-security-policy"]
+    assert all(f"<code>{path}</code>" in page for path in document["paths"])
+    assert all(f'id="schema-{name}"' in page for name in document["components"]["schemas"])
+    assert not re.search(r"""(src|href)=["']?(https?:)?//|<script|@import""", page)
+
+
+@pytest.mark.parametrize(("schema", "text"), [
+    ({"$ref": "#/components/schemas/Job"}, "Job"),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer | null"),
+    ({"type": "array", "items": {"type": "string"}}, "[string]"), ({"enum": ["a", "b"]}, '"a" | "b"'),
+    ({"type": "object", "additionalProperties": {"type": "number"}}, "{string: number}"), ({}, "any"),
+])
+async def test_a_schema_is_told_in_few_words(schema: dict[str, Any], text: str) -> None:
+    assert type_of(schema) == text

@@ -17,6 +17,7 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.events import Event, catalog
+from recmesh.runtime.telemetry import span, trace_ids
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.ledgers import is_full
 from services.jobmaster.domain.limits import Limits
@@ -24,6 +25,9 @@ from services.jobmaster.domain.snapshot import ledger_of
 from services.jobmaster.domain.vitals import Beat
 from services.jobmaster.events import SubmitCommands
 from tests.support.job_world import JobWorld, spec
+from tests.support.tracing import tracing
+
+__all__ = ["tracing"]
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -53,6 +57,16 @@ async def test_a_job_succeeds_with_exactly_its_samples_in_one_committed_snapshot
     assert phases == ["Starting", "Running", "Succeeded"]
     assert all(data.expected for data in world.told("job.role_exited"))
     assert [data.exit_code for data in world.told("job.role_exited") if data.role == "finisher"] == [0]
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_the_event_of_a_submission_carries_the_trace_of_its_call(world: JobWorld) -> None:
+    with span("the call"):
+        mine = trace_ids()[0]
+        job_id = await world.submit(spec())
+    await world.until_phase(job_id, "Succeeded")
+    sent = next(event for event in world.events if event.type is catalog.JOB_SUBMITTED)
+    assert sent.traceparent.split("-")[1] == mine
 
 
 async def test_a_killed_worker_is_replaced_and_its_leases_are_released_at_once(world: JobWorld) -> None:
@@ -661,7 +675,22 @@ async def test_a_submission_by_event_waits_while_too_many_jobs_live(world: JobWo
     world.jobs.context = replace(world.jobs.context, max_live_jobs=0)
     command = Event(catalog.JOB_SUBMIT, "ads", catalog.JobSubmit(spec=spec()))
     with pytest.raises(ResourceExhausted):
-        await SubmitCommands(world.jobs).handle(command)
+        await SubmitCommands(world.jobs, publish=world.publish).handle(command)
+
+
+async def test_a_refused_submission_by_event_is_answered_with_its_wrong_fields(world: JobWorld) -> None:
+    wanted = spec() | {"surprise": 1}
+    asked = catalog.JobSubmit(spec=wanted, request_id="r9", submitter="me")
+    command = Event(catalog.JOB_SUBMIT, "ads", asked, source="/me")
+    for _ in range(2):   # the second one is a redelivery
+        with pytest.raises(InvalidArgument):
+            await SubmitCommands(world.jobs, publish=world.publish).handle(command)
+    answers = [event for event in world.events if event.type is catalog.JOB_REFUSED]
+    answer = answers[0].data
+    assert len({event.id for event in answers}) == 1 and answers[0].entity_id == "ads"
+    assert (answer.refused_id, answer.refused_source, answer.request_id) == (command.id, "/me", "r9")
+    assert "surprise" in [item.path for item in answer.violations]
+    assert not world.jobs.runners
 
 
 async def test_a_worker_that_lives_and_trains_nothing_is_replaced(world: JobWorld) -> None:

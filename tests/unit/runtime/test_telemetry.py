@@ -1,5 +1,6 @@
 import json
 import logging
+from typing import Any
 
 import httpx
 import pytest
@@ -8,6 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from pydantic import SecretStr
 
 from recmesh.runtime.errors import NotFound
+from recmesh.runtime.rpc.calls import server_call
 from recmesh.runtime.telemetry import Metrics, TraceMiddleware, current_traceparent, extract, span, trace_ids
 from recmesh.runtime.telemetry.logs import REDACTED, JsonFormatter, RecentLogs, redact
 from tests.support.tracing import tracing
@@ -81,6 +83,22 @@ async def test_an_http_request_continues_the_callers_trace_and_is_counted_by_its
     assert answer.json()["trace"] == "0af7651916cd43dd8448eb211c80319c"
     assert counted("/jobs/{job_id}", "200") == 1
     assert counted("(no route)", "404") == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("tracing")
+async def test_probes_have_no_spans() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(trace_ids()[0])
+
+    traced = TraceMiddleware(app, service="tests", paths=("/v1/",))
+    for path in ("/readyz", "/favicon.ico", "/v1/jobs"):
+        await traced({"type": "http", "method": "GET", "path": path, "headers": []}, None, None)  # type: ignore[arg-type]
+    with server_call("/grpc.health.v1.Health/Check", ()):
+        seen.append(trace_ids()[0])
+    assert [bool(trace) for trace in seen] == [False, False, True, False]
 
 
 def test_the_callers_mistake_does_not_mark_a_span_as_failed() -> None:

@@ -307,6 +307,27 @@ def test_an_evaluator_ends_with_the_training(make: Callable[..., World], reply: 
     assert world.context.stopped.is_set() and world.runs.told == []
 
 
+@pytest.mark.parametrize("asked_to_go", [True, False])
+def test_what_fails_in_an_evaluation_counts_only_while_it_is_wanted(
+    make: Callable[..., World], asked_to_go: bool
+) -> None:
+    world = make(evaluation={"rows": [0.0, 1.0], "every_s": 0.01})
+    servers = evaluator(world, passes=1)
+
+    def end() -> None:
+        if asked_to_go:
+            world.context.stopped.set()
+        raise RuntimeError("the server is gone")
+
+    servers[0].before_pull = end
+    if asked_to_go:
+        run_evaluator(world.context)
+    else:
+        with pytest.raises(RuntimeError, match="gone"):
+            run_evaluator(world.context)
+    assert world.runs.told == []
+
+
 def test_an_evaluator_that_nobody_asked_for_is_refused(make: Callable[..., World]) -> None:
     with pytest.raises(FailedPrecondition, match="every_s"):
         run_evaluator(make(evaluation={"rows": [0.0, 1.0]}).context)
