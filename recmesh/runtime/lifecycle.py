@@ -201,7 +201,7 @@ def exit_code(error: BaseException) -> ExitCode:
             return ExitCode.RETRY
         case InvalidArgument() | FailedPrecondition():
             return ExitCode.BAD_CONFIG
-        case ResourceExhausted(reason="NO_SPACE" | "STORAGE_FULL"):
+        case ResourceExhausted(reason="NO_SPACE" | "STORAGE_FULL" | "DATA_FOLDER_FULL"):
             return ExitCode.CANNOT_WRITE
         case Unavailable() | ConnectionError():
             return ExitCode.UNAVAILABLE

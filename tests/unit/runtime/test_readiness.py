@@ -8,6 +8,7 @@ import pytest
 from recmesh.runtime.bus.link import Link
 from recmesh.runtime.bus.stored import store
 from recmesh.runtime.errors import ResourceExhausted, Unavailable
+from recmesh.runtime.lifecycle import ExitCode, exit_code
 from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.room import Room
 
@@ -96,3 +97,4 @@ async def test_a_full_disk_refuses_a_write_before_nats_is_asked(tmp_path: Path) 
         async with asyncio.timeout(2):
             await store(link, "a.b", b"", message_id="1")
     assert caught.value.reason == "DATA_FOLDER_FULL"
+    assert exit_code(caught.value) is ExitCode.CANNOT_WRITE
