@@ -26,7 +26,7 @@ class Terminal:
         self._written = bytearray()
         self.process = subprocess.Popen(
             command, stdin=self._theirs, stdout=self._theirs, stderr=self._theirs, cwd=cwd,
-            env=dict(env) | {"TERM": "xterm-256color"}, start_new_session=True, preexec_fn=_take_terminal,
+            env=_without_size(env) | {"TERM": "xterm-256color"}, start_new_session=True, preexec_fn=_take_terminal,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._end = threading.Event()
@@ -66,6 +66,11 @@ class Terminal:
         self._reader.join()
         os.close(self._ours)
         os.close(self._theirs)
+
+
+def _without_size(env: Mapping[str, str]) -> dict[str, str]:
+    """These would be believed more than the terminal itself."""
+    return {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
 
 
 def _take_terminal() -> None:

@@ -13,7 +13,7 @@ import grpc
 from recmesh.runtime.deadline import bounded
 from recmesh.runtime.errors import DeadlineExceeded, MeshError, Unavailable
 from recmesh.runtime.rpc.calls import client_call, outbound_metadata
-from recmesh.runtime.rpc.codec import mesh_error
+from recmesh.runtime.rpc.codec import is_answer, mesh_error
 from recmesh.runtime.rpc.options import DEFAULT_TIMEOUT_S, channel_credentials, channel_options
 from recmesh.runtime.tls import Tls
 
@@ -103,7 +103,8 @@ class MeshChannel(grpc.aio.Channel):
     def explain(self, error: grpc.RpcError) -> MeshError:
         """The MeshError; a deadline that ran out while nobody listened is Unavailable."""
         found = mesh_error(error)
-        if isinstance(found, DeadlineExceeded) and self.get_state() is not grpc.ChannelConnectivity.READY:
+        away = self.get_state() is not grpc.ChannelConnectivity.READY
+        if isinstance(found, DeadlineExceeded) and away and not is_answer(error):
             return Unavailable(f"{self.target} cannot be reached", reason="UNREACHABLE")
         return found
 

@@ -74,6 +74,12 @@ def mesh_error(rpc_error: grpc.RpcError) -> MeshError:
     )
 
 
+def is_answer(rpc_error: grpc.RpcError) -> bool:
+    """Whether the server raised it; otherwise the channel ran into it."""
+    call: Any = rpc_error
+    return _detail(call.trailing_metadata() or ()) is not None
+
+
 def _detail(metadata: Iterable[Any]) -> common_pb2.ErrorDetail | None:
     for key, value in metadata:
         if key == ERROR_KEY and isinstance(value, bytes):

@@ -18,7 +18,7 @@ from recmesh.runtime.rpc.calls import (
     server_call,
     timeout_of,
 )
-from recmesh.runtime.rpc.codec import mesh_error, status_of
+from recmesh.runtime.rpc.codec import is_answer, mesh_error, status_of
 from recmesh.runtime.rpc.options import (
     DEFAULT_TIMEOUT_S,
     SERVER_OPTIONS,
@@ -170,11 +170,16 @@ class SyncMeshChannel(grpc.Channel):
         self.target = address
         self.token = token
         self._inner = inner
-        self._connected = False
-        inner.subscribe(self._connectivity)
 
-    def _connectivity(self, state: grpc.ChannelConnectivity) -> None:
-        self._connected = state is grpc.ChannelConnectivity.READY
+    def _is_connected(self) -> bool:
+        """Asked of the channel's core: the public way is a thread that polls, and fails when the channel is closed."""
+        core: Any = getattr(self._inner, "_channel", None)
+        if core is None:
+            return True
+        try:
+            return bool(core.check_connectivity_state(False) == grpc.ChannelConnectivity.READY.value[0])
+        except ValueError:   # closed meanwhile
+            return True
 
     def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
         """gRPC's connectivity events."""
@@ -186,7 +191,6 @@ class SyncMeshChannel(grpc.Channel):
 
     def close(self) -> None:
         """Calls in flight are cancelled."""
-        self._inner.unsubscribe(self._connectivity)
         self._inner.close()
 
     def __enter__(self) -> Self:
@@ -234,7 +238,7 @@ class SyncMeshChannel(grpc.Channel):
     def explain(self, error: grpc.RpcError) -> MeshError:
         """The MeshError; a deadline that ran out while nobody listened is Unavailable."""
         found = mesh_error(error)
-        if isinstance(found, DeadlineExceeded) and not self._connected:
+        if isinstance(found, DeadlineExceeded) and not is_answer(error) and not self._is_connected():
             return Unavailable(f"{self.target} cannot be reached", reason="UNREACHABLE")
         return found
 
