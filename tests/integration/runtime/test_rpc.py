@@ -261,7 +261,7 @@ async def test_no_call_begins_when_no_time_is_left() -> None:
 async def test_a_call_without_a_deadline_gets_one() -> None:
     async with served() as server, channel(server.address) as mesh:
         answer = await jobmaster_pb2_grpc.JobsStub(mesh).Get(job("x"))
-    assert 0 < answer.created <= 10
+    assert 0 < answer.created < 11          # gRPC rounds up on the wire, by up to one per cent
 
 
 @pytest.mark.asyncio
