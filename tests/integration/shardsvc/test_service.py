@@ -331,6 +331,7 @@ async def _heard(probe: Probe, answer: Answer) -> Heard:
     return heard
 
 
+@pytest.mark.asyncio
 async def test_sigterm_ends_the_service_cleanly(service: Service, data: DatasetSpec) -> None:
     await service.call("OpenRun", opening(data))
     assert await asyncio.to_thread(service.end, signal.SIGTERM) == 0
