@@ -31,6 +31,8 @@ PASSES = ("growing", "steady")
 job that starts from the first one's snapshot, knows them all, as the peer always does: it makes its whole tables
 before it starts. Their AUCs are compared after the first pass: the second fits the rows by heart."""
 PATIENCE_S = 900.0
+CORES = float(os.cpu_count() or 1)
+"""No quota below the machine's: the peer's processes have none."""
 POLL_S = 0.1
 """Asking costs the parameter server a call, which counts as ours."""
 AUC_WITHIN = 0.002
@@ -135,7 +137,7 @@ def _ours(running: Mesh, model: str, files: Files, turn: int) -> dict[str, Any]:
         "evaluation": {"data": criteo_data([str(files.test)])},
         "training": {"batch_size": BATCH, "optimizer": {"kind": "adagrad", "lr": LR}, "seed": turn},
         "roles": {
-            "ps": {"replicas": 1, "env": one_thread()}, "worker": {"replicas": 1, "env": one_thread()},
+            role: {"replicas": 1, "cpu": CORES, "env": one_thread()} for role in ("ps", "worker")
         },
         "checkpoint": {"every_s": 3600},
         "export": None,

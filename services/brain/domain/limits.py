@@ -1,12 +1,10 @@
 """What the user allows and what is free bound every plan."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.brain.domain.model import Free, RoleLimits, RolePlan
 
-LEAST_CPU = 0.1
 SHRINK_FIRST = ("evaluator", "data", "worker", "ps")
 """Who gives up replicas first when too little is free; PSes last, as fewer of them hold the same rows."""
 
@@ -42,10 +40,12 @@ def clamped(plan: RolePlan, limits: RoleLimits) -> tuple[RolePlan, tuple[str, ..
 
 
 def fitted(roles: Sequence[RolePlan], limits: Mapping[str, RoleLimits], free: Free) -> Bounded:
-    """Fewer replicas, then smaller ones, until the plan fits what is free; pins and minima always hold.
+    """Fewer replicas until the plan fits what is free; pins and minima always hold, and so do sizes.
 
-    When even the least plan is too large it is returned, with a note that says so: the job starts
-    all the same, and is slower or, where memory does not suffice, killed for it and started again.
+    What is free now is a moment, and a size is for the job's life (and for the jobs that are planned like it): cores
+    that are taken are shared with whoever has them. When even the least plan is too large it is returned, with a note
+    that says so: the job starts all the same, and is slower or, where memory does not suffice, killed for it and
+    started again.
     """
     current = {plan.role: plan for plan in roles}
     notes: list[str] = []
@@ -64,29 +64,9 @@ def fitted(roles: Sequence[RolePlan], limits: Mapping[str, RoleLimits], free: Fr
             current[role] = replace(current[role], replicas=current[role].replicas - 1)
         if current[role].replicas != plan.replicas:
             notes.append(f"{role} {plan.replicas} → {current[role].replicas} (what is free)")
-    if over() and free.cpu is not None:
-        notes += _share_cpu(current, limits, free.cpu)
     if over():
         notes.append("more than what is free: it starts all the same, and may be slow or run out of memory")
     return Bounded(tuple(current[plan.role] for plan in roles), tuple(notes))
-
-
-def _share_cpu(current: dict[str, RolePlan], limits: Mapping[str, RoleLimits], free_cpu: float) -> list[str]:
-    """Scale the CPU of roles whose size is brain's to choose."""
-    mine = [role for role in current if not limits.get(role, RoleLimits(role)).cpu]
-    fixed = sum(plan.replicas * plan.cpu for role, plan in current.items() if role not in mine)
-    wanted = sum(current[role].replicas * current[role].cpu for role in mine)
-    if wanted <= 0:
-        return []
-    factor = min(1.0, max(0.0, (free_cpu - fixed) / wanted))
-    notes = []
-    for role in mine:
-        old = current[role]
-        cpu = max(LEAST_CPU, math.floor(old.cpu * factor * 10) / 10)
-        if cpu < old.cpu:
-            current[role] = replace(old, cpu=cpu)
-            notes.append(f"{role} CPU {old.cpu:g} → {cpu:g} (what is free)")
-    return notes
 
 
 def _shrink_order(role: str) -> tuple[int, str]:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from services.brain.domain.explain import explain
 from services.brain.domain.first_plan import first_plan
-from services.brain.domain.limits import LEAST_CPU, clamped, fitted
+from services.brain.domain.limits import clamped, fitted
 from services.brain.domain.model import Free, History, Job, Profile, RoleLimits, RolePlan
 from services.brain.domain.similarity import feature_score, likeness
 from services.brain.domain.warmstart import WarmStart, blended, most_similar, nearest, smoothed
@@ -141,12 +141,11 @@ def test_workers_go_before_parameter_servers_when_little_is_free() -> None:
     assert [role.replicas for role in bounded.roles] == [1, 1]
 
 
-def test_cpu_is_shared_when_the_least_plan_is_too_large_except_where_the_user_chose() -> None:
-    roles = [RolePlan("ps", 1, 1, GIB), RolePlan("worker", 1, 1, GIB)]
+def test_sizes_are_not_cut_to_what_is_free_at_the_moment() -> None:
+    roles = [RolePlan("ps", 1, 1, GIB), RolePlan("worker", 3, 1, GIB)]
     limits = {"ps": RoleLimits("ps", cpu=1), "worker": RoleLimits("worker")}
-    bounded = fitted(roles, limits, Free(cpu=1.5))
-    assert [role.cpu for role in bounded.roles] == [1, 0.5]
-    tight = fitted(roles, limits, Free(cpu=0.5))
+    tight = fitted(roles, limits, Free(cpu=0.1))
+    assert [(role.replicas, role.cpu) for role in tight.roles] == [(1, 1), (1, 1)]
     assert "starts all the same" in tight.notes[-1]
 
 
@@ -170,9 +169,8 @@ def test_a_plan_never_leaves_its_limits_and_fits_what_is_free_if_that_can_be(
     (role,) = fitted([plan], {"worker": bound}, Free(cpu=free_cpu)).roles
     assert bound.min <= role.replicas <= bound.max
     assert bound.pinned is None or role.replicas == bound.pinned
-    assert not bound.cpu or role.cpu == bound.cpu
-    least = bound.min * (bound.cpu or LEAST_CPU)
-    assert role.replicas * role.cpu <= max(free_cpu, least) + 1e-6
+    assert role.cpu == (bound.cpu or cpu)
+    assert role.replicas * role.cpu <= free_cpu + 1e-6 or role.replicas in (bound.min, bound.pinned)
 
 
 def test_an_explanation_names_where_the_time_goes() -> None:
