@@ -19,7 +19,7 @@ from recmesh.spec.dataset import DatasetSpec
 if TYPE_CHECKING:
     from recmesh.pb.shardsvc_pb2_grpc import ShardsAsyncStub
 
-ROWS, SHARD_ROWS, EPOCHS = 65_536, 16, 128
+ROWS, SHARD_ROWS, EPOCHS = 65_536, 16, 256
 BATCH = 256
 CLIENTS_SINGLE, CLIENTS_BATCHED = 32, 4
 JOB = "bench-dispatch"
