@@ -100,12 +100,12 @@ def _batch(spec: DatasetSpec, examples: Sequence[Mapping[str, Any]]) -> Batch:
             values = [value if isinstance(value, list) or value is None else [value] for value in values]
         try:
             columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             wrong.append(Violation(feature.name, "must be all integers or all text, in all examples"))
         if feature.weights:
             weights = [example.get(feature.weights) for example in examples]
             if all(_is_number(item) for value in weights for item in _items(value)):
-                columns[feature.weights] = pa.array(weights)
+                columns[feature.weights] = pa.array([_as_list(value) for value in weights])
             else:
                 wrong.append(Violation(feature.weights, f"must be numbers: the weights of {feature.name}"))
     known = {feature.source_column for feature in spec.features} | {feature.name for feature in spec.features}
@@ -117,6 +117,11 @@ def _batch(spec: DatasetSpec, examples: Sequence[Mapping[str, Any]]) -> Batch:
     unlabelled = spec.model_copy(update={"label": "", "labels": [], "weight": "", "label_above": None})
     columns[""] = pa.array(np.zeros(len(examples)))
     return batch_of(pa.table(columns), unlabelled, where="the examples")
+
+
+def _as_list(value: Any) -> list[float | None] | None:
+    """Weights as a feature has them: of a scalar, one."""
+    return None if value is None else [None if item is None else float(item) for item in _items(value)]
 
 
 def _fault(feature: Feature, value: Any) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from recmesh.runtime.errors import ResourceExhausted
 
 RESERVE_BYTES = 32 << 20
+LAST_BYTES = 4 << 20
+"""What goes on or ends may use the reserve down to here."""
 
 
 class Room:
@@ -19,23 +21,24 @@ class Room:
         self._folder = folder
         self._reserve_bytes = reserve_bytes
 
-    def objection(self) -> str:
-        """Why nothing may be written now, or ''."""
+    def objection(self, *, last: bool = False) -> str:
+        """Why nothing may be written now, or ''; `last`: nothing that needs the reserve."""
         if self._folder is None:
             return ""
         try:
             free = shutil.disk_usage(self._folder).free
         except OSError:
             return ""
-        if free >= self._reserve_bytes:
+        needed = min(self._reserve_bytes, LAST_BYTES) if last else self._reserve_bytes
+        if free >= needed:
             return ""
         return (
             f"the data folder {self._folder} is full: {free / 2**20:.0f} MiB free, "
-            f"at least {self._reserve_bytes / 2**20:.0f} MiB are needed"
+            f"at least {needed / 2**20:.0f} MiB are needed"
         )
 
-    def check(self) -> None:
+    def check(self, *, last: bool = False) -> None:
         """ResourceExhausted when there is an objection."""
-        reason = self.objection()
+        reason = self.objection(last=last)
         if reason:
             raise ResourceExhausted(reason, reason="DATA_FOLDER_FULL")

@@ -28,7 +28,7 @@ class SubmitCommands:
     """Handles `job.submit`. The event's id stands for a missing request id: a redelivery is no second job.
 
     A refusal is answered with `job.refused`, under the command's entity. Its id is fixed: answered again
-    after a redelivery, it is no second event.
+    after a redelivery within the bus's window for duplicates (two minutes), it is no second event.
     """
 
     def __init__(self, jobs: Jobs, *, publish: Publish) -> None:
@@ -61,8 +61,8 @@ class SubmitCommands:
             for item in error.violations[:MAX_VIOLATIONS]
         ]
         data = catalog.JobRefused(
-            refused_id=event.id, refused_source=event.source, request_id=event.data.request_id,
-            submitter=event.data.submitter, reason=error.reason, message=error.message[:MAX_TEXT],
+            refused_id=event.id, refused_source=event.source, request_id=event.data.request_id[:MAX_TEXT],
+            submitter=event.data.submitter[:MAX_TEXT], reason=error.reason, message=error.message[:MAX_TEXT],
             violations=wrong,
         )
         answer_id = f"refused.{hashlib.sha256(f'{event.source}/{event.id}'.encode()).hexdigest()[:32]}"

@@ -23,6 +23,7 @@ from recmesh.runtime.errors import (
     InvalidArgument,
     MeshError,
     NotFound,
+    ResourceExhausted,
     Unavailable,
     Violation,
 )
@@ -86,7 +87,7 @@ class FakeKeys:
 
     def __init__(self) -> None:
         self.data: dict[str, FakeEntry] = {}
-        self.away = False
+        self.away = self.full = False
         self._revision = 0
 
     async def _touch(self) -> None:
@@ -100,12 +101,18 @@ class FakeKeys:
 
     async def create(self, key: str, value: bytes) -> int:
         await self._touch()
+        self._check_room()
         if key in self.data:
             raise AlreadyExists(key)
         return self._put(key, value)
 
+    def _check_room(self) -> None:
+        if self.full:
+            raise ResourceExhausted("the data folder is full", reason="DATA_FOLDER_FULL")
+
     async def update(self, key: str, value: bytes, revision: int) -> int:
         await self._touch()
+        self._check_room()
         if key not in self.data or self.data[key].revision != revision:
             raise Aborted(key)
         return self._put(key, value)

@@ -1,5 +1,6 @@
 """Asking a component whether it is ready, over its own protocol, with a deadline and no client library."""
 
+import contextlib
 import json
 import socket
 from dataclasses import dataclass
@@ -53,8 +54,9 @@ def _http(connection: socket.socket, probe: Probe) -> Heard:
     text = connection.recv(4096)
     if text.split(b" ", 2)[1:2] == [b"200"]:  # HTTP/1.1 200 OK
         return Heard(Answer.READY)
-    while len(text) < _MOST_BYTES and (more := connection.recv(4096)):  # the body may come in a packet of its own
-        text += more
+    with contextlib.suppress(OSError):  # what has come says that it is not ready, if not why
+        while len(text) < _MOST_BYTES and (more := connection.recv(4096)):  # the body may come in a packet of its own
+            text += more
     return Heard(Answer.NOT_READY, _reason(text))
 
 

@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from recmesh.client import Client
 
 MOST_AT_ONCE = 8
+TRAINING = ("Running", "Scaling")
 
 
 def save_jobs(mesh: "Client", *, within_s: float, tell: Callable[[str], None]) -> None:
     """Asks for the snapshots and waits for them, so long and no longer. What cannot be had is told, never raised."""
     deadline = monotonic() + within_s
     try:
-        training = mesh.jobs(phase="Running").jobs
+        training = [job for phase in TRAINING for job in mesh.jobs(phase=phase, limit=1000).jobs]
     except MeshError as error:
         tell(f"No snapshots: {error.message}")
         return

@@ -207,9 +207,9 @@ class Consumer:
         subject = f"{DEAD_ROOT}.{self.durable}"
         message_id = f"{self.durable}/{meta.sequence.stream}"
         try:
-            await store(self._link, subject, message.data, message_id=message_id, headers=headers)
+            await store(self._link, subject, message.data, message_id=message_id, headers=headers, last=True)
         except (InvalidArgument, ResourceExhausted):   # the reason made it too large: keep what explains it
-            await store(self._link, subject, b"", message_id=message_id, headers=headers)
+            await store(self._link, subject, b"", message_id=message_id, headers=headers, last=True)
         await self._link.send(message.reply, Msg.Ack.Term)
         _handled.labels(self.durable, kind, "dead").inc()
 

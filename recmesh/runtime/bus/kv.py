@@ -134,7 +134,7 @@ class KeyValue:
         await self._ensure()
         return await store(
             self._link, self._subject(key), value, message_id=uuid.uuid4().hex, headers=headers,
-            expected_last=expected, stream=self._stream,
+            expected_last=expected, stream=self._stream, last=True,   # states of what goes on or ends
         )
 
     async def _last(self, key: str) -> Entry | None:

@@ -8,7 +8,14 @@ from nats.js import api
 from nats.js import errors as js_errors
 
 from recmesh.runtime.bus.link import ATTEMPT_S, Link, Session
-from recmesh.runtime.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted, Violation
+from recmesh.runtime.errors import (
+    Aborted,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+    Violation,
+)
 
 DUPLICATE_WINDOW_S = 120.0
 _WRONG_LAST_SEQUENCE = (10071, 10164)
@@ -21,7 +28,7 @@ LEAST_STREAM_BYTES = 16 << 20
 
 async def store(
     link: Link, subject: str, payload: bytes, *, message_id: str, headers: Mapping[str, str] | None = None,
-    expected_last: int | None = None, stream: str = "", timeout_s: float | None = None,
+    expected_last: int | None = None, stream: str = "", timeout_s: float | None = None, last: bool = False,
 ) -> int:
     """The sequence under which JetStream keeps the message.
 
@@ -29,15 +36,22 @@ async def store(
     comes back. `expected_last` is the subject's last sequence (0: none): Aborted when it is another
     (with `stream` given, and unless the last one is this very message: the server checks the sequence
     before the id, so a repeat whose first answer was lost looks like a lost race).
-    InvalidArgument when the message exceeds what the server carries.
+    InvalidArgument when the message exceeds what the server carries; ResourceExhausted, and nothing was sent,
+    when its disk is full (`last`: it may use the reserve).
     """
     all_headers = dict(headers or {})
     all_headers[api.Header.MSG_ID.value] = message_id
     if expected_last is not None:
         all_headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(expected_last)
 
+    attempts = 0
+
     async def publish(session: Session) -> int:
-        link.room.check()   # again: a server whose disk is full answers nothing, and the next attempt tells why
+        nonlocal attempts
+        attempts += 1
+        # Again: a server whose disk is full answers nothing, and the next attempt tells why.
+        if (reason := link.room.objection(last=last)) and attempts > 1:
+            raise Unavailable(f"{subject}: not known whether it was stored: {reason}", reason="DATA_FOLDER_FULL")
         check_size(session, subject, payload, all_headers)
         try:
             ack = await session.js.publish(
@@ -53,7 +67,7 @@ async def store(
             raise _too_large(subject, len(payload), session.client.max_payload) from None
         return int(ack.seq)
 
-    link.room.check()
+    link.room.check(last=last)
     return await link.call(f"publish {subject}", publish, timeout_s=timeout_s)
 
 
@@ -134,8 +148,8 @@ async def _smaller(session: Session, config: api.StreamConfig) -> api.StreamConf
         present = (await session.js.stream_info(config.name or "")).config.max_bytes or 0
     except js_errors.NotFoundError:
         present = 0
-    if 0 < present < size:   # it lives already: never below what it was given when there was more
-        return dataclasses.replace(config, max_bytes=present)
+    if present:   # it lives already: never below what it was given when there was more
+        return dataclasses.replace(config, max_bytes=present) if 0 < present < size else None
     return dataclasses.replace(config, max_bytes=size // 2) if size // 2 >= LEAST_STREAM_BYTES else None
 
 

@@ -29,7 +29,8 @@ OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json", "/static/")
 """No key needed: they tell nothing of jobs or models."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 STORING_METHODS = ("POST", "PUT", "PATCH")
-"""Under /v1 these write something down; what removes things works on a full disk too, if it can."""
+"""Under /v1 these write something down, and are refused on a full disk; what ends or removes things is not."""
+ENDING = ":stop"
 MAX_ID_CHARS = 128
 
 _log = telemetry.get_logger(__name__)
@@ -106,7 +107,7 @@ class Guard:
             raise PermissionDenied(f"writes from pages of {origin} are refused", reason="CROSS_ORIGIN")
         if self._api_key is not None and not path.startswith(OPEN_PATHS):
             authorize(_bearer(headers.get("authorization", "")), self._api_key)
-        if path.startswith("/v1/") and scope["method"] in STORING_METHODS:
+        if path.startswith("/v1/") and scope["method"] in STORING_METHODS and not path.endswith(ENDING):
             self._room.check()  # at once and by name; the services behind would say it one by one, and late
 
     def _bounded(self, receive: Receive, headers: Mapping[str, str], path: str) -> Receive:

@@ -1,6 +1,6 @@
 """shardsvc's queue as the runner follows it: progress, releases of dead workers, a queue that was lost."""
 
-from recmesh.runtime.errors import CallerError, MeshError, NotFound
+from recmesh.runtime.errors import CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.generation import open_queue
 from services.jobmaster.app.run import Run
@@ -109,14 +109,14 @@ async def release_worker(run: Run, *, index: int, incarnation: str, crashed: boo
             released = await run.context.peers.shards.release_worker(
                 run.job_id, gen=gen, worker=worker, crashed=crashed
             )
-        except CallerError as error:
-            logger.warning("job %s: leases of worker %s are not released: %s", run.job_id, worker, error)
-            return
-        except MeshError as error:
+        except (MeshFault, ResourceExhausted) as error:
             logger.warning("job %s: release of worker %s waits: %s", run.job_id, worker, error.message)
             await run.context.clock.sleep(delay_s)
             delay_s = min(2 * delay_s, 5.0)
             continue
+        except CallerError as error:
+            logger.warning("job %s: leases of worker %s are not released: %s", run.job_id, worker, error)
+            return
         logger.info("job %s: %d positions of %s are queued again", run.job_id, released.requeued, worker)
         if blame and released.suspects:
             run.status = run.status.with_death(released.suspects[0], deaths=released.deaths)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from recmesh.runtime.errors import Aborted, MeshFault
+from recmesh.runtime.errors import Aborted, MeshFault, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.app.context import Context
@@ -210,7 +210,7 @@ class Run:
                 if current is not None and _same(current, document):
                     return current
                 raise LostRun(f"{type(document).__name__} of {self.job_id} was written by another") from None
-            except MeshFault as fault:
+            except (MeshFault, ResourceExhausted) as fault:   # a full disk is an absence, too
                 logger.warning("job %s: the store is away: %s", self.job_id, fault.message)
                 await self.context.clock.sleep(delay_s)
                 delay_s = min(2 * delay_s, 2.0)

@@ -219,12 +219,12 @@ class JobStatus(Stored):
         return self.model_copy(update={"roles": tuple(roles)})
 
     def with_death(self, batch: Interval, *, deaths: int = 0) -> "JobStatus":
-        """The status after one more worker died in the batch; or after so many, when they are counted elsewhere.
+        """The status after one more worker died in the batch; or after at least so many, when others count them.
 
         A batch is known by its start: one that is cut again after a fault may end earlier.
         """
         known = next((item for item in self.deadly if item.batch[:2] == batch[:2]), None)
-        count = deaths or (known.deaths if known else 0) + 1
+        count = max(deaths, (known.deaths if known else 0) + 1)
         others = tuple(item for item in self.deadly if item is not known)
         return self.model_copy(
             update={"deadly": (*others, Deadly(batch=batch, deaths=count, told=bool(known and known.told)))}

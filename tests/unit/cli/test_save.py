@@ -14,11 +14,11 @@ class FakeMesh:
         self.away = away
         self.asked: list[float] = []
 
-    def jobs(self, *, phase: str) -> Any:
+    def jobs(self, *, phase: str, limit: int) -> Any:
         if self.away:
             raise Unavailable("the gateway does not answer")
-        assert phase == "Running"
-        return SimpleNamespace(jobs=[SimpleNamespace(job_id="good"), SimpleNamespace(job_id="bad")])
+        names = {"Running": ["good"], "Scaling": ["bad"]}[phase]
+        return SimpleNamespace(jobs=[SimpleNamespace(job_id=name) for name in names])
 
     def checkpoint(self, job_id: str, *, timeout_s: float) -> int:
         self.asked.append(timeout_s)

@@ -60,6 +60,7 @@ def test_what_an_example_lacks_or_has_too_much_is_named() -> None:
     ({"origin": 2**64}, "origin", "one integer or text"),
     ({"tags": [1, 2.5]}, "tags", "integers or text, not 2.5"),
     ({"tags": [1, "x"]}, "tags", "all integers or all text"),
+    ({"tags": [2**63, -1]}, "tags", "all integers or all text"),
     ({"heft": ["much"]}, "heft", "must be numbers: the weights of tags"),
 ])
 def test_a_value_that_does_not_fit_its_feature_is_named(change: dict[str, Any], path: str, words: str) -> None:

@@ -394,6 +394,19 @@ async def test_an_unknown_phase_is_refused_with_those_that_there_are(world: JobW
     assert world.jobs.page(phase="failed", labels={}, limit=10, page_token="")[0] == []
 
 
+async def test_a_worker_that_dies_while_the_disk_is_full_is_replaced_once_there_is_room(world: JobWorld) -> None:
+    world.shards.total = 3000
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    world.keys.full = True
+    world.cluster.kill(job_id, "worker-0-1")
+    await world.clock.sleep(15.0)
+    world.keys.full = False
+    await world.until_phase(job_id, "Succeeded")
+    assert world.jobs.run_of(job_id).status.samples == 3000
+    assert any(crashed for _, crashed in world.shards.released)
+
+
 @pytest.mark.parametrize("part", ["shards", "checkpoints", "brain", "models", "keys"])
 async def test_a_service_may_be_away_for_a_while_and_the_job_goes_on(world: JobWorld, part: str) -> None:
     world.shards.total = 1500

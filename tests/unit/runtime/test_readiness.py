@@ -88,6 +88,7 @@ def test_a_full_folder_is_told_with_what_is_needed(tmp_path: Path) -> None:
     assert Room(None).objection() == Room(tmp_path / "none").objection() == Room(tmp_path).objection() == ""
     with pytest.raises(ResourceExhausted, match=r"data folder .* is full: \d+ MiB free, at least 1099511627776 MiB"):
         Room(tmp_path, reserve_bytes=1 << 60).check()
+    Room(tmp_path, reserve_bytes=1 << 60).check(last=True)       # what ends may use the reserve
 
 
 @pytest.mark.asyncio
