@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,13 +129,13 @@ class WholeMesh:
         """kill -9 of the supervisor, then of all services, servers, roles of jobs, and those who watch over them."""
         keeper = stop.supervisor(self.home)
         assert keeper is not None, "there is no supervisor"
-        for handle in [keeper, *stop.living(self.home)]:
-            for pid in (handle.start.shim_pid, handle.pid):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-        until(self.is_empty, timeout_s=START_S)
+        _kill([keeper])
+
+        def is_empty() -> bool:
+            _kill(stop.living(self.home))      # again: jobmaster may have started a role while others were killed
+            return self.is_empty()
+
+        until(is_empty, timeout_s=START_S)
 
     # -- its jobs ----------------------------------------------------------------------------------------
 
@@ -274,3 +274,10 @@ def flights_samples(spec: Mapping[str, Any]) -> int:
     low, high = spec["data"]["source"]["rows"]
     count = pq.ParquetFile(FLIGHTS).metadata.num_rows
     return (int(count * high) - int(count * low)) * int(spec["training"]["epochs"])
+
+
+def _kill(handles: Iterable[ProcessHandle]) -> None:
+    for handle in handles:
+        for pid in (handle.start.shim_pid, handle.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
