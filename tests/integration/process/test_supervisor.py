@@ -126,8 +126,10 @@ async def fill_and_free(folder: Home, url: str, token: str) -> None:
         with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(bytes(1 << 20)) == 1 << 20:
                 pass
-        with pytest.raises(ResourceExhausted, match=r"is full: \d+ MiB free, at least 32 MiB are needed"):
+        with pytest.raises(ResourceExhausted, match=r"is full: \d+ MiB free, at least 4 MiB are needed"):
             await kv.put("key", b"value")
+        with pytest.raises(ResourceExhausted, match=r"is full: \d+ MiB free, at least 32 MiB are needed"):
+            await bus.publish(Event(JOB_SUBMITTED, "a", JobSubmitted(name="x")), timeout_s=2)
         with pytest.raises(Unavailable):
             await careless.publish(Event(JOB_SUBMITTED, "a", JobSubmitted(name="x" * 100_000)), timeout_s=2)
         fill.unlink()
