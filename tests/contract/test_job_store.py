@@ -12,7 +12,7 @@ from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, RoleSt
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import Member, RunRecord, next_generation
 from services.jobmaster.store import MAX_EVENTS, JobStore
-from tests.support.job_world import FakeKeys
+from tests.support.job_fakes import FakeKeys
 from tests.support.servers import nats_server
 
 pytestmark = pytest.mark.asyncio

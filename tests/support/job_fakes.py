@@ -1,0 +1,545 @@
+"""Hand-written peers of jobmaster, and the processes of roles, on virtual time; `job_world` puts them together."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import orjson
+
+from recmesh.runtime.errors import (
+    Aborted,
+    AlreadyExists,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    MeshError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+    Violation,
+)
+from recmesh.spec.job import TrainingJob
+from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder
+from services.jobmaster.domain.exits import Exit
+from services.jobmaster.domain.facts import JobFacts
+from services.jobmaster.domain.ledgers import Interval, Ledger, normal
+from services.jobmaster.domain.record import SLOTS
+from services.jobmaster.domain.snapshot import Cut, GroupCut
+from services.jobmaster.peers import (
+    AwaitState,
+    Inspection,
+    JobEnd,
+    JobProfile,
+    ModelVersion,
+    OpenedRun,
+    Planned,
+    QueueProgress,
+    Released,
+    RestoreOrder,
+    RoleBounds,
+    RunOrder,
+    StoredSnapshot,
+    TakenOver,
+)
+
+if TYPE_CHECKING:
+    from tests.support.job_world import JobWorld
+
+EPOCH = 1_700_000_000.0
+CHUNK = 10
+
+
+class LoopClock:
+    """The event loop's time, which a test may make virtual."""
+
+    def now(self) -> float:
+        return EPOCH + asyncio.get_running_loop().time()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(max(0.0, delay_s))
+
+
+@dataclass(frozen=True)
+class FakeEntry:
+    value: bytes
+    revision: int
+
+
+class FakeKeys:
+    """A bucket in memory. `away` makes every call fail, as without NATS."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, FakeEntry] = {}
+        self.away = self.full = False
+        self._revision = 0
+
+    async def _touch(self) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no NATS")
+
+    async def get(self, key: str) -> FakeEntry | None:
+        await self._touch()
+        return self.data.get(key)
+
+    async def create(self, key: str, value: bytes) -> int:
+        await self._touch()
+        self._check_room()
+        if key in self.data:
+            raise AlreadyExists(key)
+        return self._put(key, value)
+
+    def _check_room(self) -> None:
+        if self.full:
+            raise ResourceExhausted("the data folder is full", reason="DATA_FOLDER_FULL")
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        await self._touch()
+        self._check_room()
+        if key not in self.data or self.data[key].revision != revision:
+            raise Aborted(key)
+        return self._put(key, value)
+
+    async def put(self, key: str, value: bytes) -> int:
+        await self._touch()
+        return self._put(key, value)
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        await self._touch()
+        self.data.pop(key, None)
+
+    async def keys(self, prefix: str) -> list[str]:
+        await self._touch()
+        return sorted(key for key in self.data if key.startswith(prefix))
+
+    def _put(self, key: str, value: bytes) -> int:
+        self._revision += 1
+        self.data[key] = FakeEntry(value, self._revision)
+        return self._revision
+
+
+def _positions(ledger: Sequence[Interval]) -> set[int]:
+    return {position for _, lo, hi in ledger for position in range(lo, hi)}
+
+
+def _ledger(positions: set[int]) -> Ledger:
+    return normal((0, position, position + 1) for position in positions)
+
+
+class FakeShards:
+    """Positions 0..total-1, leased in chunks."""
+
+    def __init__(self) -> None:
+        self.total = 400
+        self.away = False
+        self.runs: dict[str, RunOrder] = {}
+        self.to_do: dict[str, list[int]] = {}
+        self.leased: dict[str, dict[str, list[int]]] = {}
+        self.released: list[tuple[str, bool]] = []
+        self.deaths = 0
+        self.suspects: tuple[Interval, ...] = ()
+        self.refusals: list[Violation] = []
+        self.refusal: type[MeshError] = InvalidArgument
+        self.datasets: dict[str, str] = {}
+        self.closed: list[tuple[str, bool]] = []
+        self.requeues = 0
+        self.log_end = 1 << 60
+        """The next queue with more positions done than this finds its task log too short."""
+
+    async def _touch(self) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no shardsvc")
+
+    async def inspect(self, dataset_json: str) -> Inspection:
+        await self._touch()
+        if self.refusals:
+            raise self.refusal("bad data", violations=self.refusals)
+        return Inspection(self.total, self.total * 100, 1)
+
+    async def dataset(self, name: str) -> str:
+        await self._touch()
+        if name not in self.datasets:
+            raise NotFound(name)
+        return self.datasets[name]
+
+    async def open_run(self, order: RunOrder) -> OpenedRun:
+        await self._touch()
+        done = _positions(order.done)
+        if len(done) > self.log_end:
+            self.log_end, known = 1 << 60, self.log_end
+            raise DataLoss(f"the task log stops at {known}", reason="LOG_SHORT")
+        self.runs[order.job_id] = order
+        self.to_do[order.job_id] = [p for p in range(self.total) if p not in done]
+        self.leased[order.job_id] = {}
+        return OpenedRun(self.total, len(self.to_do[order.job_id]), 1)
+
+    async def close_run(self, job_id: str, *, forget: bool) -> None:
+        await self._touch()
+        self.closed.append((job_id, forget))
+
+    async def release_worker(self, job_id: str, *, gen: int, worker: str, crashed: bool) -> Released:
+        await self._touch()
+        back = self.leased.get(job_id, {}).pop(worker, [])
+        self.to_do[job_id] = sorted({*self.to_do[job_id], *back})
+        self.released.append((worker, crashed))
+        self.requeues += bool(back)
+        if crashed and self.suspects:
+            self.deaths += 1
+        return Released(len(back), self.suspects if crashed else (), self.deaths)
+
+    async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
+        await self._touch()
+        have = _positions(done)
+        held = {p for chunk in self.leased[job_id].values() for p in chunk}
+        known = have | held | set(self.to_do[job_id])
+        orphans = [p for p in range(self.total) if p not in known]
+        self.to_do[job_id] = sorted([*self.to_do[job_id], *orphans])
+        return len(orphans), self.total - len(have)
+
+    async def progress(self, job_id: str) -> QueueProgress:
+        await self._touch()
+        if job_id not in self.runs:
+            raise NotFound(job_id)
+        queued = len(self.to_do[job_id])
+        leased = sum(len(chunk) for chunk in self.leased[job_id].values())
+        return QueueProgress(
+            self.runs[job_id].gen, self.total, self.total - queued - leased, queued, leased, 1,
+            drained=not queued and not leased, requeues=self.requeues,
+        )
+
+    def lease(self, job_id: str, worker: str, gen: int) -> list[int]:
+        if self.away or job_id not in self.runs or self.runs[job_id].gen != gen:
+            return []
+        chunk, self.to_do[job_id] = self.to_do[job_id][:CHUNK], self.to_do[job_id][CHUNK:]
+        if chunk:
+            self.leased[job_id][worker] = chunk
+        return chunk
+
+    def complete(self, job_id: str, worker: str) -> None:
+        self.leased.get(job_id, {}).pop(worker, None)
+
+
+class FakeCheckpoints:
+    """Snapshots in memory."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.begun: dict[tuple[str, int], int] = {}
+        self.committed: dict[tuple[str, int], StoredSnapshot] = {}
+        self.aborted: list[tuple[str, int]] = []
+        self.failing: set[int] = set()
+        self.deleted: list[str] = []
+        self.hold: asyncio.Event | None = None
+
+    async def _touch(self) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no ckptcache")
+
+    async def begin(self, job_id: str, *, gen: int, snapshot: int, ps: Sequence[int], label: str) -> None:
+        await self._touch()
+        self.begun[job_id, snapshot] = gen
+
+    async def await_parts(self, job_id: str, snapshot: int, *, wait_s: float) -> tuple[AwaitState, str]:
+        await self._touch()
+        if self.hold is not None:
+            await self.hold.wait()
+        await asyncio.sleep(0.05)
+        return ("failed", "a disk is full") if snapshot in self.failing else ("stored", "")
+
+    async def commit(
+        self, job_id: str, *, gen: int, snapshot: int, manifest_json: str, keep: int
+    ) -> StoredSnapshot:
+        await self._touch()
+        document = orjson.loads(manifest_json)
+        stored = StoredSnapshot(
+            snapshot, "committed", f"mem://{job_id}/{snapshot}", tuple(document["parts"]), 0, 0,
+            document["samples"], manifest_json,
+        )
+        self.committed[job_id, snapshot] = stored
+        return stored
+
+    async def abort(self, job_id: str, snapshot: int, *, reason: str) -> None:
+        await self._touch()
+        self.aborted.append((job_id, snapshot))
+
+    async def get(self, job_id: str, snapshot: int) -> StoredSnapshot:
+        await self._touch()
+        numbers = [number for job, number in self.committed if job == job_id]
+        number = snapshot or max(numbers, default=0)
+        if (job_id, number) not in self.committed:
+            raise NotFound(f"{job_id}/{number}")
+        return self.committed[job_id, number]
+
+    async def delete(self, job_id: str) -> None:
+        await self._touch()
+        self.deleted.append(job_id)
+
+
+@dataclass
+class FakeServer:
+    """One parameter server: what it has applied."""
+
+    incarnation: str
+    gen: int = 0
+    term: int = 0
+    owned: int = 0
+    slots: bytes = bytes(SLOTS // 8)
+    applied: set[int] = field(default_factory=set)
+    alive: bool = True
+    fresh: bool = False
+
+
+class FakeServers:
+    """Parameter servers by address; marks are remembered so that a restore can return to them."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[str, FakeServer] = {}
+        self.cuts: dict[tuple[str, int, int], set[int]] = {}
+        self.damaged: set[int] = set()
+        self.restore_s = 0.1
+        self.orders: list[RestoreOrder] = []
+        self.voided: list[Interval] = []
+        self.slow_restores = 0
+        """Calls of restore that run out of time, though the server goes on."""
+        self.aborted_marks: list[int] = []
+
+    def _at(self, address: str) -> FakeServer:
+        server = self.by_address.get(address)
+        if server is None or not server.alive:
+            raise Unavailable(f"nobody at {address}")
+        return server
+
+    async def restore(self, address: str, order: RestoreOrder, *, timeout_s: float) -> int:
+        await asyncio.sleep(self.restore_s)
+        server = self._at(address)
+        if self.slow_restores:
+            self.slow_restores -= 1
+            raise DeadlineExceeded("still loading")
+        if order.incarnation != server.incarnation or order.gen <= server.gen:
+            raise FailedPrecondition("another incarnation, or an old generation")
+        self.orders.append(order)
+        if order.snapshot in self.damaged:
+            raise DataLoss(f"snapshot {order.snapshot} is damaged")
+        server.gen, server.term, server.fresh = order.gen, order.term, order.fresh_ledger
+        owners = memoryview(order.owners).cast("H")
+        bits = bytearray(SLOTS // 8)
+        for slot, owner in enumerate(owners):
+            if owner == order.ps:
+                bits[slot // 8] |= 1 << (slot % 8)
+        server.slots = bytes(bits)
+        server.applied = set()
+        if order.snapshot and not order.fresh_ledger:
+            cuts = [cut for (job, number, _), cut in self.cuts.items()
+                    if (job, number) == (order.job_id, order.snapshot)]
+            server.applied = set.intersection(*cuts)
+        server.applied |= _positions(order.voids)
+        return len(server.applied)
+
+    async def takeover(self, address: str, *, job_id: str, gen: int, term: int) -> TakenOver:
+        await asyncio.sleep(0)
+        server = self._at(address)
+        server.term = max(term, server.term)
+        return TakenOver(server.gen, server.term, 0)
+
+    def _check(self, server: FakeServer, gen: int, term: int) -> None:
+        if gen != server.gen or term < server.term:
+            raise FailedPrecondition("stale")
+
+    async def mark(
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+    ) -> Cut:
+        await asyncio.sleep(0.001)
+        server = self._at(address)
+        self._check(server, gen, term)
+        self.cuts[job_id, snapshot, ps] = set(server.applied)
+        group = GroupCut(_ledger(server.applied), len(server.applied), server.slots)
+        return Cut(ps, server.slots, (group,), 0.1, 5, 500)
+
+    async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
+        await asyncio.sleep(0)
+        self._check(self._at(address), gen, term)
+        self.aborted_marks.append(snapshot)
+
+    async def void(
+        self, address: str, *, job_id: str, gen: int, term: int, batches: Sequence[Interval]
+    ) -> tuple[Interval, ...]:
+        await asyncio.sleep(0)
+        server = self._at(address)
+        self._check(server, gen, term)
+        server.applied |= _positions(batches)
+        self.voided += batches
+        return ()
+
+    async def ledgers(self, address: str, *, job_id: str, gen: int) -> tuple[Ledger, int]:
+        await asyncio.sleep(0)
+        return _ledger(self._at(address).applied), 7
+
+    def forget(self, address: str) -> None:
+        pass
+
+
+class FakeBrain:
+    def __init__(self) -> None:
+        self.away = False
+        self.planned = Planned({}, "default", "")
+        self.profiles: list[JobProfile] = []
+        self.ends: list[JobEnd] = []
+
+    async def plan(
+        self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free_cpu: float, free_memory_bytes: int
+    ) -> Planned:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        return self.planned
+
+    async def observe(self, profile: JobProfile) -> None:
+        self.profiles.append(profile)
+
+    async def record_job(self, end: JobEnd) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        self.ends.append(end)
+
+
+class FakeModels:
+    def __init__(self) -> None:
+        self.away = False
+        self.registered: list[ModelVersion] = []
+        self.refusal: MeshError | None = None
+        """Answer to the next registration under a number."""
+
+    async def versions(self, name: str) -> list[ModelVersion]:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no gateway")
+        return [model for model in self.registered if model.name == name]
+
+    async def register(
+        self,
+        model: ModelVersion,
+        *,
+        framework: str,
+        metrics: Mapping[str, float],
+        request_id: str,
+        load: bool,
+    ) -> ModelVersion:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no gateway")
+        if self.refusal is not None and model.version:
+            error, self.refusal = self.refusal, None
+            raise error
+        self.registered.append(model)
+        return model
+
+
+@dataclass
+class FakeProcess:
+    order: StartOrder
+    pid: int
+    exit: Exit | None = None
+    task: asyncio.Task[None] | None = None
+    silent: bool = False
+    stuck: bool = False
+    """It beats, and trains nothing."""
+
+
+class FakeCluster:
+    """Processes are tasks; they outlive a jobmaster as long as the world does."""
+
+    def __init__(self, world: "JobWorld") -> None:
+        self._world = world
+        self.processes_of: dict[str, dict[str, FakeProcess]] = {}
+        self.started: list[str] = []
+        self.refused: list[Violation] = []
+        self._pid = 100
+        self._on_change: Callable[[str], None] = lambda job_id: None
+
+    def watch(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+
+    def refusals(self, spec: TrainingJob) -> list[Violation]:
+        return list(self.refused)
+
+    async def find_again(self) -> None:
+        """All are here."""
+
+    async def start(self, order: StartOrder) -> RoleProcess:
+        await asyncio.sleep(0)
+        known = self.processes_of.setdefault(order.job_id, {})
+        if order.name not in known:
+            self._pid += 1
+            process = FakeProcess(order, self._pid)
+            known[order.name] = process
+            self.started.append(order.name)
+            process.task = asyncio.create_task(self._live(process))
+        return self._view(known[order.name])
+
+    async def _live(self, process: FakeProcess) -> None:
+        code: int | None = 70
+        try:
+            code = await self._world.behave(process)
+        except asyncio.CancelledError:
+            return  # whoever cancelled says how it ended
+        batch = self._world.in_hand if code == 70 else None
+        self.end(process, Exit(code=code, knows_batch=batch is not None, batch=batch))
+
+    def end(self, process: FakeProcess, exit: Exit) -> None:
+        if process.exit is None:
+            process.exit = exit
+            server = self._world.servers.by_address.get(f"{process.order.job_id}/{process.order.name}")
+            if server is not None:
+                server.alive = False
+            self._on_change(process.order.job_id)
+
+    def kill(self, job_id: str, name: str, exit: Exit | None = None) -> None:
+        """kill -9 from outside, or an end with the given truth."""
+        process = self.processes_of[job_id][name]
+        if process.task is not None:
+            process.task.cancel()
+        self.end(process, exit or Exit(signal=9, reason="killed by SIGKILL"))
+
+    async def stop(self, job_id: str, name: str, *, grace_s: float) -> None:
+        process = self.processes_of[job_id][name]
+        if process.exit is None:
+            signal = 9 if grace_s <= 0 else 15
+            self.kill(job_id, name, Exit(signal=signal, reason=f"signal {signal}"))
+
+    async def drain(self, job_id: str, name: str) -> None:
+        pass
+
+    async def processes(self, job_id: str) -> list[RoleProcess]:
+        return [self._view(process) for process in self.processes_of.get(job_id, {}).values()]
+
+    def _view(self, process: FakeProcess) -> RoleProcess:
+        return RoleProcess(process.order.job_id, process.order.name, str(process.pid), process.exit)
+
+    async def resize(self, job_id: str, name: str, *, cpu: float, memory_bytes: int) -> bool:
+        return False
+
+    async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:
+        return [f"log of {name}"]
+
+    async def forget(self, job_id: str) -> None:
+        self.processes_of.pop(job_id, None)
+
+    async def jobs(self) -> list[str]:
+        return sorted(self.processes_of)
+
+    async def capacity(self) -> Capacity:
+        return Capacity(4.0, 1 << 34)
+
+    def alive(self, job_id: str, role: str = "") -> list[str]:
+        return [
+            name for name, process in self.processes_of.get(job_id, {}).items()
+            if process.exit is None and (not role or process.order.role == role)
+        ]
