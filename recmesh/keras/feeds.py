@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from recmesh.keras.inputs import signature
-from recmesh.trainer.layout import Arena
+from recmesh.trainer.layout import Arena, DenseLayout
 from recmesh.trainer.memory import aligned
-from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Ints, Job
+from recmesh.trainer.session import EmbeddingTable, Floats, Ints, Job
 
 if TYPE_CHECKING:
     from recmesh.data import Batch, IdColumn
@@ -68,44 +68,23 @@ class Feeds:
 
 
 def lend(values: Floats | Ints) -> Any:
-    """A tensor in the array's own memory, which must not change while it lives; `tf.constant` always copies."""
+    """A tensor in the array's own memory, which must not change while it, or a variable that took it over, lives.
+
+    `tf.constant` always copies.
+    """
     return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
 
 
-class Flat:
-    """All dense blocks end to end, and in the graph as they are."""
+def split(flat: Any, layout: DenseLayout) -> list[Any]:
+    """The blocks of the flat tensor in their shapes, in order, in the graph."""
+    sizes = [int(np.prod(block.shape, dtype=np.int64)) for block in layout.blocks]
+    parts = tf.split(flat, sizes) if sizes else []
+    return [tf.reshape(part, block.shape) for part, block in zip(parts, layout.blocks, strict=True)]
 
-    def __init__(self, blocks: Sequence[DenseBlock]) -> None:
-        self._names = [block.name for block in blocks]
-        self._shapes = [block.value.shape for block in blocks]
-        self._sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
-        self.signature = tf.TensorSpec((sum(self._sizes),), tf.float32)
 
-    def join(self, values: Mapping[str, Floats]) -> Floats:
-        """By name, to one array."""
-        flat: Floats = aligned((sum(self._sizes),))
-        if self._names:
-            np.concatenate([np.asarray(values[name], np.float32).reshape(-1) for name in self._names], out=flat)
-        return flat
-
-    def views(self, flat: Floats) -> dict[str, Floats]:
-        """By name, in shape."""
-        ends = np.cumsum(self._sizes)
-        return {
-            name: flat[end - size:end].reshape(shape)
-            for name, shape, size, end in zip(self._names, self._shapes, self._sizes, ends, strict=True)
-        }
-
-    def split(self, flat: Any) -> list[Any]:
-        """Tensors in shape, in order."""
-        if not self._sizes:
-            return []
-        parts = tf.split(flat, self._sizes)
-        return [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-    def concatenate(self, tensors: Sequence[Any]) -> Any:
-        """The inverse of `split`."""
-        return tf.concat([tf.zeros(0), *(tf.reshape(tensor, (-1,)) for tensor in tensors)], axis=0)
+def concatenate(tensors: Sequence[Any]) -> Any:
+    """The inverse of `split`."""
+    return tf.concat([tf.zeros(0), *(tf.reshape(tensor, (-1,)) for tensor in tensors)], axis=0)
 
 
 def _padded(name: str, place: Ints, column: "IdColumn", *, weighted: bool) -> dict[str, Any]:

@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from recmesh.keras.embedding import EmbeddingCollection, looking_up
 from recmesh.keras.export import export_saved_model
-from recmesh.keras.feeds import Feeds, Flat, lend
+from recmesh.keras.feeds import Feeds, concatenate, lend, split
 from recmesh.keras.inputs import signature
 from recmesh.keras.optim import translate
 from recmesh.runtime.errors import InvalidArgument, Violation
-from recmesh.trainer.layout import Arena, joined
+from recmesh.trainer.layout import Arena, DenseLayout, joined
 from recmesh.trainer.pooling import take_back
+from recmesh.trainer.ports import DenseDeclaration
 from recmesh.trainer.session import BuildOnly, DenseBlock, EmbeddingTable, Floats, Ints, Job, Step, TableRows
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Attached:
             *(DenseBlock(v.path, np.array(v), "statistic") for v in self._statistics),
         )
         self._dims = sorted({table.dim for table in self.tables})
-        self._feeds, self._flat = Feeds(job), Flat(self.dense)
+        self._feeds = Feeds(job)
+        self._layout = DenseLayout([DenseDeclaration(block.name, block.value.shape, None) for block in self.dense])
         self._train = tf.function(self._train_graph, input_signature=self._step_signature(labels=True))
         self._predict = tf.function(self._predict_graph, input_signature=self._step_signature(labels=False))
         self._own_metrics = [metric for metric in model.metrics if metric.name != "loss"]
@@ -106,7 +108,7 @@ class Attached:
         loss, output, grads, row_grads = self._train(
             self._feeds.feed(columns, step.index, arenas, self._home),
             {str(dim): lend(arenas[dim].values) for dim in self._dims},
-            lend(self._flat.join(step.dense) if flat is None else flat),
+            lend(self._layout.flatten(step.dense) if flat is None else flat),
             columns.labels,
             weight,
             np.float32(scale),
@@ -115,7 +117,7 @@ class Attached:
         if not np.isfinite(value):
             step.skip_nan()
             return 0.0
-        pushed = self._flat.views(np.asarray(grads))
+        pushed = self._layout.views(np.asarray(grads))
         step.push(self._rows(step.rows, arenas, row_grads), pushed, loss=value, predictions=_flat(output.numpy()))
         return value
 
@@ -137,7 +139,7 @@ class Attached:
         rows = {str(dim): tf.TensorSpec((None, dim), tf.float32) for dim in self._dims}
         vector = tf.TensorSpec((None,), tf.float32)
         label = tf.TensorSpec((None, len(self.job.labels)), tf.float32)
-        given = [self._feeds.signature, rows, self._flat.signature]
+        given = [self._feeds.signature, rows, tf.TensorSpec((self._layout.size,), tf.float32)]
         return [*given, *([label, vector, tf.TensorSpec((), tf.float32)] if labels else [])]
 
     def _load(self, dense: list[Any]) -> None:
@@ -145,7 +147,7 @@ class Attached:
             variable.assign(value)
 
     def _train_graph(self, given: Any, rows: dict[str, Any], flat: Any, labels: Any, weight: Any, scale: Any) -> Any:
-        fed, dense = self._feeds.inputs(given), self._flat.split(flat)
+        fed, dense = self._feeds.inputs(given), split(flat, self._layout)
         self._load(dense)
         with tf.GradientTape() as tape:
             for value in rows.values():
@@ -166,12 +168,12 @@ class Attached:
             row_grads[key].append((flat, tf.reshape(index, (-1,))))
         before = dense[len(trained):]
         deltas = [v.value - old for v, old in zip(self._statistics, before, strict=True)]
-        return loss, output, self._flat.concatenate([*dense_grads, *deltas]), row_grads
+        return loss, output, concatenate([*dense_grads, *deltas]), row_grads
 
     # ---- evaluation and export
 
     def _predict_graph(self, given: Any, rows: dict[str, Any], flat: Any) -> Any:
-        self._load(self._flat.split(flat))
+        self._load(split(flat, self._layout))
         with looking_up(StepRows(rows)):
             return self.model(self._feeds.inputs(given), training=False)
 
@@ -187,7 +189,7 @@ class Attached:
         made = self._predict(
             self._feeds.feed(batch, index, arenas, self._home),
             {str(dim): arenas[dim].values for dim in self._dims},
-            self._flat.join(dense),
+            self._layout.flatten(dense),
         )
         return _flat(made.numpy())
 

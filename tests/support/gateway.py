@@ -258,6 +258,7 @@ def rest_app(
     api_key: str | None = None,
     loopback: bool = True,
     limits: BodyLimits | None = None,
+    room: Room | None = None,
 ) -> Any:
     """The REST API over the gateway, as an ASGI application."""
     peer: Any = FakePeer()
@@ -280,7 +281,7 @@ def rest_app(
     )
     return api.create(
         parts, ops=[], api_key=api_key, loopback=loopback,
-        limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), room=Room(made.root),
+        limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), room=room or Room(made.root),
         closing=asyncio.Event(),
     )  # fmt: skip
 

@@ -141,6 +141,8 @@ class FakeShards:
         self.to_do: dict[str, list[int]] = {}
         self.leased: dict[str, dict[str, list[int]]] = {}
         self.released: list[tuple[str, bool]] = []
+        self.full = False
+        """It can store nothing, as with a full disk."""
         self.deaths = 0
         self.suspects: tuple[Interval, ...] = ()
         self.refusals: list[Violation] = []
@@ -185,6 +187,8 @@ class FakeShards:
 
     async def release_worker(self, job_id: str, *, gen: int, worker: str, crashed: bool) -> Released:
         await self._touch()
+        if self.full:
+            raise ResourceExhausted("the queue's disk is full", reason="STORAGE_FULL")
         back = self.leased.get(job_id, {}).pop(worker, [])
         self.to_do[job_id] = sorted({*self.to_do[job_id], *back})
         self.released.append((worker, crashed))

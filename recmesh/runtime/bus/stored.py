@@ -50,7 +50,7 @@ async def store(
         nonlocal attempts
         attempts += 1
         # Again: a server whose disk is full answers nothing, and the next attempt tells why.
-        if (reason := link.room.objection(last=last)) and attempts > 1:
+        if attempts > 1 and (reason := link.room.objection(last=last)):
             raise Unavailable(f"{subject}: not known whether it was stored: {reason}", reason="DATA_FOLDER_FULL")
         check_size(session, subject, payload, all_headers)
         try:

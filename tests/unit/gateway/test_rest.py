@@ -11,6 +11,7 @@ import pytest
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.ops.reference import type_of
+from recmesh.runtime.room import Room
 from services.gateway.app.ports import Document
 from services.gateway.rest.guard import BodyLimits
 from tests.support.gateway import FakePeer, gateway, http, unknown_job
@@ -318,3 +319,11 @@ async def test_the_documentation_shows_every_operation_and_loads_nothing_from_ou
 ])
 async def test_a_schema_is_told_in_few_words(schema: dict[str, Any], text: str) -> None:
     assert type_of(schema) == text
+
+
+async def test_on_a_full_disk_nothing_begins_and_what_runs_can_be_stopped(tmp_path: Path) -> None:
+    async with http(gateway(tmp_path), room=Room(tmp_path, reserve_bytes=1 << 60)) as client:
+        for path in ("/v1/jobs", "/v1/jobs/x:scale"):
+            problem_of(await client.post(path, json={}), 429, "DATA_FOLDER_FULL")
+        assert (await client.post("/v1/jobs/x:stop")).status_code == 200
+        assert (await client.delete("/v1/jobs/x?force=true")).status_code < 300

@@ -36,6 +36,18 @@ async def test_a_worker_that_dies_while_the_disk_is_full_is_replaced_once_there_
     assert any(crashed for _, crashed in world.shards.released)
 
 
+async def test_leases_of_a_dead_worker_are_released_once_the_queue_can_store_again(world: JobWorld) -> None:
+    world.shards.total = 3000
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    world.shards.full = True
+    world.cluster.kill(job_id, "worker-0-1")
+    await world.clock.sleep(3.0)
+    assert not world.shards.released
+    world.shards.full = False
+    await world.until(lambda: any(crashed for _, crashed in world.shards.released))
+
+
 @pytest.mark.parametrize("part", ["shards", "checkpoints", "brain", "models", "keys"])
 async def test_a_service_may_be_away_for_a_while_and_the_job_goes_on(world: JobWorld, part: str) -> None:
     world.shards.total = 1500
