@@ -293,6 +293,9 @@ class TakeoverReply(google.protobuf.message.Message):
     SINCE_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     MARKING_FIELD_NUMBER: builtins.int
+    SENDING_FIELD_NUMBER: builtins.int
+    FROZEN_FIELD_NUMBER: builtins.int
+    INSTALLED_FIELD_NUMBER: builtins.int
     gen: builtins.int
     term: builtins.int
     since: builtins.int
@@ -300,6 +303,18 @@ class TakeoverReply(google.protobuf.message.Message):
     """512-byte bitmap, bit s%8 of byte s/8"""
     marking: builtins.int
     """snapshot being copied, 0: none"""
+    @property
+    def sending(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """moves whose slots leave, or have left and are not freed"""
+
+    @property
+    def frozen(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of these, moves after their freeze"""
+
+    @property
+    def installed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """moves whose slots came here, in this generation"""
+
     def __init__(
         self,
         *,
@@ -308,8 +323,11 @@ class TakeoverReply(google.protobuf.message.Message):
         since: builtins.int = ...,
         slots: builtins.bytes = ...,
         marking: builtins.int = ...,
+        sending: collections.abc.Iterable[builtins.int] | None = ...,
+        frozen: collections.abc.Iterable[builtins.int] | None = ...,
+        installed: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gen", b"gen", "marking", b"marking", "since", b"since", "slots", b"slots", "term", b"term"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frozen", b"frozen", "gen", b"gen", "installed", b"installed", "marking", b"marking", "sending", b"sending", "since", b"since", "slots", b"slots", "term", b"term"]) -> None: ...
 
 Global___TakeoverReply: typing_extensions.TypeAlias = TakeoverReply
 
@@ -869,3 +887,497 @@ class TableStats(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["memory_bytes", b"memory_bytes", "name", b"name", "rows", b"rows"]) -> None: ...
 
 Global___TableStats: typing_extensions.TypeAlias = TableStats
+
+@typing.final
+class JoinRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    PS_FIELD_NUMBER: builtins.int
+    MAP_VERSION_FIELD_NUMBER: builtins.int
+    VOIDS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    term: builtins.int
+    incarnation: builtins.str
+    """the one the run record names; another is refused"""
+    ps: builtins.int
+    map_version: builtins.int
+    """the record's; the server owns no slot of it"""
+    @property
+    def voids(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[recmesh.pb.common_pb2.Piece]: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        term: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        ps: builtins.int = ...,
+        map_version: builtins.int = ...,
+        voids: collections.abc.Iterable[recmesh.pb.common_pb2.Piece] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "incarnation", b"incarnation", "job_id", b"job_id", "map_version", b"map_version", "ps", b"ps", "term", b"term", "voids", b"voids"]) -> None: ...
+
+Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
+
+@typing.final
+class JoinReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___JoinReply: typing_extensions.TypeAlias = JoinReply
+
+@typing.final
+class MigrateRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    TARGET_ADDRESS_FIELD_NUMBER: builtins.int
+    TARGET_INCARNATION_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    term: builtins.int
+    move: builtins.int
+    slots: builtins.bytes
+    """512-byte bitmap; the source owns all of them"""
+    target: builtins.int
+    target_address: builtins.str
+    target_incarnation: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        term: builtins.int = ...,
+        move: builtins.int = ...,
+        slots: builtins.bytes = ...,
+        target: builtins.int = ...,
+        target_address: builtins.str = ...,
+        target_incarnation: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "move", b"move", "slots", b"slots", "target", b"target", "target_address", b"target_address", "target_incarnation", b"target_incarnation", "term", b"term"]) -> None: ...
+
+Global___MigrateRequest: typing_extensions.TypeAlias = MigrateRequest
+
+@typing.final
+class MigrateReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CAUGHT_UP_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    BASE_BYTES_FIELD_NUMBER: builtins.int
+    DELTA_BYTES_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    caught_up: builtins.bool
+    """the changes that wait are few: a freeze would be short"""
+    rows: builtins.int
+    base_bytes: builtins.int
+    delta_bytes: builtins.int
+    error: builtins.str
+    """the copy has failed; only Resume ends the move"""
+    def __init__(
+        self,
+        *,
+        caught_up: builtins.bool = ...,
+        rows: builtins.int = ...,
+        base_bytes: builtins.int = ...,
+        delta_bytes: builtins.int = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_bytes", b"base_bytes", "caught_up", b"caught_up", "delta_bytes", b"delta_bytes", "error", b"error", "rows", b"rows"]) -> None: ...
+
+Global___MigrateReply: typing_extensions.TypeAlias = MigrateReply
+
+@typing.final
+class FreezeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    MAP_VERSION_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    term: builtins.int
+    move: builtins.int
+    map_version: builtins.int
+    """reserved in the run record: `since` of source and target from here on"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        term: builtins.int = ...,
+        move: builtins.int = ...,
+        map_version: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "map_version", b"map_version", "move", b"move", "term", b"term"]) -> None: ...
+
+Global___FreezeRequest: typing_extensions.TypeAlias = FreezeRequest
+
+@typing.final
+class FreezeReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INSTALLED_FIELD_NUMBER: builtins.int
+    LATCH_MS_FIELD_NUMBER: builtins.int
+    FROZEN_MS_FIELD_NUMBER: builtins.int
+    LAST_ROWS_FIELD_NUMBER: builtins.int
+    LAST_BYTES_FIELD_NUMBER: builtins.int
+    BASE_BYTES_FIELD_NUMBER: builtins.int
+    DELTA_BYTES_FIELD_NUMBER: builtins.int
+    installed: builtins.bool
+    """false: the target has not answered yet; ask again, or abort there"""
+    latch_ms: builtins.float
+    """for which pushes waited"""
+    frozen_ms: builtins.float
+    """from the freeze to the target's answer"""
+    last_rows: builtins.int
+    last_bytes: builtins.int
+    base_bytes: builtins.int
+    delta_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        installed: builtins.bool = ...,
+        latch_ms: builtins.float = ...,
+        frozen_ms: builtins.float = ...,
+        last_rows: builtins.int = ...,
+        last_bytes: builtins.int = ...,
+        base_bytes: builtins.int = ...,
+        delta_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_bytes", b"base_bytes", "delta_bytes", b"delta_bytes", "frozen_ms", b"frozen_ms", "installed", b"installed", "last_bytes", b"last_bytes", "last_rows", b"last_rows", "latch_ms", b"latch_ms"]) -> None: ...
+
+Global___FreezeReply: typing_extensions.TypeAlias = FreezeReply
+
+@typing.final
+class AbortInstallRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    term: builtins.int
+    move: builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        term: builtins.int = ...,
+        move: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "move", b"move", "term", b"term"]) -> None: ...
+
+Global___AbortInstallRequest: typing_extensions.TypeAlias = AbortInstallRequest
+
+@typing.final
+class AbortInstallReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INSTALLED_FIELD_NUMBER: builtins.int
+    installed: builtins.bool
+    def __init__(
+        self,
+        *,
+        installed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["installed", b"installed"]) -> None: ...
+
+Global___AbortInstallReply: typing_extensions.TypeAlias = AbortInstallReply
+
+@typing.final
+class ResumeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    MAP_VERSION_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    term: builtins.int
+    move: builtins.int
+    map_version: builtins.int
+    """newly reserved, above the freeze's; 0: the move was never frozen"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        term: builtins.int = ...,
+        move: builtins.int = ...,
+        map_version: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "map_version", b"map_version", "move", b"move", "term", b"term"]) -> None: ...
+
+Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
+
+@typing.final
+class ResumeReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WAS_FROZEN_FIELD_NUMBER: builtins.int
+    was_frozen: builtins.bool
+    def __init__(
+        self,
+        *,
+        was_frozen: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["was_frozen", b"was_frozen"]) -> None: ...
+
+Global___ResumeReply: typing_extensions.TypeAlias = ResumeReply
+
+@typing.final
+class FreeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    term: builtins.int
+    move: builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        term: builtins.int = ...,
+        move: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "move", b"move", "term", b"term"]) -> None: ...
+
+Global___FreeRequest: typing_extensions.TypeAlias = FreeRequest
+
+@typing.final
+class FreeReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: builtins.int
+    rows: builtins.int
+    def __init__(
+        self,
+        *,
+        rows: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rows", b"rows"]) -> None: ...
+
+Global___FreeReply: typing_extensions.TypeAlias = FreeReply
+
+@typing.final
+class RowStates(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: builtins.int
+    IDS_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    UPDATES_FIELD_NUMBER: builtins.int
+    FREQUENCY_FIELD_NUMBER: builtins.int
+    LAST_STEP_FIELD_NUMBER: builtins.int
+    REMOVED_FIELD_NUMBER: builtins.int
+    table: builtins.int
+    ids: builtins.bytes
+    """int64 little-endian"""
+    values: builtins.bytes
+    """float32 [ids, dim]"""
+    state: builtins.bytes
+    """float32 [ids, state width]"""
+    updates: builtins.bytes
+    """uint32"""
+    frequency: builtins.bytes
+    """uint32"""
+    last_step: builtins.bytes
+    """uint64"""
+    removed: builtins.bytes
+    """int64: ids whose rows are gone"""
+    def __init__(
+        self,
+        *,
+        table: builtins.int = ...,
+        ids: builtins.bytes = ...,
+        values: builtins.bytes = ...,
+        state: builtins.bytes = ...,
+        updates: builtins.bytes = ...,
+        frequency: builtins.bytes = ...,
+        last_step: builtins.bytes = ...,
+        removed: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frequency", b"frequency", "ids", b"ids", "last_step", b"last_step", "removed", b"removed", "state", b"state", "table", b"table", "updates", b"updates", "values", b"values"]) -> None: ...
+
+Global___RowStates: typing_extensions.TypeAlias = RowStates
+
+@typing.final
+class ChunkState(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BLOCK_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    UPDATES_FIELD_NUMBER: builtins.int
+    block: builtins.int
+    chunk: builtins.int
+    values: builtins.bytes
+    state: builtins.bytes
+    """float32"""
+    updates: builtins.int
+    def __init__(
+        self,
+        *,
+        block: builtins.int = ...,
+        chunk: builtins.int = ...,
+        values: builtins.bytes = ...,
+        state: builtins.bytes = ...,
+        updates: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "chunk", b"chunk", "state", b"state", "updates", b"updates", "values", b"values"]) -> None: ...
+
+Global___ChunkState: typing_extensions.TypeAlias = ChunkState
+
+@typing.final
+class StageRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    TABLES_FIELD_NUMBER: builtins.int
+    DENSE_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    CHUNKS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    move: builtins.int
+    source: builtins.int
+    incarnation: builtins.str
+    """the target's"""
+    sequence: builtins.int
+    """from 0; one that came before is answered and has no effect"""
+    slots: builtins.bytes
+    """with sequence 0, and so are tables and dense"""
+    @property
+    def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TableSpec]: ...
+    @property
+    def dense(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DenseSpec]: ...
+    @property
+    def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RowStates]: ...
+    @property
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChunkState]: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        move: builtins.int = ...,
+        source: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        sequence: builtins.int = ...,
+        slots: builtins.bytes = ...,
+        tables: collections.abc.Iterable[Global___TableSpec] | None = ...,
+        dense: collections.abc.Iterable[Global___DenseSpec] | None = ...,
+        rows: collections.abc.Iterable[Global___RowStates] | None = ...,
+        chunks: collections.abc.Iterable[Global___ChunkState] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "dense", b"dense", "gen", b"gen", "incarnation", b"incarnation", "job_id", b"job_id", "move", b"move", "rows", b"rows", "sequence", b"sequence", "slots", b"slots", "source", b"source", "tables", b"tables"]) -> None: ...
+
+Global___StageRequest: typing_extensions.TypeAlias = StageRequest
+
+@typing.final
+class StageReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___StageReply: typing_extensions.TypeAlias = StageReply
+
+@typing.final
+class InstallRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    MAP_VERSION_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    CHUNKS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    move: builtins.int
+    source: builtins.int
+    incarnation: builtins.str
+    """the target's"""
+    sequence: builtins.int
+    """how many stages came before"""
+    map_version: builtins.int
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupCut]:
+        """of the slots that move"""
+
+    @property
+    def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RowStates]: ...
+    @property
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChunkState]: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        move: builtins.int = ...,
+        source: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        sequence: builtins.int = ...,
+        map_version: builtins.int = ...,
+        groups: collections.abc.Iterable[Global___GroupCut] | None = ...,
+        rows: collections.abc.Iterable[Global___RowStates] | None = ...,
+        chunks: collections.abc.Iterable[Global___ChunkState] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "gen", b"gen", "groups", b"groups", "incarnation", b"incarnation", "job_id", b"job_id", "map_version", b"map_version", "move", b"move", "rows", b"rows", "sequence", b"sequence", "source", b"source"]) -> None: ...
+
+Global___InstallRequest: typing_extensions.TypeAlias = InstallRequest
+
+@typing.final
+class InstallReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INSTALLED_FIELD_NUMBER: builtins.int
+    installed: builtins.bool
+    def __init__(
+        self,
+        *,
+        installed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["installed", b"installed"]) -> None: ...
+
+Global___InstallReply: typing_extensions.TypeAlias = InstallReply

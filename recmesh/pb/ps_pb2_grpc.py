@@ -84,6 +84,46 @@ class ParameterServerStub(object):
                 request_serializer=recmesh_dot_pb_dot_ps__pb2.StatsRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_ps__pb2.StatsReply.FromString,
                 _registered_method=True)
+        self.Join = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/Join',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.JoinRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.JoinReply.FromString,
+                _registered_method=True)
+        self.Migrate = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/Migrate',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.MigrateRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.MigrateReply.FromString,
+                _registered_method=True)
+        self.Freeze = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/Freeze',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.FreezeRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.FreezeReply.FromString,
+                _registered_method=True)
+        self.AbortInstall = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/AbortInstall',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.AbortInstallRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.AbortInstallReply.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/Resume',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.ResumeReply.FromString,
+                _registered_method=True)
+        self.Free = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/Free',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.FreeRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.FreeReply.FromString,
+                _registered_method=True)
+        self.Stage = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/Stage',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.StageRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.StageReply.FromString,
+                _registered_method=True)
+        self.Install = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/Install',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.InstallRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.InstallReply.FromString,
+                _registered_method=True)
 
 
 class ParameterServerServicer(object):
@@ -156,6 +196,64 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request, context):
+        """Slots that move from a source to a target while training goes on. `move` numbers are the run record's, never used
+        twice. Every call may be repeated.
+        jobmaster, to a server that owns nothing yet: take part in a generation that is open already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Migrate(self, request, context):
+        """jobmaster, to the source: copy these slots to the target and keep the copy fresh; answers how far it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Freeze(self, request, context):
+        """jobmaster, to the source: the slots leave for good; answers once the target has installed them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortInstall(self, request, context):
+        """jobmaster, to the target: never install this move; answers whether it has already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """jobmaster, to the source: the target has promised never to install; take the slots back, or forget the copy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Free(self, request, context):
+        """jobmaster, to the source: the map says that the slots are the target's; free their rows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stage(self, request, context):
+        """source to target: rows and chunks that nobody sees before the install. In order of `sequence`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Install(self, request, context):
+        """source to target: the last changes, and the ledgers; the slots are the target's from here on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -208,6 +306,46 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=recmesh_dot_pb_dot_ps__pb2.StatsRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_ps__pb2.StatsReply.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.JoinRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.JoinReply.SerializeToString,
+            ),
+            'Migrate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Migrate,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.MigrateRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.MigrateReply.SerializeToString,
+            ),
+            'Freeze': grpc.unary_unary_rpc_method_handler(
+                    servicer.Freeze,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.FreezeRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.FreezeReply.SerializeToString,
+            ),
+            'AbortInstall': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortInstall,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.AbortInstallRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.AbortInstallReply.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.ResumeRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.ResumeReply.SerializeToString,
+            ),
+            'Free': grpc.unary_unary_rpc_method_handler(
+                    servicer.Free,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.FreeRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.FreeReply.SerializeToString,
+            ),
+            'Stage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stage,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.StageRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.StageReply.SerializeToString,
+            ),
+            'Install': grpc.unary_unary_rpc_method_handler(
+                    servicer.Install,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.InstallRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.InstallReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -480,6 +618,222 @@ class ParameterServer(object):
             '/recmesh.ps.v1.ParameterServer/Stats',
             recmesh_dot_pb_dot_ps__pb2.StatsRequest.SerializeToString,
             recmesh_dot_pb_dot_ps__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/Join',
+            recmesh_dot_pb_dot_ps__pb2.JoinRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.JoinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Migrate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/Migrate',
+            recmesh_dot_pb_dot_ps__pb2.MigrateRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.MigrateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Freeze(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/Freeze',
+            recmesh_dot_pb_dot_ps__pb2.FreezeRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.FreezeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortInstall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/AbortInstall',
+            recmesh_dot_pb_dot_ps__pb2.AbortInstallRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.AbortInstallReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/Resume',
+            recmesh_dot_pb_dot_ps__pb2.ResumeRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.ResumeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Free(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/Free',
+            recmesh_dot_pb_dot_ps__pb2.FreeRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.FreeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/Stage',
+            recmesh_dot_pb_dot_ps__pb2.StageRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.StageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Install(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/Install',
+            recmesh_dot_pb_dot_ps__pb2.InstallRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.InstallReply.FromString,
             options,
             channel_credentials,
             insecure,

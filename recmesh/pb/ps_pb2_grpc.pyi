@@ -185,7 +185,135 @@ _ParameterServerStatsType = typing_extensions.TypeVar(
     ],
 )
 
-class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _ParameterServerTakeoverType, _ParameterServerMarkType, _ParameterServerAbortMarkType, _ParameterServerVoidType, _ParameterServerDeclareType, _ParameterServerPullType, _ParameterServerPushType, _ParameterServerLedgersType, _ParameterServerStatsType]):
+_ParameterServerJoinType = typing_extensions.TypeVar(
+    '_ParameterServerJoinType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.JoinRequest,
+        recmesh.pb.ps_pb2.JoinReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.JoinRequest,
+        recmesh.pb.ps_pb2.JoinReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.JoinRequest,
+        recmesh.pb.ps_pb2.JoinReply,
+    ],
+)
+
+_ParameterServerMigrateType = typing_extensions.TypeVar(
+    '_ParameterServerMigrateType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.MigrateRequest,
+        recmesh.pb.ps_pb2.MigrateReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.MigrateRequest,
+        recmesh.pb.ps_pb2.MigrateReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.MigrateRequest,
+        recmesh.pb.ps_pb2.MigrateReply,
+    ],
+)
+
+_ParameterServerFreezeType = typing_extensions.TypeVar(
+    '_ParameterServerFreezeType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.FreezeRequest,
+        recmesh.pb.ps_pb2.FreezeReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.FreezeRequest,
+        recmesh.pb.ps_pb2.FreezeReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.FreezeRequest,
+        recmesh.pb.ps_pb2.FreezeReply,
+    ],
+)
+
+_ParameterServerAbortInstallType = typing_extensions.TypeVar(
+    '_ParameterServerAbortInstallType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.AbortInstallRequest,
+        recmesh.pb.ps_pb2.AbortInstallReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.AbortInstallRequest,
+        recmesh.pb.ps_pb2.AbortInstallReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.AbortInstallRequest,
+        recmesh.pb.ps_pb2.AbortInstallReply,
+    ],
+)
+
+_ParameterServerResumeType = typing_extensions.TypeVar(
+    '_ParameterServerResumeType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.ResumeRequest,
+        recmesh.pb.ps_pb2.ResumeReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.ResumeRequest,
+        recmesh.pb.ps_pb2.ResumeReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.ResumeRequest,
+        recmesh.pb.ps_pb2.ResumeReply,
+    ],
+)
+
+_ParameterServerFreeType = typing_extensions.TypeVar(
+    '_ParameterServerFreeType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.FreeRequest,
+        recmesh.pb.ps_pb2.FreeReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.FreeRequest,
+        recmesh.pb.ps_pb2.FreeReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.FreeRequest,
+        recmesh.pb.ps_pb2.FreeReply,
+    ],
+)
+
+_ParameterServerStageType = typing_extensions.TypeVar(
+    '_ParameterServerStageType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.StageRequest,
+        recmesh.pb.ps_pb2.StageReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.StageRequest,
+        recmesh.pb.ps_pb2.StageReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.StageRequest,
+        recmesh.pb.ps_pb2.StageReply,
+    ],
+)
+
+_ParameterServerInstallType = typing_extensions.TypeVar(
+    '_ParameterServerInstallType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.InstallRequest,
+        recmesh.pb.ps_pb2.InstallReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.InstallRequest,
+        recmesh.pb.ps_pb2.InstallReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.InstallRequest,
+        recmesh.pb.ps_pb2.InstallReply,
+    ],
+)
+
+class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _ParameterServerTakeoverType, _ParameterServerMarkType, _ParameterServerAbortMarkType, _ParameterServerVoidType, _ParameterServerDeclareType, _ParameterServerPullType, _ParameterServerPushType, _ParameterServerLedgersType, _ParameterServerStatsType, _ParameterServerJoinType, _ParameterServerMigrateType, _ParameterServerFreezeType, _ParameterServerAbortInstallType, _ParameterServerResumeType, _ParameterServerFreeType, _ParameterServerStageType, _ParameterServerInstallType]):
     @typing.overload
     def __init__(self: ParameterServerStub[
         grpc.UnaryUnaryMultiCallable[
@@ -227,6 +355,38 @@ class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _Parameter
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.ps_pb2.StatsRequest,
             recmesh.pb.ps_pb2.StatsReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.JoinRequest,
+            recmesh.pb.ps_pb2.JoinReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.MigrateRequest,
+            recmesh.pb.ps_pb2.MigrateReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.FreezeRequest,
+            recmesh.pb.ps_pb2.FreezeReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.AbortInstallRequest,
+            recmesh.pb.ps_pb2.AbortInstallReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.ResumeRequest,
+            recmesh.pb.ps_pb2.ResumeReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.FreeRequest,
+            recmesh.pb.ps_pb2.FreeReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.StageRequest,
+            recmesh.pb.ps_pb2.StageReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.InstallRequest,
+            recmesh.pb.ps_pb2.InstallReply,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -272,6 +432,38 @@ class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _Parameter
             recmesh.pb.ps_pb2.StatsRequest,
             recmesh.pb.ps_pb2.StatsReply,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.JoinRequest,
+            recmesh.pb.ps_pb2.JoinReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.MigrateRequest,
+            recmesh.pb.ps_pb2.MigrateReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.FreezeRequest,
+            recmesh.pb.ps_pb2.FreezeReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.AbortInstallRequest,
+            recmesh.pb.ps_pb2.AbortInstallReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.ResumeRequest,
+            recmesh.pb.ps_pb2.ResumeReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.FreeRequest,
+            recmesh.pb.ps_pb2.FreeReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.StageRequest,
+            recmesh.pb.ps_pb2.StageReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.InstallRequest,
+            recmesh.pb.ps_pb2.InstallReply,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Restore: _ParameterServerRestoreType
@@ -300,6 +492,33 @@ class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _Parameter
     """Which positions every group has applied (the intersection), and which any has (the union)."""
 
     Stats: _ParameterServerStatsType
+
+    Join: _ParameterServerJoinType
+    """Slots that move from a source to a target while training goes on. `move` numbers are the run record's, never used
+    twice. Every call may be repeated.
+    jobmaster, to a server that owns nothing yet: take part in a generation that is open already.
+    """
+
+    Migrate: _ParameterServerMigrateType
+    """jobmaster, to the source: copy these slots to the target and keep the copy fresh; answers how far it is."""
+
+    Freeze: _ParameterServerFreezeType
+    """jobmaster, to the source: the slots leave for good; answers once the target has installed them."""
+
+    AbortInstall: _ParameterServerAbortInstallType
+    """jobmaster, to the target: never install this move; answers whether it has already."""
+
+    Resume: _ParameterServerResumeType
+    """jobmaster, to the source: the target has promised never to install; take the slots back, or forget the copy."""
+
+    Free: _ParameterServerFreeType
+    """jobmaster, to the source: the map says that the slots are the target's; free their rows."""
+
+    Stage: _ParameterServerStageType
+    """source to target: rows and chunks that nobody sees before the install. In order of `sequence`."""
+
+    Install: _ParameterServerInstallType
+    """source to target: the last changes, and the ledgers; the slots are the target's from here on."""
 
 ParameterServerAsyncStub: typing_extensions.TypeAlias = ParameterServerStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -341,6 +560,38 @@ ParameterServerAsyncStub: typing_extensions.TypeAlias = ParameterServerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.ps_pb2.StatsRequest,
         recmesh.pb.ps_pb2.StatsReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.JoinRequest,
+        recmesh.pb.ps_pb2.JoinReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.MigrateRequest,
+        recmesh.pb.ps_pb2.MigrateReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.FreezeRequest,
+        recmesh.pb.ps_pb2.FreezeReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.AbortInstallRequest,
+        recmesh.pb.ps_pb2.AbortInstallReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.ResumeRequest,
+        recmesh.pb.ps_pb2.ResumeReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.FreeRequest,
+        recmesh.pb.ps_pb2.FreeReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.StageRequest,
+        recmesh.pb.ps_pb2.StageReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.InstallRequest,
+        recmesh.pb.ps_pb2.InstallReply,
     ],
 ]
 
@@ -421,5 +672,72 @@ class ParameterServerServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.ps_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.ps_pb2.StatsReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.StatsReply]]: ...
+
+    @abc.abstractmethod
+    def Join(
+        self,
+        request: recmesh.pb.ps_pb2.JoinRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.JoinReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.JoinReply]]:
+        """Slots that move from a source to a target while training goes on. `move` numbers are the run record's, never used
+        twice. Every call may be repeated.
+        jobmaster, to a server that owns nothing yet: take part in a generation that is open already.
+        """
+
+    @abc.abstractmethod
+    def Migrate(
+        self,
+        request: recmesh.pb.ps_pb2.MigrateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.MigrateReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.MigrateReply]]:
+        """jobmaster, to the source: copy these slots to the target and keep the copy fresh; answers how far it is."""
+
+    @abc.abstractmethod
+    def Freeze(
+        self,
+        request: recmesh.pb.ps_pb2.FreezeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.FreezeReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.FreezeReply]]:
+        """jobmaster, to the source: the slots leave for good; answers once the target has installed them."""
+
+    @abc.abstractmethod
+    def AbortInstall(
+        self,
+        request: recmesh.pb.ps_pb2.AbortInstallRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.AbortInstallReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.AbortInstallReply]]:
+        """jobmaster, to the target: never install this move; answers whether it has already."""
+
+    @abc.abstractmethod
+    def Resume(
+        self,
+        request: recmesh.pb.ps_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.ResumeReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.ResumeReply]]:
+        """jobmaster, to the source: the target has promised never to install; take the slots back, or forget the copy."""
+
+    @abc.abstractmethod
+    def Free(
+        self,
+        request: recmesh.pb.ps_pb2.FreeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.FreeReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.FreeReply]]:
+        """jobmaster, to the source: the map says that the slots are the target's; free their rows."""
+
+    @abc.abstractmethod
+    def Stage(
+        self,
+        request: recmesh.pb.ps_pb2.StageRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.StageReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.StageReply]]:
+        """source to target: rows and chunks that nobody sees before the install. In order of `sequence`."""
+
+    @abc.abstractmethod
+    def Install(
+        self,
+        request: recmesh.pb.ps_pb2.InstallRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.InstallReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.InstallReply]]:
+        """source to target: the last changes, and the ledgers; the slots are the target's from here on."""
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
