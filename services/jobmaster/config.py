@@ -22,6 +22,20 @@ class JobmasterSettings(ServiceSettings):
     """A worker that trains nothing for so long, though there is work, is replaced; 0: never."""
     drain_s: float = Field(default=30.0, gt=0)
     snapshot_timeout_s: float = Field(default=900.0, gt=0)
+    straggler_window_s: float = Field(default=15.0, ge=0)
+    """Over so long a worker's progress is compared with its peers'; 0: stragglers are left alone."""
+    straggler_below: float = Field(default=0.5, ge=0, lt=1)
+    """A worker below this share of the median of its peers gets smaller shards, then a backup worker."""
+    straggler_above: float = Field(default=0.8, gt=0, le=1)
+    """Above this share it counts as recovered."""
+    straggler_cooldown_s: float = Field(default=10.0, ge=0)
+    """Between two answers to the same worker's slowness."""
+    straggler_batches: int = Field(default=4, ge=1)
+    """Batches of the median peer in the window; fewer say nothing."""
+    backup_workers: int = Field(default=1, ge=0)
+    """Of one job, beyond the wanted count and within `roles.worker.max`."""
+    backup_worth_s: float = Field(default=30.0, ge=0)
+    """No backup worker for a job that ends sooner."""
     leader_ttl_s: float = Field(default=6.0, ge=1.0)
     """A jobmaster that has not renewed its lease for so long is replaced by another."""
     max_live_jobs: int = Field(default=1000, gt=0)
@@ -35,6 +49,10 @@ class JobmasterSettings(ServiceSettings):
         return Limits(
             heartbeat_s=self.heartbeat_s, silence_s=self.silence_s, start_grace_s=self.start_grace_s,
             stall_s=self.stall_s, drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
+            straggler_window_s=self.straggler_window_s, straggler_below=self.straggler_below,
+            straggler_above=self.straggler_above, straggler_cooldown_s=self.straggler_cooldown_s,
+            straggler_batches=self.straggler_batches, backup_workers=self.backup_workers,
+            backup_worth_s=self.backup_worth_s,
         )
 
     @property

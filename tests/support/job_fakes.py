@@ -150,6 +150,8 @@ class FakeShards:
         self.datasets: dict[str, str] = {}
         self.closed: list[tuple[str, bool]] = []
         self.requeues = 0
+        self.sized: list[tuple[str, int]] = []
+        """Workers whose shards were sized, and how; 0: as everybody's."""
         self.log_end = 1 << 60
         """The next queue with more positions done than this finds its task log too short."""
 
@@ -196,6 +198,11 @@ class FakeShards:
         if crashed and self.suspects:
             self.deaths += 1
         return Released(len(back), self.suspects if crashed else (), self.deaths)
+
+    async def size_shards(self, job_id: str, *, gen: int, worker: str, shard_batches: int) -> int:
+        await self._touch()
+        self.sized.append((worker, shard_batches))
+        return 10
 
     async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
         await self._touch()
@@ -455,6 +462,10 @@ class FakeProcess:
     silent: bool = False
     stuck: bool = False
     """It beats, and trains nothing."""
+    slowness: float = 1.0
+    """Its steps take so many times as long."""
+    notified: bool = False
+    """Somebody sent it SIGTERM: it drains."""
 
 
 class FakeCluster:

@@ -162,12 +162,13 @@ class JobWorld:
                     beat = Beat(
                         at=self.clock.now(), incarnation=incarnation, samples=samples, loss=0.5, auc=0.7,
                         window_samples=max(1, samples), skipped_nan=self.skipped_nan,
+                        draining=process.notified,
                     )
                     answer = self.roles.heartbeat(
                         order.job_id, role=order.role, index=order.index, beat=beat
                     )
-                    if answer.directive != "continue":
-                        return 0
+                    if answer.directive != "continue" or process.notified:
+                        return 75 if process.notified else 0
             if order.role == "worker" and not process.silent and not process.stuck:
                 trained = await self._train(process, worker)
                 if trained < 0:
@@ -175,7 +176,7 @@ class JobWorld:
                 samples += trained
             if order.role == "evaluator" and self.evaluations:
                 await self._report(process, incarnation, metrics={"auc": self.evaluations.pop(0)})
-            await asyncio.sleep(self.step_s)
+            await asyncio.sleep(self.step_s * process.slowness)
 
     async def _train(self, process: FakeProcess, worker: str) -> int:
         job_id = process.order.job_id

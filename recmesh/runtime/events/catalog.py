@@ -140,6 +140,59 @@ class JobRolledBack(Payload):
     lost_samples: int = 0
 
 
+class JobDecided(Payload):
+    """jobmaster answers trouble of a job. A line of the job's timeline; what came of it follows by its number."""
+
+    decision: int
+    matter: str
+    """straggler | memory | termination | ..."""
+    place: str = ""
+    """`worker 1`; empty when it concerns the whole job."""
+    seen: str
+    decided: str
+
+
+class JobEffectObserved(Payload):
+    """What was done about a decision, and what came of it."""
+
+    decision: int
+    matter: str
+    done: str = ""
+    effect: str = ""
+
+
+class JobStragglerDetected(Payload):
+    """A worker trains well below the median of its peers; its shards get smaller, or a backup worker helps."""
+
+    index: int
+    incarnation: str = ""
+    share: float
+    """Its pace over the median of its peers'."""
+    window_s: float
+    answer: str
+    """smaller shards | backup worker"""
+    shard_batches: int
+    """Of this worker from now on."""
+    reason: str = ""
+
+
+class JobStragglerRecovered(Payload):
+    """A worker keeps up again, or another process has its place: it gets shards like everybody."""
+
+    index: int
+    incarnation: str = ""
+    reason: str = ""
+
+
+class JobRoleNotified(Payload):
+    """A process was told by others (its machine, its scheduler, a person) that it must go; it drains."""
+
+    role: str
+    index: int
+    incarnation: str = ""
+    reason: str = ""
+
+
 JOB_SUBMIT = EVENTS.add(EventType("job.submit", "jobmaster", JobSubmit, "Command: run a training job."))
 JOB_REFUSED = EVENTS.add(EventType("job.refused", "jobmaster", JobRefused, "A job.submit was refused; why."))
 JOB_SUBMITTED = EVENTS.add(EventType("job.submitted", "jobmaster", JobSubmitted, "A job was accepted."))
@@ -159,6 +212,20 @@ JOB_SNAPSHOT_COMMITTED = EVENTS.add(
 JOB_EVALUATED = EVENTS.add(EventType("job.evaluated", "jobmaster", JobEvaluated, "A model was measured."))
 JOB_ROLLED_BACK = EVENTS.add(
     EventType("job.rolled_back", "jobmaster", JobRolledBack, "Training returned to a snapshot.")
+)
+
+JOB_DECIDED = EVENTS.add(EventType("job.decided", "jobmaster", JobDecided, "An answer to trouble of a job."))
+JOB_EFFECT_OBSERVED = EVENTS.add(
+    EventType("job.effect_observed", "jobmaster", JobEffectObserved, "What came of a decision.")
+)
+JOB_STRAGGLER_DETECTED = EVENTS.add(
+    EventType("job.straggler_detected", "jobmaster", JobStragglerDetected, "A worker is slow.")
+)
+JOB_STRAGGLER_RECOVERED = EVENTS.add(
+    EventType("job.straggler_recovered", "jobmaster", JobStragglerRecovered, "A worker is slow no more.")
+)
+JOB_ROLE_NOTIFIED = EVENTS.add(
+    EventType("job.role_notified", "jobmaster", JobRoleNotified, "A process was told to go, and drains.")
 )
 
 # --- data ------------------------------------------------------------------------------------------

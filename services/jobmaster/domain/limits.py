@@ -31,6 +31,20 @@ class Limits(BaseModel):
     final_retry_s: float = 0.5
     """Between a closing snapshot that was not full and the next one."""
     deaths_to_quarantine: int = 3
+    straggler_window_s: float = 15.0
+    """Over so long a worker's progress is compared with its peers'; 0: stragglers are left alone."""
+    straggler_below: float = 0.5
+    """A worker below this share of the median of its peers is slow."""
+    straggler_above: float = 0.8
+    """Above this share it is no longer."""
+    straggler_cooldown_s: float = 10.0
+    """Between two answers to the same worker's slowness: the first one needs time to show."""
+    straggler_batches: int = 4
+    """The median peer must have trained so many in the window: fewer say nothing."""
+    backup_workers: int = 1
+    """Of one job, beyond the wanted count and within `roles.worker.max`."""
+    backup_worth_s: float = 30.0
+    """No backup for a job that ends sooner: a process needs time to start."""
 
     def patience_s(self, age_s: float) -> float:
         """How long a process of this age (since its registration) may be silent."""

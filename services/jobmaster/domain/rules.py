@@ -14,6 +14,7 @@ from services.jobmaster.domain.job import AcceptedJob, Ending, JobStatus, RoleKe
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
+from services.jobmaster.domain.straggler import backups
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +313,8 @@ def _staff(at: Situation) -> list[Action]:
         count = plan.wanted(at.spec, at.job.intent, at.status.plan, name)
         if name == "ps" and at.record.members:
             count = len(at.record.members)  # the map is static while the job lives
+        if name == "worker":
+            count += backups(at.status.slow)
         if stopping and name != "ps":
             count = 0
         for index in range(count):
@@ -377,6 +380,7 @@ def _phase(at: Situation) -> list[Action]:
         return [Move(Phase.SCALING, "Scaling", f"from {status.settled_workers} to {count} workers")]
     if at.job.intent.stop or at.record.phase == "finishing":
         return [Move(Phase.RUNNING, "ScalingEnded")] if phase is Phase.SCALING else []
+    count += backups(status.slow)
     settled = sum(role.stage != "draining" for role in workers) == len(workers) == count == len(running)
     if phase is Phase.SCALING and (settled or at.seen.drained):
         return [Move(Phase.RUNNING, "Scaled", f"{count} workers")]
