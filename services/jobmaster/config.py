@@ -36,6 +36,14 @@ class JobmasterSettings(ServiceSettings):
     """Of one job, beyond the wanted count and within `roles.worker.max`."""
     backup_worth_s: float = Field(default=30.0, ge=0)
     """No backup worker for a job that ends sooner."""
+    memory_factor: float = Field(default=1.5, gt=1)
+    """A limit that was, or will be, too small is raised by it at least."""
+    memory_ceiling_bytes: int = Field(default=0, ge=0)
+    """Most memory of one process after raising; 0: what is free bounds it."""
+    memory_horizon_s: float = Field(default=600.0, ge=0)
+    """So far ahead the memory of parameter servers is forecast; 0: it is left alone until one is killed."""
+    memory_lead_s: float = Field(default=60.0, ge=0)
+    """So far ahead growth is feared to go on as it does now."""
     leader_ttl_s: float = Field(default=6.0, ge=1.0)
     """A jobmaster that has not renewed its lease for so long is replaced by another."""
     max_live_jobs: int = Field(default=1000, gt=0)
@@ -52,7 +60,9 @@ class JobmasterSettings(ServiceSettings):
             straggler_window_s=self.straggler_window_s, straggler_below=self.straggler_below,
             straggler_above=self.straggler_above, straggler_cooldown_s=self.straggler_cooldown_s,
             straggler_batches=self.straggler_batches, backup_workers=self.backup_workers,
-            backup_worth_s=self.backup_worth_s,
+            backup_worth_s=self.backup_worth_s, memory_factor=self.memory_factor,
+            memory_ceiling_bytes=self.memory_ceiling_bytes, memory_horizon_s=self.memory_horizon_s,
+            memory_lead_s=self.memory_lead_s,
         )
 
     @property

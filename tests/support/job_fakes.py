@@ -476,6 +476,7 @@ class FakeCluster:
         self.processes_of: dict[str, dict[str, FakeProcess]] = {}
         self.started: list[str] = []
         self.refused: list[Violation] = []
+        self.resized: list[tuple[str, int]] = []
         self._pid = 100
         self._on_change: Callable[[str], None] = lambda job_id: None
 
@@ -539,7 +540,8 @@ class FakeCluster:
         return RoleProcess(process.order.job_id, process.order.name, str(process.pid), process.exit)
 
     async def resize(self, job_id: str, name: str, *, cpu: float, memory_bytes: int) -> bool:
-        return False
+        self.resized.append((name, memory_bytes))
+        return True
 
     async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:
         return [f"log of {name}"]

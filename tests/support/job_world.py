@@ -62,6 +62,8 @@ class JobWorld:
         """A position in whose compute every worker dies."""
         self.in_hand: Interval | None = None
         """The batch that workers which die of `poison` have in their hands, as they tell it themselves."""
+        self.rows_per_sample = self.row_bytes = 0
+        """How parameter servers grow, as they tell it."""
         self.mistake = False
         self.skipped_nan = 0
         self.metrics = {"auc": 0.75}
@@ -159,7 +161,10 @@ class JobWorld:
             if now >= beat_at and not process.silent:
                 beat_at = now + self.limits.heartbeat_s
                 with suppress(MeshError):
+                    server = self.servers.by_address.get(f"{order.job_id}/{order.name}")
+                    rows = len(server.applied) * self.rows_per_sample if server is not None else 0
                     beat = Beat(
+                        rows=rows, memory_bytes=rows * self.row_bytes,
                         at=self.clock.now(), incarnation=incarnation, samples=samples, loss=0.5, auc=0.7,
                         window_samples=max(1, samples), skipped_nan=self.skipped_nan,
                         draining=process.notified,

@@ -193,6 +193,17 @@ class JobRoleNotified(Payload):
     reason: str = ""
 
 
+class JobMemoryRaised(Payload):
+    """Processes of a role may use more memory from now on."""
+
+    role: str
+    from_bytes: int
+    to_bytes: int
+    cause: str
+    """oom: one was killed for it; forecast: one would have been."""
+    reason: str = ""
+
+
 JOB_SUBMIT = EVENTS.add(EventType("job.submit", "jobmaster", JobSubmit, "Command: run a training job."))
 JOB_REFUSED = EVENTS.add(EventType("job.refused", "jobmaster", JobRefused, "A job.submit was refused; why."))
 JOB_SUBMITTED = EVENTS.add(EventType("job.submitted", "jobmaster", JobSubmitted, "A job was accepted."))
@@ -226,6 +237,9 @@ JOB_STRAGGLER_RECOVERED = EVENTS.add(
 )
 JOB_ROLE_NOTIFIED = EVENTS.add(
     EventType("job.role_notified", "jobmaster", JobRoleNotified, "A process was told to go, and drains.")
+)
+JOB_MEMORY_RAISED = EVENTS.add(
+    EventType("job.memory_raised", "jobmaster", JobMemoryRaised, "A role's memory limit was raised.")
 )
 
 # --- data ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.memory import after_oom, limit_of
 from services.jobmaster.app.queue import release_worker
 from services.jobmaster.app.run import Run
 from services.jobmaster.cluster import StartOrder
@@ -78,7 +79,7 @@ class Acts:
         size = plan.size(run.spec, run.status.plan, role.role)
         order = StartOrder(
             job_id=run.job_id, name=role.name, role=role.role, index=role.index,
-            env=self._env(role.role, role.index), cpu=size.cpu, memory_bytes=size.memory_bytes,
+            env=self._env(role.role, role.index), cpu=size.cpu, memory_bytes=limit_of(run, role.role),
         )
         try:
             process = await run.context.cluster.start(order)
@@ -148,6 +149,8 @@ class Acts:
         run.telling.role_exited(
             ended, code=exit.code, reason=verdict.text, expected=not verdict.is_uncommanded
         )
+        if verdict.kind == "oom" and run.status.ending is None:
+            await after_oom(run, role, how=verdict.text)
         await run.flush()
         if role.role == "worker" and role.incarnation:
             run.in_background(

@@ -19,6 +19,7 @@ from recmesh.runtime.errors import (
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app import ending, generation, planning, queue, snapshots
 from services.jobmaster.app.acts import Acts
+from services.jobmaster.app.memory import MemoryWatch
 from services.jobmaster.app.profile import Profiler
 from services.jobmaster.app.run import LostRun, Run
 from services.jobmaster.app.straggling import StragglerWatch
@@ -64,7 +65,7 @@ class Runner:
         watch = queue.QueueWatch(self.run)
         works = (
             self._loop(), watch.watch(), self.run.telling.send_all(), self._profiler.tell(),
-            StragglerWatch(self.run).watch(),
+            StragglerWatch(self.run).watch(), MemoryWatch(self.run).watch(),
         )
         for work in works:
             self._tasks.append(asyncio.create_task(work, context=contextvars.Context()))

@@ -143,6 +143,13 @@ class Telling:
         )
         self._tell(catalog.JOB_STRAGGLER_RECOVERED, data)
 
+    def memory_raised(self, *, role: str, before: int, after: int, cause: str, reason: str) -> None:
+        """Processes of a role may use more memory."""
+        data = catalog.JobMemoryRaised(
+            role=role, from_bytes=before, to_bytes=after, cause=cause, reason=reason[:MAX_TEXT]
+        )
+        self._tell(catalog.JOB_MEMORY_RAISED, data)
+
     def role_notified(self, role: RoleState, *, reason: str) -> None:
         """A process was told by others to go."""
         data = catalog.JobRoleNotified(

@@ -229,6 +229,8 @@ class JobStatus(Stored):
     slow: tuple[SlowWorker, ...] = ()
     """Workers that are held to be slow now."""
     timeline: tuple[Decision, ...] = ()
+    memory: dict[str, int] = {}
+    """Bytes by role, where a limit was raised above the plan's."""
     revision: int = 0
 
     @property

@@ -45,6 +45,17 @@ class Limits(BaseModel):
     """Of one job, beyond the wanted count and within `roles.worker.max`."""
     backup_worth_s: float = 30.0
     """No backup for a job that ends sooner: a process needs time to start."""
+    memory_factor: float = 1.5
+    """By which a limit is raised, at least."""
+    memory_ceiling_bytes: int = 0
+    """Of one process; 0: what is free bounds it."""
+    memory_reserve: float = 0.1
+    """Share of a limit that growth may not use: snapshots copy what training touches meanwhile."""
+    memory_horizon_s: float = 600.0
+    """So far ahead the saturating forecast is believed (at most to the job's end); 0: memory is left alone."""
+    memory_lead_s: float = 60.0
+    """So far ahead growth is feared to go on as it does now: an answer needs time."""
+    memory_cooldown_s: float = 30.0
 
     def patience_s(self, age_s: float) -> float:
         """How long a process of this age (since its registration) may be silent."""

@@ -24,7 +24,7 @@ LEASE_TTL_S = 3600.0
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingMesh]:
-    settings = {
+    settings: dict[str, Any] = {
         "RECMESH_LEASE_TTL_S": str(LEASE_TTL_S), "RECMESH_STRAGGLER_WINDOW_S": "3", "RECMESH_STRAGGLER_COOLDOWN_S": "2",
         "RECMESH_BACKUP_WORTH_S": "5", "RECMESH_HEARTBEAT_S": "0.5",
     }
@@ -42,7 +42,8 @@ def paced(mesh: TrainingMesh, name: str, *, workers: int, epochs: int, step_s: f
 
 
 def worker(job: pb.Job, index: int) -> pb.Role:
-    return next(role for role in job.roles if (role.role, role.index) == ("worker", index))
+    found: pb.Role = next(role for role in job.roles if (role.role, role.index) == ("worker", index))
+    return found
 
 
 def told(mesh: TrainingMesh, job_id: str, kind: str) -> list[dict[str, Any]]:
@@ -116,3 +117,83 @@ def test_a_slow_worker_is_answered_and_holds_up_neither_the_job_nor_its_end(mesh
     assert took_s < max(rest_s, 10.0) * 2 + alone_s / 2, (took_s, rest_s)
 
 
+
+
+GROWING = '''"""A table that gets a row of a kibibyte for every sample."""
+
+import numpy as np
+
+from recmesh.trainer.session import EmbeddingTable
+
+
+class Growing:
+    framework = "torch"
+    tables = (EmbeddingTable("item", 128),)
+    dense = ()
+
+    def predict(self, batch, rows, index, dense):
+        return np.full(batch.size, 0.5, np.float32)
+
+
+def main(job):
+    job.attach(Growing())
+    for step in job.session.steps():
+        step.push({"item": np.ones_like(step.rows["item"])}, {}, loss=0.5)
+'''
+GROWN_ROWS = 400_000
+
+
+def growing(mesh: TrainingMesh, name: str, *, memory: str, memory_max: str) -> dict[str, Any]:
+    """Its rows take 400 MiB and more: values and Adagrad's state."""
+    code = mesh.folder / "growing"
+    code.mkdir(exist_ok=True)
+    (code / "growing.py").write_text(GROWING)
+    numbers = np.arange(GROWN_ROWS)
+    pq.write_table(pa.table({"item": numbers, "label": (numbers % 2).astype("float32")}), mesh.folder / "ids.parquet")
+    path = os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")])
+    return {
+        "name": name,
+        "model": {"entrypoint": "growing:main"},
+        "data": {
+            "source": {"format": "parquet", "files": [str(mesh.folder / "ids.parquet")]},
+            "features": [{"name": "item"}], "task_rows": 50_000,
+        },
+        "training": {"batch_size": 500, "shard_batches": 8, "optimizer": {"kind": "adagrad", "lr": 0.01}},
+        "roles": {
+            "ps": {"replicas": 1, "memory": memory, "memory_max": memory_max},
+            "worker": {"replicas": 2, "env": {"PYTHONPATH": path}},
+        },
+        "checkpoint": {"every_s": 2}, "export": None,
+    }
+
+
+def test_a_server_that_runs_out_of_memory_comes_back_with_more_from_the_last_snapshot(tmp_path: Path) -> None:
+    with training_mesh(tmp_path, RECMESH_MEMORY_HORIZON_S="0") as mesh:  # no forecast: it must die of it
+        job_id = mesh.submit(growing(mesh, "hungry", memory="320Mi", memory_max="2Gi"))
+        job = mesh.until_phase(job_id, "Succeeded", timeout_s=300.0)
+        deaths = [item for item in told(mesh, job_id, "job.role_exited") if item["role"] == "ps" and not item["expected"]]
+        assert deaths and all("OOMKilled" in item["reason"] for item in deaths)
+        raised = told(mesh, job_id, "job.memory_raised")
+        assert len(raised) == len(deaths) and raised[0]["cause"] == "oom"
+        assert [item["from_bytes"] for item in raised][0] == 320 << 20 and raised[-1]["to_bytes"] > 450 << 20
+        assert job.gen == 1 + len(deaths)
+        back = told(mesh, job_id, "job.rolled_back")
+        assert back and back[-1]["snapshot"] > 0, "it did not begin anew"
+        assert job.progress.samples == job.progress.total == GROWN_ROWS
+        assert counted(mesh, job_id) == GROWN_ROWS, "every id has its row, once"
+        assert [item["matter"] for item in told(mesh, job_id, "job.decided")] == ["memory"] * len(deaths)
+
+
+def test_a_server_that_would_run_out_of_memory_gets_more_while_it_trains(tmp_path: Path) -> None:
+    with training_mesh(tmp_path, RECMESH_MEMORY_LEAD_S="20") as mesh:
+        job_id = mesh.submit(growing(mesh, "foreseen", memory="500Mi", memory_max="2Gi"))
+        job = mesh.until_phase(job_id, "Succeeded", timeout_s=300.0)
+        raised = told(mesh, job_id, "job.memory_raised")
+        assert raised and raised[0]["cause"] == "forecast"
+        assert job.gen == 1 and not told(mesh, job_id, "job.rolled_back"), "it never died of it"
+        assert counted(mesh, job_id) == GROWN_ROWS
+
+
+def counted(mesh: TrainingMesh, job_id: str) -> int:
+    """Rows in the last committed snapshot, each with the update count 1."""
+    return 0

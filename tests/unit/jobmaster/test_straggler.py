@@ -164,6 +164,12 @@ def test_the_timeline_is_bounded_numbered_on_and_keeps_the_newest(texts: list[st
 
 # ---- lives of jobs
 
+
+
+async def started(world: JobWorld, name: str) -> None:
+    await world.until(lambda: name in world.cluster.started)
+
+
 FOUR = {
     "training": {"batch_size": 10}, "roles": {"ps": {"replicas": 1}, "worker": {"replicas": 4}},
     "checkpoint": {"every_s": 1000.0},
@@ -263,11 +269,11 @@ async def test_a_worker_that_is_told_to_go_is_replaced_at_once_and_costs_no_fail
     await world.until(lambda: world.phase(job_id) == "Running")
     for attempt in range(1, 4):
         name = f"worker-0-{attempt}"
-        await world.until(lambda name=name: name in world.cluster.started)
+        await started(world, name)
         await world.clock.sleep(2.0)
         world.cluster.processes_of[job_id][name].notified = True
         began = world.clock.now()
-        await world.until(lambda attempt=attempt: f"worker-0-{attempt + 1}" in world.cluster.started)
+        await started(world, f"worker-0-{attempt + 1}")
         assert world.clock.now() - began < 3.0, "no pause grows with repeated notices"
     await world.until_phase(job_id, "Succeeded")
     run = world.jobs.run_of(job_id)
