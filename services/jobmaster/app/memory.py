@@ -11,7 +11,7 @@ from services.jobmaster.domain.memory import MIB, Answer, Growth, Point, hottest
 
 logger = get_logger(__name__)
 
-LOOK_S = 2.0
+LOOK_S = 1.0
 
 
 def limit_of(run: Run, role: str) -> int:

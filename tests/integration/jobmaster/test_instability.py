@@ -6,12 +6,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from recmesh.formats.snapshot.reading import open_part, read_table
 from recmesh.pb import jobmaster_pb2 as pb
+from services.jobmaster.domain.snapshot import part_uris
 from tests.support.tiny_jobs import BATCH, ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh, training_mesh
 from tests.support.waiting import until
@@ -121,6 +127,9 @@ def test_a_slow_worker_is_answered_and_holds_up_neither_the_job_nor_its_end(mesh
 
 GROWING = '''"""A table that gets a row of a kibibyte for every sample."""
 
+import os
+import time
+
 import numpy as np
 
 from recmesh.trainer.session import EmbeddingTable
@@ -138,12 +147,15 @@ class Growing:
 def main(job):
     job.attach(Growing())
     for step in job.session.steps():
+        time.sleep(float(os.environ.get("STEP_S", "0")))
         step.push({"item": np.ones_like(step.rows["item"])}, {}, loss=0.5)
 '''
 GROWN_ROWS = 400_000
 
 
-def growing(mesh: TrainingMesh, name: str, *, memory: str, memory_max: str) -> dict[str, Any]:
+def growing(
+    mesh: TrainingMesh, name: str, *, memory: str, memory_max: str, step_s: float = 0.0
+) -> dict[str, Any]:
     """Its rows take 400 MiB and more: values and Adagrad's state."""
     code = mesh.folder / "growing"
     code.mkdir(exist_ok=True)
@@ -161,7 +173,7 @@ def growing(mesh: TrainingMesh, name: str, *, memory: str, memory_max: str) -> d
         "training": {"batch_size": 500, "shard_batches": 8, "optimizer": {"kind": "adagrad", "lr": 0.01}},
         "roles": {
             "ps": {"replicas": 1, "memory": memory, "memory_max": memory_max},
-            "worker": {"replicas": 2, "env": {"PYTHONPATH": path}},
+            "worker": {"replicas": 2, "env": {"PYTHONPATH": path, "STEP_S": str(step_s)}},
         },
         "checkpoint": {"every_s": 2}, "export": None,
     }
@@ -171,29 +183,33 @@ def test_a_server_that_runs_out_of_memory_comes_back_with_more_from_the_last_sna
     with training_mesh(tmp_path, RECMESH_MEMORY_HORIZON_S="0") as mesh:  # no forecast: it must die of it
         job_id = mesh.submit(growing(mesh, "hungry", memory="320Mi", memory_max="2Gi"))
         job = mesh.until_phase(job_id, "Succeeded", timeout_s=300.0)
-        deaths = [item for item in told(mesh, job_id, "job.role_exited") if item["role"] == "ps" and not item["expected"]]
+        exits = told(mesh, job_id, "job.role_exited")
+        deaths = [item for item in exits if item["role"] == "ps" and not item["expected"]]
         assert deaths and all("OOMKilled" in item["reason"] for item in deaths)
         raised = told(mesh, job_id, "job.memory_raised")
         assert len(raised) == len(deaths) and raised[0]["cause"] == "oom"
-        assert [item["from_bytes"] for item in raised][0] == 320 << 20 and raised[-1]["to_bytes"] > 450 << 20
+        assert raised[0]["from_bytes"] == 320 << 20 and raised[-1]["to_bytes"] > 450 << 20
         assert job.gen == 1 + len(deaths)
         back = told(mesh, job_id, "job.rolled_back")
         assert back and back[-1]["snapshot"] > 0, "it did not begin anew"
         assert job.progress.samples == job.progress.total == GROWN_ROWS
-        assert counted(mesh, job_id) == GROWN_ROWS, "every id has its row, once"
+        assert counted(mesh, job) == GROWN_ROWS, "every id has its row, once"
         assert [item["matter"] for item in told(mesh, job_id, "job.decided")] == ["memory"] * len(deaths)
 
 
 def test_a_server_that_would_run_out_of_memory_gets_more_while_it_trains(tmp_path: Path) -> None:
     with training_mesh(tmp_path, RECMESH_MEMORY_LEAD_S="20") as mesh:
-        job_id = mesh.submit(growing(mesh, "foreseen", memory="500Mi", memory_max="2Gi"))
+        job_id = mesh.submit(growing(mesh, "foreseen", memory="500Mi", memory_max="2Gi", step_s=0.1))
         job = mesh.until_phase(job_id, "Succeeded", timeout_s=300.0)
         raised = told(mesh, job_id, "job.memory_raised")
         assert raised and raised[0]["cause"] == "forecast"
         assert job.gen == 1 and not told(mesh, job_id, "job.rolled_back"), "it never died of it"
-        assert counted(mesh, job_id) == GROWN_ROWS
+        assert counted(mesh, job) == GROWN_ROWS
 
 
-def counted(mesh: TrainingMesh, job_id: str) -> int:
-    """Rows in the last committed snapshot, each with the update count 1."""
-    return 0
+def counted(mesh: TrainingMesh, job: pb.Job) -> int:
+    """Rows of the closing snapshot that were trained exactly once; AssertionError when there is any other."""
+    uris = part_uris(str(mesh.storage), job_id=job.job_id, snapshot=job.snapshot, ps=[0])
+    rows = read_table([open_part(uri) for uri in uris], "item")
+    assert (rows.updates == 1).all() and (rows.frequency == 1).all()
+    return len(rows.ids)
