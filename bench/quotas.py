@@ -75,7 +75,11 @@ def samples_of(job: Job) -> dict[int, int]:
 
 def all_train(workers: int) -> Callable[[Job], bool]:
     """Every worker has taken its first steps."""
-    return lambda job: job.phase == "Running" and sum(count > 2 * BATCH for count in samples_of(job).values()) >= workers
+
+    def do(job: Job) -> bool:
+        return job.phase == "Running" and sum(count > 2 * BATCH for count in samples_of(job).values()) >= workers
+
+    return do
 
 
 def rates(running: Mesh, job_id: str, *, window_s: float) -> tuple[float, dict[int, float]]:

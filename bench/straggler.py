@@ -92,7 +92,7 @@ def _started(running: Mesh, name: str, rows: Path, epochs: int) -> str:
 
 def _control(running: Mesh, rows: Path, *, window_s: float) -> dict[str, Any]:
     """No fault: the pace of the job and of each worker."""
-    job_id = _started(running, "control", rows, 100_000)
+    job_id = _started(running, "control", rows, 500)
     whole, each = rates(running, job_id, window_s=window_s)
     detected = [event for event in running.client.events(job_id) if event.type == "job.straggler_detected"]
     running.client.stop(job_id)
