@@ -92,6 +92,26 @@ def rates(running: Mesh, job_id: str, *, window_s: float) -> tuple[float, dict[i
     return whole, {index: (new[index] - old[index]) / took_s for index in sorted(new) if index in old}
 
 
+class PeersPace:
+    """Samples per second of one worker that is not slow, while most of a job is trained: the pace of this very run."""
+
+    def __init__(self, victim: int, *, until_share: float = 0.9) -> None:
+        self._victim, self._until_share = victim, until_share
+        self._first: tuple[float, dict[int, int]] | None = None
+        self.per_s = 0.0
+
+    def look(self, job: Job) -> None:
+        """Call it with the job now and then."""
+        now, samples = time.monotonic(), samples_of(job)
+        if self._first is None:
+            self._first = now, {index: count for index, count in samples.items() if index != self._victim}
+            return
+        since, before = self._first
+        if job.progress.share <= self._until_share and set(before) <= set(samples) and now - since > 1.0:
+            trained = sum(samples[index] - count for index, count in before.items())
+            self.per_s = trained / len(before) / (now - since)
+
+
 @dataclass
 class Slowed:
     """A place of a job whose process, and whichever follows it there, gets a share of its quota."""
@@ -164,12 +184,18 @@ def slowed(running: Mesh, job_id: str, role: str, index: int) -> Iterator[Slowed
         made.end()
 
 
-def until_trained(running: Mesh, job_id: str, *, patience_s: float) -> tuple[float, Job]:
-    """(unix time at which every sample was trained, the job).
+def until_trained(
+    running: Mesh, job_id: str, *, patience_s: float, look: Callable[[Job], None] = lambda job: None
+) -> tuple[float, Job]:
+    """(unix time at which every sample was trained, the job); `look` sees it on the way.
 
     Trained means: the closing snapshot is committed, as nothing before it proves that nothing lacks.
     """
-    job = running.wait(job_id, lambda job: job.over, patience_s=patience_s)
+    def over(job: Job) -> bool:
+        look(job)
+        return job.over
+
+    job = running.wait(job_id, over, patience_s=patience_s)
     closing = [
         event for event in running.client.events(job_id)
         if event.type == "job.snapshot_committed" and event.data["samples"] == job.progress.total

@@ -15,6 +15,7 @@ from bench.quotas import (
     MODEL,
     SLOW_SHARE,
     Fleet,
+    PeersPace,
     all_train,
     job,
     rates,
@@ -59,6 +60,7 @@ def run(*, quick: bool) -> Result:
     static_s = mitigated["samples"] / FLEET.workers / (pace / FLEET.workers * SLOW_SHARE)
     figures = {
         "excess_vs_ideal": mitigated["job_s"] / mitigated["ideal_s"], "detect_s": mitigated["detect_s"],
+        "excess_vs_peers_pace": mitigated["job_s"] / mitigated["ideal_at_peers_pace_s"],
         "job_s": mitigated["job_s"], "ideal_s": mitigated["ideal_s"],
         "reduction_vs_none": 1 - mitigated["job_s"] / static_s,
         "reduction_vs_restart": 1 - mitigated["job_s_per_sample"] / restarted["job_s_per_sample"],
@@ -71,6 +73,7 @@ def run(*, quick: bool) -> Result:
         "slow_share": SLOW_SHARE, "how": mitigated["how"], "model": dict(MODEL), "settings": settings,
         "rows": ROWS, "epochs": epochs, "control": control, "mitigated": mitigated, "restarted": restarted,
         "ideal": "samples left at the slowing / (control rate x (n - 1 + share) / n)",
+        "excess_vs_peers_pace": "the same, at the pace of the other workers in this very run instead of the control's",
         "none": f"static shares are computed, not run: {static_s:,.0f} s for the slowed worker's share at its quota",
         "restart": "checkpoint and kill -9 of all roles when the slow worker was detected; the new one is not slow",
         "backup": "a backup worker has a quota of its own, beyond the capacity that the ideal counts",
@@ -113,13 +116,16 @@ def _mitigated(running: Mesh, rows: Path, epochs: int, pace: float) -> dict[str,
     with slowed(running, job_id, "worker", VICTIM) as victim:
         began = time.time()
         peers = _peers(running, job_id)
-        ended, after = until_trained(running, job_id, patience_s=4 * FULL_S)
+        pace_now = PeersPace(VICTIM)
+        ended, after = until_trained(running, job_id, patience_s=4 * FULL_S, look=pace_now.look)
     events = running.client.events(job_id)
     decisions = [event for event in events if event.type == "job.straggler_detected"]
     first = next(event for event in decisions if event.data["index"] == VICTIM)
     ideal_s, took_s = left / (pace * _left()), ended - began
     return {
         "job_s": took_s, "ideal_s": ideal_s, "detect_s": unix(first.time) - began, "samples": left,
+        "peer_samples_per_s": pace_now.per_s,
+        "ideal_at_peers_pace_s": left / (pace_now.per_s * (FLEET.workers - 1 + SLOW_SHARE)),
         "job_s_per_sample": took_s / left, "how": victim.how, "slowed_processes": len(victim.seen),
         "peers_samples_per_s": peers, "restarts": sum(role.restarts for role in after.roles), "gen": after.gen,
         "decisions": [
