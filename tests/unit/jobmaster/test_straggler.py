@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recmesh.runtime.ops import Table
 from services.jobmaster.domain.job import MAX_DECISIONS, SlowWorker
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.straggler import BACKUP_LEVEL, Found, Pace, Recovered, backups, judged, shard_batches
 from services.jobmaster.domain.timeline import MAX_TEXT, Timeline, concluded, decided
+from services.jobmaster.ops import page, recorder
 from tests.support.job_world import JobWorld, spec
 
 LIMITS = Limits()
@@ -205,6 +207,11 @@ async def test_a_slow_worker_gets_small_shards_then_help_and_loses_both_when_it_
     lines = [item for item in run.status.timeline if item.matter == "straggler"]
     assert [item.place for item in lines] == ["worker 3"] * 4
     assert all(item.seen and item.decided for item in lines) and lines[0].done and lines[0].effect
+    shown = next(panel for panel in page(world.jobs, recorder(world.jobs)).panels if panel.title == "Timeline")
+    assert isinstance(shown, Table)
+    rows = list(shown.rows())  # type: ignore[arg-type]  # this one is no coroutine
+    assert [row[2:5] for row in rows] == [["straggler", "worker 3", line.seen] for line in reversed(lines)]
+    assert all(len(row) == len(shown.columns) for row in rows)
     await world.until_phase(job_id, "Succeeded", timeout_s=3000.0)
     assert run.status.samples == 60_000
 
