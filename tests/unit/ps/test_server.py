@@ -409,7 +409,7 @@ def test_a_snapshot_cut_before_the_new_declaration_is_whole(mesh: Mesh) -> None:
 
 def test_a_declaration_after_a_mark_finds_its_copy_under_way(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     server, release, seen = mesh.servers[0], threading.Event(), []
-    exclusive = server._latch.exclusive
+    exclusive = server.latch.exclusive
 
     @contextmanager
     def watched() -> Iterator[Held]:
@@ -417,7 +417,7 @@ def test_a_declaration_after_a_mark_finds_its_copy_under_way(mesh: Mesh, monkeyp
             yield held
             seen.append(server.marking)
 
-    monkeypatch.setattr(server._latch, "exclusive", watched)
+    monkeypatch.setattr(server.latch, "exclusive", watched)
     monkeypatch.setattr(server, "_deliver", lambda _, cancelled: not release.wait(10))
     server.mark(mesh.gen, 1, 7)
     release.set()
