@@ -35,11 +35,10 @@ from tests.support.job_fakes import (
     FakeKeys,
     FakeModels,
     FakeProcess,
-    FakeServer,
-    FakeServers,
     FakeShards,
     LoopClock,
 )
+from tests.support.job_servers import FakeServer, FakeServers
 
 
 class JobWorld:
@@ -63,6 +62,10 @@ class JobWorld:
         self.in_hand: Interval | None = None
         """The batch that workers which die of `poison` have in their hands, as they tell it themselves."""
         self.mistake = False
+        self.retries = 0
+        """Pushes that were sent again because their map was old."""
+        self.draining: set[str] = set()
+        """Processes whose machine asks them to go."""
         self.skipped_nan = 0
         self.metrics = {"auc": 0.75}
         self.evaluations: list[float] = []
@@ -91,8 +94,9 @@ class JobWorld:
         for runner in self.jobs.runners.values():
             for task in (*runner._tasks, *runner.run._kept):
                 task.cancel()
-            if runner._operation is not None:
-                runner._operation.cancel()
+            for lane in (runner._operation, runner._moves):
+                if lane.task is not None:
+                    lane.task.cancel()
         self.jobs.led.clear()
         await asyncio.sleep(0)
         self.jobs, self.roles = self._jobmaster()
@@ -162,6 +166,7 @@ class JobWorld:
                     beat = Beat(
                         at=self.clock.now(), incarnation=incarnation, samples=samples, loss=0.5, auc=0.7,
                         window_samples=max(1, samples), skipped_nan=self.skipped_nan,
+                        draining=order.name in self.draining,
                     )
                     answer = self.roles.heartbeat(
                         order.job_id, role=order.role, index=order.index, beat=beat
@@ -187,15 +192,20 @@ class JobWorld:
             return 0
         chunk = self.shards.lease(job_id, worker, record.gen)
         if self.poison is not None and self.poison in chunk:
-            servers = [self.servers.by_address[m.address] for m in record.members]
+            servers = [self.servers.by_address[m.address] for m in record.owning]
             if not all(self.poison in server.applied for server in servers):
                 return -1
         await asyncio.sleep(self.step_s / 2)
-        servers = [self.servers.by_address[member.address] for member in record.members]
-        for server in servers:
-            if server.alive and server.gen == record.gen:
-                server.applied |= set(chunk)
-        if all(server.alive and server.gen == record.gen for server in servers) and not self.shards.away:
+        while (answer := self.servers.push(record, chunk)) == "wrong_map":
+            self.retries += 1
+            await asyncio.sleep(0.002)
+            try:
+                record = await self.roles.record(job_id, newer_than_gen=0, wait_s=0)
+            except MeshError:
+                continue
+            if record.phase != "open":
+                return 0
+        if answer == "applied" and not self.shards.away:
             self.shards.complete(job_id, worker)
             return len(chunk)
         return 0

@@ -28,6 +28,12 @@ class Limits(BaseModel):
     retry_reset_s: float = 120.0
     """A process that lived so long begins again with no failures in a row."""
     snapshot_timeout_s: float = 900.0
+    copy_timeout_s: float = 600.0
+    """A copy of slots that has not caught up with training after so long is given up, and begun again later."""
+    freeze_s: float = 3.0
+    """Slots wait for their new server so long; then it is asked to promise that it never installs them."""
+    replacement_s: float = 10.0
+    """A parameter server that must go waits so long for its replacement; then the others take its slots."""
     final_retry_s: float = 0.5
     """Between a closing snapshot that was not full and the next one."""
     deaths_to_quarantine: int = 3

@@ -36,6 +36,8 @@ class Beat:
     busy_s: float = 0.0
     skipped_nan: int = 0
     note: str = ""
+    draining: bool = False
+    """Its machine asks it to go."""
     samples_per_s: float = 0.0
     """Between this beat and an earlier one, at least a second apart."""
     cpu_cores: float = 0.0
