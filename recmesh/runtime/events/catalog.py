@@ -87,13 +87,14 @@ class JobSlotsMoved(Payload):
     source: int
     target: int
     slots: int
-    rows: int
-    base_bytes: int
-    delta_bytes: int
+    rows: int | None = None
+    base_bytes: int | None = None
+    delta_bytes: int | None = None
     """Sent again because they changed during the copy, the last ones included."""
-    pause_ms: float
-    """From the freeze to the published map: for these slots pushes waited so long."""
-    latch_ms: float
+    pause_ms: float | None = None
+    """From the freeze to the published map: for these slots pushes waited so long. As all measures it is none where
+    the answer that tells it was lost."""
+    latch_ms: float | None = None
     """For all slots of the source pushes waited so long."""
     reason: str = ""
 

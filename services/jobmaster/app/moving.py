@@ -8,7 +8,7 @@ from recmesh.runtime.errors import CallerError, DeadlineExceeded, MeshError, Una
 from recmesh.runtime.events import catalog
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
-from services.jobmaster.domain import fleet, moves
+from services.jobmaster.domain import fleet, moves, placement
 from services.jobmaster.domain.placement import Shift
 from services.jobmaster.domain.record import Member, Refused, RunRecord, SlotMove
 from services.jobmaster.peers import Copied, Frozen, JoinOrder, MoveOrder, TakenOver
@@ -82,7 +82,7 @@ async def _shift(run: Run, shift: Shift) -> None:
     )
     try:
         copied = await _copy_and_reserve(run, record, move)
-        await _hand_over(run, record, move, copied, slots=len(shift.slots))
+        await _hand_over(run, record, move, copied)
     except (MeshError, MoveFailed) as error:
         logger.warning("job %s: move %d is in doubt: %s", run.job_id, move.number, error)
         if not await settle(run):
@@ -129,23 +129,28 @@ async def _copy(run: Run, record: RunRecord, move: SlotMove) -> Copied:
         await run.record_news(timeout_s=POLL_S)
 
 
-async def _hand_over(run: Run, record: RunRecord, move: SlotMove, copied: Copied, *, slots: int) -> None:
+async def _hand_over(run: Run, record: RunRecord, move: SlotMove, copied: Copied) -> None:
     """M2 to M4; the seconds of this are the pause of training."""
     clock, version = run.context.clock, run.record.reserved_version
     began = clock.monotonic()
     frozen = await _freeze(run, record, move, version=version)
     await run.change_record(lambda now: moves.moved(now, term=record.term, gen=record.gen, number=move.number))
-    pause_s = clock.monotonic() - began
+    pause_ms = 1000.0 * (clock.monotonic() - began)
     run.in_background(_free(run, record, move))
-    run.telling.slots_moved(
-        catalog.JobSlotsMoved(
-            move=move.number, source=move.source, target=move.target, slots=slots,
-            rows=copied.rows, base_bytes=frozen.base_bytes or copied.base_bytes,
-            delta_bytes=frozen.delta_bytes + frozen.last_bytes, pause_ms=1000.0 * pause_s,
-            latch_ms=frozen.latch_ms, reason=run.status.rebalance or run.status.message,
-        )
+    measured = {
+        "rows": copied.rows, "base_bytes": frozen.base_bytes, "delta_bytes": frozen.delta_bytes + frozen.last_bytes,
+        "pause_ms": pause_ms, "latch_ms": frozen.latch_ms,
+    }
+    run.telling.slots_moved(_event(run, move).model_copy(update=measured))
+    logger.info("job %s: move %d is done; pause %.1f ms", run.job_id, move.number, pause_ms)
+
+
+def _event(run: Run, move: SlotMove) -> catalog.JobSlotsMoved:
+    source = run.status.role(("ps", move.source))
+    return catalog.JobSlotsMoved(
+        move=move.number, source=move.source, target=move.target, slots=len(placement.slots_of(move.slots_bytes)),
+        reason=run.status.rebalance or (source.leaving if source is not None else ""),
     )
-    logger.info("job %s: move %d is done; pause %.1f ms", run.job_id, move.number, 1000.0 * pause_s)
 
 
 async def _freeze(run: Run, record: RunRecord, move: SlotMove, *, version: int) -> Frozen:
@@ -196,12 +201,13 @@ async def settle(run: Run) -> bool:
     if not move.back_version and await _is_installed(run, record, move):
         await run.change_record(lambda now: moves.moved(now, term=now.term, gen=record.gen, number=move.number))
         logger.info("job %s: move %d was installed, and is done", run.job_id, move.number)
+        run.telling.slots_moved(_event(run, move))
         run.in_background(_free(run, record, move))
         return True
-    record = await run.change_record(
+    decided = await run.change_record(
         lambda now: moves.taking_back(now, term=now.term, gen=record.gen, number=move.number)
     )
-    version = record.reserved_version if record.move is None else record.move.back_version
+    version = decided.move.back_version if decided.move is not None else 0
     if _is_there(run, _member(record, move.source)):
         await _resume(run, record, move, version=version)
         await run.change_record(lambda now: moves.taken_back(now, term=now.term, gen=record.gen, number=move.number))
