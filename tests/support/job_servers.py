@@ -71,6 +71,8 @@ class FakeServer:
     groups: list[Group] = field(default_factory=list)
     alive: bool = True
     fresh: bool = False
+    work: int = 0
+    """Slots of all pushes so far: what a server of normal speed has to do."""
     sending: dict[int, Sending] = field(default_factory=dict)
     installed: set[int] = field(default_factory=set)
     never: set[int] = field(default_factory=set)
@@ -151,6 +153,7 @@ class FakeServers:
                 for group in server.groups:
                     group.value[group.slots] += len(set(chunk) - group.applied)
                     group.applied |= set(chunk)
+                server.work += int(server.slots.sum())
                 answers.append("applied")
         by_gravity: tuple[Pushed, ...] = ("stale", "away", "wrong_map")
         return next((answer for answer in by_gravity if answer in answers), "applied")

@@ -23,7 +23,7 @@ from services.jobmaster.app.jobs import Jobs
 from services.jobmaster.app.roles import Roles
 from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.domain.limits import Limits
-from services.jobmaster.domain.vitals import Beat
+from services.jobmaster.domain.vitals import Beat, StepTimes
 from services.jobmaster.peers import (
     Peers,
 )
@@ -64,6 +64,9 @@ class JobWorld:
         self.mistake = False
         self.retries = 0
         """Pushes that were sent again because their map was old."""
+        self.slowness: dict[str, float] = {}
+        """By process of a parameter server: how much longer its kernels take."""
+        self.step = StepTimes(pull_s=0.03, push_s=0.03, total_s=0.1, steps=10)
         self.draining: set[str] = set()
         """Processes whose machine asks them to go."""
         self.skipped_nan = 0
@@ -166,7 +169,7 @@ class JobWorld:
                     beat = Beat(
                         at=self.clock.now(), incarnation=incarnation, samples=samples, loss=0.5, auc=0.7,
                         window_samples=max(1, samples), skipped_nan=self.skipped_nan,
-                        draining=order.name in self.draining,
+                        draining=order.name in self.draining, busy_s=self._busy_s(process), step=self.step,
                     )
                     answer = self.roles.heartbeat(
                         order.job_id, role=order.role, index=order.index, beat=beat
@@ -181,6 +184,11 @@ class JobWorld:
             if order.role == "evaluator" and self.evaluations:
                 await self._report(process, incarnation, metrics={"auc": self.evaluations.pop(0)})
             await asyncio.sleep(self.step_s)
+
+    def _busy_s(self, process: FakeProcess) -> float:
+        """Time in kernels: a slot takes a microsecond per push."""
+        server = self.servers.by_address.get(f"{process.order.job_id}/{process.order.name}")
+        return 1e-6 * server.work * self.slowness.get(process.order.name, 1.0) if server is not None else 0.0
 
     async def _train(self, process: FakeProcess, worker: str) -> int:
         job_id = process.order.job_id

@@ -11,9 +11,21 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.cluster import StartOrder
 from services.jobmaster.domain import plan
 from services.jobmaster.domain.exits import Exit, Verdict, judge, retry_delay_s
+from services.jobmaster.domain.hot import Hot
 from services.jobmaster.domain.job import RoleKey, RoleState
 from services.jobmaster.domain.phase import Phase
-from services.jobmaster.domain.situation import Action, Drain, End, Kill, Launch, Move, NoteExit, Operate, Replace
+from services.jobmaster.domain.situation import (
+    Action,
+    Drain,
+    End,
+    Kill,
+    Launch,
+    Move,
+    NoteExit,
+    Operate,
+    Relieve,
+    Replace,
+)
 
 logger = get_logger(__name__)
 
@@ -43,6 +55,8 @@ class Acts:
                 await self._drain(key, reason)
             case Replace(key, reason):
                 await self._replace(key, reason)
+            case Relieve(hot):
+                await self._relieve(hot)
             case Kill(name, reason, hard):
                 await self._kill(name, reason, hard=hard)
             case Move(phase, reason, message):
@@ -202,6 +216,17 @@ class Acts:
         run.telling.decided(
             about=f"{role.role} {role.index}", seen=reason, decided="another process takes over its slots"
         )
+        await run.flush()
+
+    async def _relieve(self, hot: Hot) -> None:
+        run = self._run
+        logger.info("job %s: PS %d is hot (%s): %s", run.job_id, hot.ps, hot.seen, hot.decided)
+        run.telling.decided(about=f"ps {hot.ps}", seen=hot.seen, decided=hot.decided)
+        run.update(judged_at=run.context.clock.now())
+        if hot.weights:
+            for role in run.status.live("ps"):
+                run.put_role(role.model_copy(update={"weight": hot.weights.get(role.index, role.weight)}))
+            run.update(rebalance=f"PS {hot.ps} is relieved: {hot.seen}")
         await run.flush()
 
     async def _kill(self, name: str, reason: str, *, hard: bool) -> None:

@@ -112,7 +112,7 @@ class Run:
         if before and before != len(servers):
             reason = self.job.intent.reason
             self.telling.scaled(role="ps", before=before, after=len(servers), reason=reason)
-        self.update(settled_ps=servers, rebalance="")
+        self.update(settled_ps=servers, rebalance="", placed_at=self.context.clock.now())
 
     def note(self, text: str) -> None:
         """A line for the user, once."""

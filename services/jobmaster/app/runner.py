@@ -30,6 +30,7 @@ from services.jobmaster.domain.record import Refused
 from services.jobmaster.domain.rules import decide, next_look_s
 from services.jobmaster.domain.situation import Launch, Operate, Process, Seen, Situation
 from services.jobmaster.domain.snapshot import NotAPartition
+from services.jobmaster.domain.vitals import share_of_calls
 
 logger = get_logger(__name__)
 
@@ -159,6 +160,8 @@ class Runner:
             drained=run.queue.drained if run.queue is not None else None,
             operation=self._operation.name, operation_retry_at=self._operation.retry_at,
             moving=bool(self._moves.name), moving_retry_at=self._moves.retry_at,
+            busy=run.vitals.busy_over("ps", run.context.limits.hot_window_s, now=now),
+            waiting=share_of_calls(run.vitals.of("worker")),
             quarantine_due=bool(run.quarantine),
             killing=frozenset(run.killing),
             grown=dict(run.vitals.grown), queued_since=run.queued_since, work_since=run.work_since,

@@ -205,7 +205,9 @@ class JobStatus(Stored):
     """The parameter servers over which the slots were last placed, all of them."""
     rebalance: str = ""
     """Why the slots are to be placed anew on the same servers; empty: they are not."""
-    relieved_at: float = 0.0
+    placed_at: float = 0.0
+    """When slots were last placed: loads of before say nothing of those after."""
+    judged_at: float = 0.0
     """When a parameter server was last found hot."""
     ending: Ending | None = None
     recorded: bool = False

@@ -34,6 +34,14 @@ class Limits(BaseModel):
     """Slots wait for their new server so long; then it is asked to promise that it never installs them."""
     replacement_s: float = 10.0
     """A parameter server that must go waits so long for its replacement; then the others take its slots."""
+    hot_window_s: float = 15.0
+    """Loads of parameter servers are compared over so long; 0: never."""
+    hot_ratio: float = 2.0
+    """A parameter server is hot with so many times the load of its peers' median, ..."""
+    hot_wait_share: float = 0.3
+    """... while calls to parameter servers take this part of a worker's step."""
+    hot_pause_s: float = 30.0
+    """After a decision on a hot parameter server the next one waits so long."""
     final_retry_s: float = 0.5
     """Between a closing snapshot that was not full and the next one."""
     deaths_to_quarantine: int = 3

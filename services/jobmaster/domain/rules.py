@@ -6,9 +6,11 @@ carries them out, which changes the status, and asks again until nothing is left
 
 from services.jobmaster.domain import fleet, plan
 from services.jobmaster.domain.closing import afterwards, finish, must_end, take_down
+from services.jobmaster.domain.hot import Hot, Load, judge
 from services.jobmaster.domain.job import RoleState
 from services.jobmaster.domain.phase import Phase
-from services.jobmaster.domain.situation import Action, End, Move, Operate, Replace, Situation, operate
+from services.jobmaster.domain.placement import counts_of
+from services.jobmaster.domain.situation import Action, End, Move, Operate, Relieve, Replace, Situation, operate
 from services.jobmaster.domain.staffing import ended, server_places, silent, staff, stalled
 
 
@@ -80,8 +82,13 @@ def _fleet(at: Situation) -> list[Action]:
     step = fleet_step(at)
     if step is not None:
         return [Operate("move", fleet.sentence(step))]
+    if fleet.ends_soon(at.job.intent, at.record) or not fleet.is_settled(at.record, at.status, server_places(at)):
+        return []
     misfit = _misfit(at)
-    return [Replace(misfit.key, "another size is wanted")] if misfit is not None else []
+    if misfit is not None:
+        return [Replace(misfit.key, "another size is wanted")]
+    hot = _hot(at)
+    return [Relieve(hot)] if hot is not None else []
 
 
 def fleet_step(at: Situation) -> fleet.Step | None:
@@ -94,14 +101,23 @@ def fleet_step(at: Situation) -> fleet.Step | None:
 
 def _misfit(at: Situation) -> RoleState | None:
     """A parameter server of another size than is wanted; one after the other, while all else is settled."""
-    wanted = server_places(at)
-    if fleet.ends_soon(at.job.intent, at.record) or not fleet.is_settled(at.record, at.status, wanted):
-        return None
     size = plan.size(at.spec, at.job.intent, at.status.plan, "ps")
     for role in at.status.live("ps"):
         if role.size is not None and (role.size.cpu, role.size.memory_bytes) != (size.cpu, size.memory_bytes):
             return role
     return None
+
+
+def _hot(at: Situation) -> Hot | None:
+    """Loads are compared once a whole window lies behind the last placement."""
+    window_s, status = at.limits.hot_window_s, at.status
+    is_early = at.now < max(status.placed_at + window_s, status.judged_at + at.limits.hot_pause_s)
+    members = {member.ps for member in at.record.members}
+    if not window_s or is_early or status.phase is not Phase.RUNNING or members != at.seen.busy.keys():
+        return None
+    owned = counts_of(at.record.owner_of)
+    loads = {ps: Load(owned.get(ps, 0), busy) for ps, busy in at.seen.busy.items()}
+    return judge(loads, waiting=at.seen.waiting, limits=at.limits)
 
 
 def _phase(at: Situation) -> list[Action]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain.exits import Exit
+from services.jobmaster.domain.hot import Hot
 from services.jobmaster.domain.job import AcceptedJob, Ending, JobStatus, RoleKey
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.phase import Phase
@@ -39,6 +40,10 @@ class Seen:
     moving: bool = False
     """Parameter servers join or leave, or slots move: beside the procedures, for a copy may take long."""
     moving_retry_at: float = 0.0
+    busy: Mapping[int, float] = field(default_factory=dict)
+    """By parameter server: seconds in kernels per second, over the last window; not yet there: none."""
+    waiting: float = 0.0
+    """The part of workers' steps that their calls to parameter servers take."""
     quarantine_due: bool = False
     killing: frozenset[str] = frozenset()
     """Processes that were told to end, by name."""
@@ -84,6 +89,13 @@ class Replace:
 
 
 @dataclass(frozen=True, slots=True)
+class Relieve:
+    """A parameter server is hot: what was seen, and which slots it should keep."""
+
+    hot: Hot
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """End the process: SIGTERM and, after a grace, SIGKILL; at once with `hard`."""
 
@@ -116,7 +128,7 @@ class Operate:
     reason: str = ""
 
 
-Action = NoteExit | Launch | Drain | Replace | Kill | Move | End | Operate
+Action = NoteExit | Launch | Drain | Replace | Relieve | Kill | Move | End | Operate
 
 
 @dataclass(frozen=True, slots=True)
