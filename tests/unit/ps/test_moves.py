@@ -277,7 +277,7 @@ class Moving(RuleBasedStateMachine):
         self.since_rollback, self.since_snapshot = self.since_rollback + 1, self.since_snapshot + 1
         if not mesh.members:
             return
-        times = sum(server.books.owned.astype(np.int64) for server in mesh.members.values())
+        times = np.sum([server.books.owned for server in mesh.members.values()], axis=0)
         on_the_way = mesh.move.slots if mesh.move and mesh.move.version else np.zeros(SLOTS, np.bool_)
         assert (times[~on_the_way] == 1).all()
         assert (times[on_the_way] <= 1).all()
