@@ -150,7 +150,7 @@ async def _hand_over(run: Run, record: RunRecord, move: SlotMove, copied: Copied
     pause_ms = 1000.0 * (clock.monotonic() - began)
     measured = {
         "rows": copied.rows, "base_bytes": frozen.base_bytes, "delta_bytes": frozen.delta_bytes + frozen.last_bytes,
-        "pause_ms": pause_ms, "latch_ms": frozen.latch_ms,
+        "pause_ms": pause_ms, "frozen_ms": frozen.frozen_ms, "latch_ms": frozen.latch_ms,
     }
     run.telling.slots_moved(_event(run, move).model_copy(update=measured))
     logger.info("job %s: move %d is done; pause %.1f ms", run.job_id, move.number, pause_ms)
