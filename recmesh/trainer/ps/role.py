@@ -102,15 +102,19 @@ class Membership:
 
     def __init__(self, index: int, incarnation: str) -> None:
         self._index, self._incarnation = index, incarnation
-        self._was_member = False
+        self._member_of = 0
 
     def ended(self, record: RunRecord) -> bool:
-        """True once the record that named this incarnation names another for the same PS, or none."""
+        """True once a generation lives that names another incarnation for the same PS, or none.
+
+        One that has left its generation still tells workers with an old map so, until jobmaster says that it may go.
+        """
         named = {member.ps: member.incarnation for member in record.members}.get(self._index)
         if named == self._incarnation:
-            self._was_member = True
+            self._member_of = record.gen
             return False
-        return self._was_member or record.phase == "closed"
+        has_left = named is None and record.gen == self._member_of
+        return record.phase == "closed" or (self._member_of > 0 and not has_left)
 
 
 class Hearing:

@@ -41,6 +41,9 @@ async def step(run: Run) -> None:
             await _join(run, member)
         case fleet.Part(ps):
             await run.change_record(lambda now: moves.left(now, term=now.term, gen=record.gen, ps=ps))
+            role = run.status.role(("ps", ps))
+            if role is not None:
+                run.put_role(role.model_copy(update={"left_at": run.context.clock.now()}))
             logger.info("job %s: PS %d has left generation %d", run.job_id, ps, record.gen)
         case Shift():
             await _shift(run, following)
