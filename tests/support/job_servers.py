@@ -58,6 +58,8 @@ class Sending:
     ready_at: float
     frozen: list[Group] | None = None
     version: int = 0
+    is_installed: bool = False
+    """The target has said so."""
 
 
 @dataclass
@@ -276,6 +278,8 @@ class FakeServers:
         wanted = mask(slots_of(slots))
         now = asyncio.get_running_loop().time()
         if order.move not in server.sending:
+            if server.sending:
+                raise FailedPrecondition("another move is not decided", reason="MOVE_UNDER_WAY")
             if (wanted & ~server.slots).any():
                 raise FailedPrecondition("it does not own these slots")
             server.sending[order.move] = Sending(wanted, target.address, target.incarnation, now + self.copy_s)
@@ -304,7 +308,7 @@ class FakeServers:
             self.held_installs.append(install)
             installed = False
         else:
-            installed = install()
+            installed = sending.is_installed = install()
         await self._answers("freeze")
         return Frozen(installed, 0.5, 2.0, 3, 300, 1000, 200)
 
@@ -331,6 +335,8 @@ class FakeServers:
     async def resume(self, address: str, order: MoveOrder, *, map_version: int) -> None:
         source = await self._arrives("resume", address, order)
         source.void.add(order.move)
+        if order.move in source.sending and source.sending[order.move].is_installed:
+            raise FailedPrecondition("the move is installed", reason="MOVE_INSTALLED")
         sending = source.sending.pop(order.move, None)
         if sending is not None and sending.frozen is not None:
             if map_version <= sending.version:

@@ -94,6 +94,8 @@ class JobSlotsMoved(Payload):
     pause_ms: float | None = None
     """From the freeze to the published map: for these slots pushes waited so long. As all measures it is none where
     the answer that tells it was lost."""
+    frozen_ms: float | None = None
+    """Of it, from the freeze to the target's answer, by the source's clock; the rest is messages and a write."""
     latch_ms: float | None = None
     """For all slots of the source pushes waited so long."""
     reason: str = ""

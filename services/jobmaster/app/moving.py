@@ -4,7 +4,7 @@ The run record says what is under way, so that whoever comes next completes it o
 the published map pushes to these slots wait: nothing stands between but the target's answer and one write.
 """
 
-from recmesh.runtime.errors import CallerError, DeadlineExceeded, MeshError, Unavailable
+from recmesh.runtime.errors import CallerError, DeadlineExceeded, FailedPrecondition, MeshError, Unavailable
 from recmesh.runtime.events import catalog
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
@@ -41,6 +41,9 @@ async def step(run: Run) -> None:
             await _join(run, member)
         case fleet.Part(ps):
             await run.change_record(lambda now: moves.left(now, term=now.term, gen=record.gen, ps=ps))
+            role = run.status.role(("ps", ps))
+            if role is not None:
+                run.put_role(role.model_copy(update={"left_at": run.context.clock.now()}))
             logger.info("job %s: PS %d has left generation %d", run.job_id, ps, record.gen)
         case Shift():
             await _shift(run, following)
@@ -81,12 +84,22 @@ async def _shift(run: Run, shift: Shift) -> None:
         shift.target,
     )
     try:
+        await _clear_source(run, record, move)
         copied = await _copy_and_reserve(run, record, move)
         await _hand_over(run, record, move, copied)
     except (MeshError, MoveFailed) as error:
         logger.warning("job %s: move %d is in doubt: %s", run.job_id, move.number, error)
         if not await settle(run):
             raise
+
+
+async def _clear_source(run: Run, record: RunRecord, move: SlotMove) -> None:
+    """A source has one move at a time: one of before, of whose end it has not heard, is ended first."""
+    source = _member(record, move.source)
+    found = await run.context.peers.servers.takeover(
+        source.address, job_id=run.job_id, gen=record.gen, term=record.term
+    )
+    await clear(run, source, found)
 
 
 async def _copy_and_reserve(run: Run, record: RunRecord, move: SlotMove) -> Copied:
@@ -116,6 +129,8 @@ async def _copy(run: Run, record: RunRecord, move: SlotMove) -> Copied:
             )
             answered = clock.monotonic()
         except (DeadlineExceeded, Unavailable) as fault:
+            if fault.reason in ("NOT_DECLARED", "BUSY"):
+                answered = clock.monotonic()
             if clock.monotonic() - answered > FAULTS_BORNE_S:
                 raise
             copied = Copied(caught_up=False)
@@ -136,13 +151,13 @@ async def _hand_over(run: Run, record: RunRecord, move: SlotMove, copied: Copied
     frozen = await _freeze(run, record, move, version=version)
     await run.change_record(lambda now: moves.moved(now, term=record.term, gen=record.gen, number=move.number))
     pause_ms = 1000.0 * (clock.monotonic() - began)
-    run.in_background(_free(run, record, move))
     measured = {
         "rows": copied.rows, "base_bytes": frozen.base_bytes, "delta_bytes": frozen.delta_bytes + frozen.last_bytes,
-        "pause_ms": pause_ms, "latch_ms": frozen.latch_ms,
+        "pause_ms": pause_ms, "frozen_ms": frozen.frozen_ms, "latch_ms": frozen.latch_ms,
     }
     run.telling.slots_moved(_event(run, move).model_copy(update=measured))
     logger.info("job %s: move %d is done; pause %.1f ms", run.job_id, move.number, pause_ms)
+    await _free(run, record, move)
 
 
 def _event(run: Run, move: SlotMove) -> catalog.JobSlotsMoved:
@@ -174,12 +189,17 @@ async def _freeze(run: Run, record: RunRecord, move: SlotMove, *, version: int) 
 
 
 async def _free(run: Run, record: RunRecord, move: SlotMove) -> None:
-    """The source's rows are of no more use; should it never hear of it, the next jobmaster's takeover tells it."""
-    source = _member(record, move.source)
-    try:
-        await run.context.peers.servers.free(source.address, _order(run, record, move.number))
-    except MeshError as error:
-        logger.warning("job %s: PS %d keeps rows of move %d: %s", run.job_id, source.ps, move.number, error.message)
+    """The source's rows are of no more use. It begins no other move before it has heard so."""
+    source, order = _member(record, move.source), _order(run, record, move.number)
+    delay_s = FIRST_DELAY_S
+    while _is_there(run, source):
+        try:
+            await run.context.peers.servers.free(source.address, order)
+            return
+        except (DeadlineExceeded, Unavailable) as fault:
+            logger.warning("job %s: PS %d keeps rows of move %d: %s", run.job_id, source.ps, move.number, fault.message)
+        await run.context.clock.sleep(delay_s)
+        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
 # -- a move in doubt -------------------------------------------------------------------------------------
@@ -201,17 +221,27 @@ async def settle(run: Run) -> bool:
         await run.change_record(lambda now: moves.moved(now, term=now.term, gen=record.gen, number=move.number))
         logger.info("job %s: move %d was installed, and is done", run.job_id, move.number)
         run.telling.slots_moved(_event(run, move))
-        run.in_background(_free(run, record, move))
+        await _free(run, record, move)
         return True
     decided = await run.change_record(
         lambda now: moves.taking_back(now, term=now.term, gen=record.gen, number=move.number)
     )
     version = decided.move.back_version if decided.move is not None else 0
     if _is_there(run, _member(record, move.source)):
-        await _resume(run, record, move, version=version)
-        await run.change_record(lambda now: moves.taken_back(now, term=now.term, gen=record.gen, number=move.number))
-        logger.info("job %s: move %d was taken back", run.job_id, move.number)
+        await _take_back(run, record, move, version=version)
     return False
+
+
+async def _take_back(run: Run, record: RunRecord, move: SlotMove, *, version: int) -> None:
+    following = moves.taken_back
+    try:
+        await _resume(run, record, move, version=version)
+    except FailedPrecondition as error:
+        if error.reason != "MOVE_INSTALLED":
+            raise
+        following = moves.sunk
+    await run.change_record(lambda now: following(now, term=now.term, gen=record.gen, number=move.number))
+    logger.info("job %s: move %d: %s", run.job_id, move.number, following.__name__.replace("_", " "))
 
 
 async def _is_installed(run: Run, record: RunRecord, move: SlotMove) -> bool:

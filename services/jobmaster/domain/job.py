@@ -102,6 +102,8 @@ class RoleState(Stored):
     leaving: str = ""
     """Why this process is to be replaced, once its slots have gone elsewhere; empty: it stays."""
     leaving_since: float = 0.0
+    left_at: float = 0.0
+    """When it ceased to be a member of its generation."""
     weight: float = 1.0
     """How many slots this process can bear, relative to a parameter server that was never hot."""
 

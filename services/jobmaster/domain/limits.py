@@ -28,6 +28,8 @@ class Limits(BaseModel):
     retry_reset_s: float = 120.0
     """A process that lived so long begins again with no failures in a row."""
     snapshot_timeout_s: float = 900.0
+    linger_s: float = 3.0
+    """A parameter server that has left tells workers with an old map so for so long; heartbeats tell them, too."""
     copy_timeout_s: float = 600.0
     """A copy of slots that has not caught up with training after so long is given up, and begun again later."""
     freeze_s: float = 3.0

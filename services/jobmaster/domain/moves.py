@@ -74,9 +74,7 @@ def moved(record: RunRecord, *, term: int, gen: int, number: int) -> RunRecord:
     move = _pending(record, term, gen, number)
     if move.back_version:
         raise Refused(f"the slots of move {number} go back")
-    shift = placement.Shift(move.source, move.target, placement.slots_of(move.slots_bytes))
-    owners = placement.encode(placement.applied(record.owner_of, [shift]))
-    return change(record, pending="", move=None, owners=owners, map_version=move.version)
+    return _handed_over(record, move, version=move.version)
 
 
 def taking_back(record: RunRecord, *, term: int, gen: int, number: int) -> RunRecord:
@@ -98,6 +96,23 @@ def taken_back(record: RunRecord, *, term: int, gen: int, number: int) -> RunRec
     if not move.back_version:
         raise Refused(f"nobody decided that the slots of move {number} go back")
     return change(record, pending="", move=None, map_version=move.back_version)
+
+
+def sunk(record: RunRecord, *, term: int, gen: int, number: int) -> RunRecord:
+    """The slots shall go back, and the source says that the target had installed them, which is gone: so are they.
+
+    The map names the target, whose loss is a rollback as any owner's.
+    """
+    move = _pending(record, term, gen, number)
+    if not move.back_version:
+        raise Refused(f"nobody decided that the slots of move {number} go back")
+    return _handed_over(record, move, version=move.back_version)
+
+
+def _handed_over(record: RunRecord, move: SlotMove, *, version: int) -> RunRecord:
+    shift = placement.Shift(move.source, move.target, placement.slots_of(move.slots_bytes))
+    owners = placement.encode(placement.applied(record.owner_of, [shift]))
+    return change(record, pending="", move=None, owners=owners, map_version=version)
 
 
 def _check_open(record: RunRecord, term: int, gen: int) -> None:

@@ -81,7 +81,8 @@ def staff(at: Situation) -> list[Action]:
             if is_due(at, name, index) and not (name == "worker" and at.record.phase == "finishing"):
                 result.append(Launch((name, index)))
         for role in at.status.live(name):
-            is_needed = role.index in wanted or (name == "ps" and role.index in members)
+            lingers = at.now < role.left_at + at.limits.linger_s and not stopping
+            is_needed = role.index in wanted or (name == "ps" and (role.index in members or lingers))
             if not is_needed and role.stage != "draining":
                 result.append(Drain(role.key, role.leaving or ("stop" if stopping else "scaled down")))
     return result

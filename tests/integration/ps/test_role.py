@@ -91,7 +91,8 @@ class World:
         env = {name: value for name, value in os.environ.items() if not name.startswith("RECMESH_")}
         env |= {"RECMESH_ROLE": "ps", "RECMESH_ROLE_INDEX": str(ps), "RECMESH_JOB_ID": "job",
                 "RECMESH_JOBMASTER": self.address, "RECMESH_TOKEN": TOKEN, "RECMESH_SHM_DIR": str(shm_dir),
-                "RECMESH_WORK_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
+                "RECMESH_WORK_DIR": str(self.folder), "OMP_NUM_THREADS": "1",
+                "RECMESH_NOTICE_S": "1"}
         with (self.folder / f"ps-{ps}.log").open("ab") as log:
             process = subprocess.Popen([sys.executable, "-m", "recmesh.trainer"], env=env, stdout=log, stderr=log,
                                        cwd=Path(__file__).parents[3])

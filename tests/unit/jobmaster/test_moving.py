@@ -116,7 +116,7 @@ async def killed_at_step(world: JobWorld, job_id: str, fuse: Fuse) -> bool:
     return fuse.blown.is_set()
 
 
-@pytest.mark.parametrize("at", range(44))
+@pytest.mark.parametrize("at", range(42))
 async def test_a_jobmaster_may_be_killed_between_any_two_steps_of_a_move(world: JobWorld, at: int) -> None:
     job_id = await training(world, ps=2)
     fuse = Fuse(world, at)
@@ -193,10 +193,26 @@ async def test_a_server_may_die_at_any_step_of_a_move(world: JobWorld, when: str
     await until_settled(world, job_id, 2)
     run = world.jobs.run_of(job_id)
     assert struck
-    # The target owned nothing until the map said so: without it training goes on where it was.
-    spared = victim == "target" and when not in ("before free", "after free")
+    # The target owned nothing until it had installed: without it training goes on where it was.
+    spared = victim == "target" and when not in ("after freeze", "before free", "after free")
     assert run.status.rollbacks == (0 if spared else 1)
     assert slots_per_server(world, job_id) == [2048, 2048]
+    await finished(world, job_id)
+
+
+async def test_a_target_that_dies_with_the_install_on_its_way_costs_nothing(world: JobWorld) -> None:
+    job_id = await training(world)
+    world.servers.held_installs = []
+
+    async def strike(step: str) -> None:
+        if step == "after freeze" and world.servers.held_installs is not None:
+            world.servers.held_installs = None
+            world.cluster.kill(job_id, "ps-1-1")
+
+    world.servers.gate = strike
+    await scaled(world, job_id, 2)
+    run = world.jobs.run_of(job_id)
+    assert run.status.rollbacks == 0 and "ps-1-2" in world.cluster.alive(job_id, "ps")
     await finished(world, job_id)
 
 
