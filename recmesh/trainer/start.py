@@ -12,7 +12,7 @@ from typing import Any
 from recmesh.runtime.errors import CallerError, MeshError
 from recmesh.runtime.rpc import sync_channel
 from recmesh.spec.job import TrainingJob
-from recmesh.trainer.exits import BUG, DONE, MISTAKE, exit_code_of
+from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY, exit_code_of
 from recmesh.trainer.lean import keep_pandas_out
 from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Assignment, Member, Runs
@@ -91,10 +91,15 @@ def run(env: Mapping[str, str]) -> int:
         context = Context(identity, assignment, spec, runs, channel, stopped, on_stop)
         _role(identity.role)(context)
     except (NoLongerWanted, BuildOnly):
-        return DONE
+        return _done(identity, stopped)
     except BaseException as error:  # every way out has a code and a line
         return _failed(error, context, runs)
-    return DONE
+    return _done(identity, stopped)
+
+
+def _done(identity: Identity, stopped: threading.Event) -> int:
+    """A worker that a signal ended has left work to others; nobody else's end is worth another try."""
+    return RETRY if identity.role == "worker" and stopped.is_set() else DONE
 
 
 def _role(name: str) -> Callable[[Context], None]:

@@ -1,4 +1,4 @@
-"""The ops page of jobmaster: jobs, their roles and what a step is made of, throughput, transitions."""
+"""The ops page of jobmaster: jobs, their roles and what a step is made of, throughput, decisions, transitions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -34,6 +34,8 @@ RATE, STEP = "rate ", "step "
 PARTS = ("data", "pull", "compute", "push")
 MAX_TRANSITIONS = 40
 """Lines of the newest transitions, over all jobs."""
+MAX_DECISIONS = 40
+"""Lines of the newest decisions, over all jobs."""
 
 
 def release() -> str:
@@ -96,6 +98,10 @@ def page(jobs: Jobs, charts: Recorder) -> Page:
                 ["job", "role", "state", "process", "restarts", "samples/s", *PARTS, "memory", "rows",
                  "last exit"],
                 lambda: _role_rows(jobs), empty="no process runs",
+            ),
+            Table(
+                "Timeline", ["at", "job", "matter", "where", "what was seen", "decided", "done", "effect"],
+                lambda: _timeline_rows(jobs), empty="no trouble yet",
             ),
             Table("Transitions", ["at", "job", "from", "to", "why"], lambda: _transition_rows(jobs)),
             Log("Log"),
@@ -202,9 +208,19 @@ def _points(charts: Recorder, prefix: str) -> Mapping[str, Points]:
     }
 
 
+def _timeline_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
+    lines = [(line, run.job_id) for run in _runs(jobs) for line in run.status.timeline]
+    lines.sort(key=lambda item: -item[0].at)
+    for line, job_id in lines[:MAX_DECISIONS]:
+        yield [_clock(line.at), job_id, line.matter, line.place, line.seen, line.decided, line.done, line.effect]
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
 def _transition_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
     steps = [(step, run.job_id) for run in _runs(jobs) for step in run.status.transitions]
     steps.sort(key=lambda item: -item[0].at)
     for step, job_id in steps[:MAX_TRANSITIONS]:
-        at = datetime.fromtimestamp(step.at, UTC).strftime("%H:%M:%S")
-        yield [at, job_id, step.source, state(step.target), step.reason]
+        yield [_clock(step.at), job_id, step.source, state(step.target), step.reason]

@@ -254,7 +254,7 @@ class Life:
             except queue.Empty:
                 continue
             with self._lock:
-                if not self._book.holds(lease.epoch):
+                if not self._book.wants(lease.epoch, piece):
                     continue
             start = perf_counter()
             batch = self._reader.batch(lease.tasks, piece.lo, piece.hi)
@@ -386,6 +386,8 @@ class Life:
         with self._lock:
             self._book.forget([item.epoch for item in progress if item.complete])
             self._book.forget(reply.lost)
+            if any([self._book.cut(epoch, hi) for epoch, hi in reply.cuts.items()]):
+                self._progressed.set()
 
     def _offer(self, target: queue.Queue[T], item: T) -> None:
         while True:

@@ -205,7 +205,7 @@ class Runs:
         return LeaseAnswer(State.GRANTED, leases, granted.ttl_s)
 
     async def renew(
-        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool]]
+        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]
     ) -> Renewed:
         """A worker's heartbeat for its leases. While the queue is away nothing is said to be lost."""
         return await self._healed(
@@ -223,6 +223,17 @@ class Runs:
             raise _away(job_id, gen)
         self._tell(job_id, released.requeued)
         return released
+
+    async def size_shards(self, job_id: str, gen: int, *, worker: str, shard_batches: int) -> Released:
+        """A worker is slow (or, with 0, no more): it holds no more than one shard of so many batches."""
+        sized = await self._healed(
+            job_id, gen, lambda: self._queue.size(job_id, gen, worker=worker, shard_batches=shard_batches),
+            over=Released(State.STALE_GEN),
+        )
+        if sized.state is State.REOPEN:
+            raise _away(job_id, gen)
+        self._tell(job_id, sized.requeued)
+        return sized
 
     async def reconcile(self, job_id: str, gen: int, *, done: IntervalSet) -> tuple[int, int]:
         """Queues what a snapshot's ledgers lack and nobody has: (positions queued, positions missing)."""
