@@ -1,6 +1,6 @@
 """The ops page of jobmaster: jobs, their roles and what a step is made of, throughput, transitions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -68,6 +68,9 @@ def watch_metrics(jobs: Jobs) -> None:
     metrics.gauge("samples_per_second", "Samples trained per second, all jobs").set_function(
         lambda: sum(run.status.samples_per_s for run in _training(jobs))
     )
+    metrics.gauge("moves_under_way", "Moves of slots between parameter servers, all jobs").set_function(
+        lambda: float(sum(run.record.move is not None for run in _runs(jobs)))
+    )
     metrics.gauge("role_processes", "Processes of roles that live").set_function(
         lambda: float(sum(role.is_live for run in _runs(jobs) for role in run.status.roles))
     )
@@ -98,6 +101,7 @@ def page(jobs: Jobs, charts: Recorder) -> Page:
                 lambda: _role_rows(jobs), empty="no process runs",
             ),
             Table("Transitions", ["at", "job", "from", "to", "why"], lambda: _transition_rows(jobs)),
+            Table("Timeline", ["at", "job", "what", "how"], lambda: _timeline_rows(jobs), empty="nothing was decided"),
             Log("Log"),
         ],
     )
@@ -208,3 +212,26 @@ def _transition_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
     for step, job_id in steps[:MAX_TRANSITIONS]:
         at = datetime.fromtimestamp(step.at, UTC).strftime("%H:%M:%S")
         yield [at, job_id, step.source, state(step.target), step.reason]
+
+
+TIMELINE: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
+    "job.decided": lambda data: (f"seen at {data['about']}", f"{data['seen']} → {data['decided']}"),
+    "job.slots_moved": lambda data: (
+        "slots moved", f"{data['slots']} from PS {data['source']} to PS {data['target']}, pause {_ms(data['pause_ms'])}"
+    ),
+    "job.scaled": lambda data: ("scaled", f"{data['role']}: {data['from_replicas']} → {data['to_replicas']}"),
+    "job.rolled_back": lambda data: ("rolled back", f"to snapshot {data['snapshot']}: {data['reason']}"),
+}
+"""What was seen, decided and done, and what came of it; by kind of event."""
+
+
+def _ms(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.0f} ms"
+
+
+def _timeline_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
+    told = [(item, run.job_id) for run in _runs(jobs) for item in run.telling.history if item["type"] in TIMELINE]
+    told.sort(key=lambda pair: -pair[0]["at"])
+    for item, job_id in told[:MAX_TRANSITIONS]:
+        at = datetime.fromtimestamp(item["at"], UTC).strftime("%H:%M:%S")
+        yield [at, job_id, *TIMELINE[item["type"]](item["data"])]
