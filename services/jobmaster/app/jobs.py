@@ -1,6 +1,7 @@
 """What users ask of jobs, and the registry of those that this jobmaster runs."""
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from services.jobmaster.app.context import Context
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
 from services.jobmaster.domain import plan as plans
-from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus
+from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, Size
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
 
@@ -276,6 +277,21 @@ class Jobs:
         await run.wish(change)
         return run
 
+    async def resize(self, job_id: str, *, role: str, cpu: float, memory_bytes: int) -> Run:
+        """Another size of a role's processes; 0 leaves cores or memory as they are."""
+        run = self.run_of(job_id)
+        check_resize(role, cpu=cpu, memory_bytes=memory_bytes)
+        if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
+            raise FailedPrecondition(f"job {job_id} trains no more", reason="JOB_ENDED")
+
+        def change(intent: Intent) -> Intent:
+            before = intent.sizes.get(role, Size())
+            size = Size(cpu=cpu or before.cpu, memory_bytes=memory_bytes or before.memory_bytes)
+            return intent.model_copy(update={"sizes": intent.sizes | {role: size}})
+
+        await run.wish(change)
+        return run
+
     async def checkpoint(self, job_id: str) -> int:
         """The number of a snapshot that was cut after this was asked."""
         run = self.run_of(job_id)
@@ -338,6 +354,19 @@ def check_scale(spec: TrainingJob, role: str, replicas: int, *, clear: bool) -> 
     least = 0 if role == "evaluator" else 1
     if not least <= replicas <= bounds.max:
         raise refuse("replicas", f"must be from {least} to {bounds.max} (roles.{role}.max)")
+
+
+def check_resize(role: str, *, cpu: float, memory_bytes: int) -> None:
+    """InvalidArgument names what is wrong."""
+    wrong = []
+    if role not in ("ps", "worker", "evaluator"):
+        wrong.append(Violation("role", f"{role!r} is no role that can be resized; worker, ps and evaluator are"))
+    if not math.isfinite(cpu) or cpu < 0:
+        wrong.append(Violation("cpu", f"{cpu:g} is no number of cores"))
+    if not cpu and not memory_bytes:
+        wrong.append(Violation("cpu", "neither cpu nor memory is given"))
+    if wrong:
+        raise InvalidArgument(f"{role or 'this role'} cannot be resized", violations=wrong)
 
 
 def wanted_of(run: Run) -> dict[str, int]:

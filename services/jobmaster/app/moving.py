@@ -6,7 +6,7 @@ the published map pushes to these slots wait: nothing stands between but the tar
 
 from recmesh.runtime.errors import CallerError, DeadlineExceeded, FailedPrecondition, MeshError, Unavailable
 from recmesh.runtime.events import catalog
-from recmesh.runtime.telemetry import get_logger
+from recmesh.runtime.telemetry import Metrics, get_logger
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import fleet, moves, placement
 from services.jobmaster.domain.placement import Shift
@@ -14,6 +14,10 @@ from services.jobmaster.domain.record import Member, Refused, RunRecord, SlotMov
 from services.jobmaster.peers import Copied, Frozen, JoinOrder, MoveOrder, TakenOver
 
 logger = get_logger(__name__)
+
+_metrics = Metrics("jobmaster")
+_slots_moved = _metrics.counter("slots_moved", "Slots that have another parameter server")
+_pauses = _metrics.histogram("move_pause_seconds", "From the freeze of slots to the published map")
 
 POLL_S = 0.05
 """Between looks at a copy; bulk copies take seconds."""
@@ -155,7 +159,10 @@ async def _hand_over(run: Run, record: RunRecord, move: SlotMove, copied: Copied
         "rows": copied.rows, "base_bytes": frozen.base_bytes, "delta_bytes": frozen.delta_bytes + frozen.last_bytes,
         "pause_ms": pause_ms, "frozen_ms": frozen.frozen_ms, "latch_ms": frozen.latch_ms,
     }
-    run.telling.slots_moved(_event(run, move).model_copy(update=measured))
+    event = _event(run, move).model_copy(update=measured)
+    _slots_moved.inc(event.slots)
+    _pauses.observe(pause_ms / 1000.0)
+    run.telling.slots_moved(event)
     logger.info("job %s: move %d is done; pause %.1f ms", run.job_id, move.number, pause_ms)
     await _free(run, record, move)
 

@@ -15,7 +15,7 @@ from tests.support.training_mesh import TrainingMesh, training_mesh
 
 pytestmark = pytest.mark.integration
 
-ROWS, EPOCHS = 60_000, 40
+ROWS, EPOCHS = 60_000, 30
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from recmesh.runtime.errors import InvalidArgument
 from services.jobmaster.domain.placement import counts_of
 from tests.support.job_world import JobWorld, spec
 
@@ -325,3 +326,35 @@ async def test_a_former_jobmaster_that_wakes_in_a_move_changes_nothing(world: Jo
     assert world.jobs.run_of(job_id).record == record
     await former.follow()
     await finished(world, job_id)
+
+
+async def test_servers_of_another_size_take_over_one_after_another(world: JobWorld) -> None:
+    job_id = await training(world, ps=2)
+    await world.jobs.resize(job_id, role="ps", cpu=2.0, memory_bytes=0)
+    await world.until(lambda: len([name for name in world.cluster.started if name.startswith("ps-")]) == 4)
+    await until_settled(world, job_id, 2)
+    orders = world.cluster.processes_of[job_id]
+    assert {orders[name].order.cpu for name in world.cluster.alive(job_id, "ps")} == {2.0}
+    run = world.jobs.run_of(job_id)
+    assert run.status.rollbacks == 0
+    assert [(data.about, data.seen) for data in world.told("job.decided")] == [
+        ("ps 0", "another size is wanted"), ("ps 1", "another size is wanted")
+    ]
+    assert sum(data.slots for data in world.told("job.slots_moved")) == 4096
+    await finished(world, job_id)
+
+
+@pytest.mark.parametrize(
+    ("wish", "path"),
+    [({"role": "ps", "cpu": 0.0}, "cpu"), ({"role": "ps", "cpu": -1.0}, "cpu"), ({"role": "data", "cpu": 1.0}, "role")],
+)
+async def test_a_size_that_cannot_be_had_is_refused_by_its_field(
+    world: JobWorld, wish: dict[str, Any], path: str
+) -> None:
+    job_id = await training(world)
+    with pytest.raises(InvalidArgument) as refused:
+        await world.jobs.resize(job_id, memory_bytes=0, **wish)
+    assert path in [item.path for item in refused.value.violations]
+    with pytest.raises(InvalidArgument) as refused:
+        await world.jobs.scale(job_id, role="ps", replicas=9, clear=False)
+    assert [item.path for item in refused.value.violations] == ["replicas"]
