@@ -21,6 +21,7 @@ from recmesh.formats.intervals import Triple
 from recmesh.formats.snapshot import Part as SnapshotPart
 from recmesh.formats.snapshot import open_part
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.runtime.gates import gate
 from recmesh.trainer.ps.assembly import Assembly
 from recmesh.trainer.ps.copying import Copy, Deliver, Order
 from recmesh.trainer.ps.latch import Latch
@@ -135,10 +136,12 @@ class ParameterServer:
             self.books.check_map(part.map_version)
             if not self.model.check_part(part, owned=self._owned):
                 raise WrongMap(self.books.since, asked=part.map_version)
+            gate("ps.claim", part.batch)
             with self.model.reserved(part):                        # from here on nothing may fail
                 with self._ledger:
                     self.books.check_epoch(part.batch, part.epoch)
                     claim = self.books.claim(part.batch, epoch=part.epoch)
+                gate("ps.apply", part.batch)
                 try:
                     for group, step in zip(claim.groups, claim.steps, strict=True):
                         self.model.apply(part, slots=None if claim.whole else group.slots, step=step)
@@ -150,6 +153,7 @@ class ParameterServer:
             with self._ledger:                                     # an ack means applied, by whomever
                 while not self.books.applied(part.batch):
                     self._ledger.wait()
+        gate("ps.ack", part.batch)
         duplicate = bool(self.books.groups) and not claim.groups
         self._count("duplicates" if duplicate else "pushes")
         return PushResult(PushStatus.APPLIED, duplicate, time.perf_counter() - started)
@@ -184,6 +188,7 @@ class ParameterServer:
             model, cuts = Model(memory_bytes=self._memory_bytes), [Cut(owned, Ledger(), 0)]
             if order.snapshot or order.parts:
                 cuts = load_parts(model, self._sources(order), owned=owned, fresh_ledger=order.fresh_ledger)
+            gate("ps.restore", f"snapshot {order.snapshot}, {model.store.rows} rows")
             with self._latch.exclusive():
                 self.model = model
                 self._owned = owned.astype(np.uint8)
@@ -223,6 +228,7 @@ class ParameterServer:
             result = MarkResult(self.books.owned.copy(), cuts, latch_ms, self.model.store.rows,
                                 self.model.store.memory_bytes)
             self._marked = (snapshot, result)
+            gate("ps.mark", f"snapshot {snapshot}")
             return result
 
     def abort_mark(self, gen: int, term: int, snapshot: int) -> None:

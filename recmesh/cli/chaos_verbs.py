@@ -1,0 +1,77 @@
+"""chaos."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recmesh.cli import output
+from recmesh.cli.exit_codes import ExitCode
+from recmesh.cli.options import JsonOption
+from recmesh.runtime.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from recmesh.chaos.report import Report
+
+QUICK_KILLS = 21
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb of this module."""
+    app.command()(chaos)
+
+
+def chaos(
+    kills: Annotated[int, typer.Option(help="How many processes to kill (SIGKILL); some are stopped besides.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of data, victims and moments.", min=0)] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_KILLS} kills instead of 200.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder of the run where it is.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a counting job on a mesh of its own while processes are killed, and compare every row with the truth."""
+    from recmesh.chaos.run import chaos_on_counts
+    from recmesh.cli.mesh.chaos import chaos_mesh
+
+    if kills < 0:
+        raise InvalidArgument("--kills must not be negative")
+    count = kills or (QUICK_KILLS if quick else 200)
+    with chaos_mesh(keep=keep) as mesh:
+        _say(f"mesh in {mesh.folder}")
+        report = chaos_on_counts(mesh, kills=count, seed=seed, tell=_say)
+    if json:
+        output.print_json(report.as_document())
+    else:
+        _print(report)
+    if not report.is_right:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print(report: "Report") -> None:
+    from recmesh.chaos.schedule import TARGETS
+
+    rows = [
+        [target, str(report.kills[target]), str(report.hits[target]), str(report.stops[target])] for target in TARGETS
+    ]
+    output.print_table(["target", "killed", "with work in flight", "stopped"], rows)
+    print()
+    snapshots = [
+        [str(j.snapshot), f"{j.positions:,}", f"{j.rows:,}", str(j.lost), str(j.doubled), str(j.faults),
+         "right" if j.is_right else "wrong"]
+        for j in report.judgements
+    ]
+    output.print_table(["snapshot", "positions", "rows", "lost", "doubled", "faults", "verdict"], snapshots)
+    print()
+    output.print_fields({
+        "job": f"{report.phase}, {report.samples:,} of {report.total:,} samples, {report.rollbacks} rollbacks, "
+               f"{report.requeues} requeues",
+        "seed": str(report.seed), "seconds": f"{report.seconds:.0f}",
+    })
+    for problem in [*report.problems, *(text for j in report.judgements for text in j.named)]:
+        print(f"wrong: {problem}")
+    for text in report.missed:
+        print(f"left out: {text}")
+    print("\nEvery row, ledger and frequency is as the data say." if report.is_right else "\nThis is not the truth.")
