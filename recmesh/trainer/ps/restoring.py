@@ -41,9 +41,10 @@ def _check_partition(documents: Iterable[PartDocument], owned: SlotMask) -> None
 
 
 def _content(documents: Sequence[PartDocument]) -> Declaration:
-    """Tables and blocks in the first part's order; every part has the same."""
-    first = documents[0]
-    for document in documents[1:]:
+    """Tables and blocks in the first part's order; every part that holds a slot has the same."""
+    holders = [document for document in documents if document.groups]
+    first = holders[0]
+    for document in holders[1:]:
         if (document.tables, document.dense) != (first.tables, first.dense):
             raise SnapshotError(f"the parts of ps {first.ps} and ps {document.ps} hold different models")
     return Declaration(tuple(table_from_json(value) for value in first.tables),
