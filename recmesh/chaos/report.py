@@ -21,6 +21,8 @@ class Report:
     """Kills of a process that was held at a gate with work in flight, by target."""
     gates: Counter[str] = field(default_factory=Counter)
     """The same by gate."""
+    pushes: dict[str, int] = field(default_factory=dict)
+    """What the proxy did to them, by action."""
     missed: list[str] = field(default_factory=list)
     """Strikes that were not carried out, with the reason."""
     phase: str = ""
@@ -68,6 +70,7 @@ class Report:
             "kills": sum(self.kills.values()), "kills_by_target": dict(self.kills), "stops": sum(self.stops.values()),
             "inflight_hits": {target: self.hits[target] for target in TARGETS},
             "inflight_hits_min": self.inflight_hits_min, "gates": dict(self.gates), "missed": self.missed,
+            "pushes": self.pushes,
             "phase": self.phase, "samples": self.samples, "total": self.total, "rollbacks": self.rollbacks,
             "requeues": self.requeues, "quarantined": self.quarantined, "seconds": round(self.seconds, 1),
             "snapshots": [asdict(judgement) for judgement in self.judgements],

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ class Mesh:
     nats_url: str
     nats_token: str
     is_ready: Callable[[str], bool]
+    done_to_pushes: Counter[str]
+    """By the proxy, until now."""
 
     @property
     def gates(self) -> Path:
@@ -72,6 +75,7 @@ def chaos_on_counts(mesh: Mesh, *, kills: int, seed: int, tell: Tell) -> Report:
     except MeshError as error:
         report.problems.append(str(error))
         _note(report, patiently(lambda: mesh.client.job(job_id)))
+    report.pushes = dict(mesh.done_to_pushes)
     report.seconds = time.monotonic() - began
     return report
 

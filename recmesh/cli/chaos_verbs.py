@@ -25,6 +25,9 @@ def chaos(
     kills: Annotated[int, typer.Option(help="How many processes to kill (SIGKILL); some are stopped besides.")] = 0,
     seed: Annotated[int, typer.Option(help="Of data, victims and moments.", min=0)] = 0,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_KILLS} kills instead of 200.")] = False,
+    broken: Annotated[
+        str, typer.Option("--break", help="Switch a rule of exactly-once off, so that it must go wrong.", metavar="RULE")
+    ] = "",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder of the run where it is.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -35,7 +38,7 @@ def chaos(
     if kills < 0:
         raise InvalidArgument("--kills must not be negative")
     count = kills or (QUICK_KILLS if quick else 200)
-    with chaos_mesh(keep=keep) as mesh:
+    with chaos_mesh(seed=seed, broken=broken, keep=keep) as mesh:
         _say(f"mesh in {mesh.folder}")
         report = chaos_on_counts(mesh, kills=count, seed=seed, tell=_say)
     if json:
@@ -68,6 +71,7 @@ def _print(report: "Report") -> None:
     output.print_fields({
         "job": f"{report.phase}, {report.samples:,} of {report.total:,} samples, {report.rollbacks} rollbacks, "
                f"{report.requeues} requeues",
+        "pushes": ", ".join(f"{count} {action}" for action, count in sorted(report.pushes.items())),
         "seed": str(report.seed), "seconds": f"{report.seconds:.0f}",
     })
     for problem in [*report.problems, *(text for j in report.judgements for text in j.named)]:

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from recmesh.chaos.proxy import Proxy, Script
 from recmesh.chaos.run import Mesh
 from recmesh.cli.mesh import state, stop
 from recmesh.cli.mesh.home import Home
 from recmesh.cli.mesh.start import UpOptions, up
 from recmesh.client.rest import Client
 from recmesh.runtime.gates import FOLDER
+from recmesh.runtime.rpc.detour import PROXY
+from recmesh.trainer.breaking import VARIABLE, check_rule
 
 QUICK_TO_NOTICE = {
     "RECMESH_SILENCE_S": "6", "RECMESH_WARM_UP_S": "6", "RECMESH_START_GRACE_S": "60", "RECMESH_LEASE_TTL_S": "3",
@@ -23,15 +26,21 @@ QUICK_TO_NOTICE = {
 
 
 @contextmanager
-def chaos_mesh(*, timeout_s: float = 180.0, keep: bool = False) -> Iterator[Mesh]:
-    """Up on entry, down and forgotten on exit, whatever happened; `keep` leaves the folder for a look at it."""
+def chaos_mesh(*, seed: int, broken: str = "", timeout_s: float = 180.0, keep: bool = False) -> Iterator[Mesh]:
+    """Up on entry, down and forgotten on exit, whatever happened; `keep` leaves the folder for a look at it.
+
+    `broken` names a rule that its roles shall lack.
+    """
+    check_rule(broken)
+    proxy = Proxy(Script(), seed=seed)
     root = Path(tempfile.mkdtemp(prefix="recmesh-chaos-"))
     home = Home(root / "mesh")
     try:
         home.root.mkdir(mode=0o700)
         gates = root / "gates"
         gates.mkdir()
-        env = {FOLDER: str(gates), **QUICK_TO_NOTICE}
+        env = {FOLDER: str(gates), PROXY: proxy.start(), **QUICK_TO_NOTICE}
+        env |= {VARIABLE: broken} if broken else {}
         lines = [f"{name} = {json.dumps(value)}" for name, value in env.items()]
         home.config_file.write_text("\n".join(["restart_delay_s = 2.0", "[env]", *lines, ""]))
         started = up(home, os.environ, UpOptions(timeout_s=timeout_s)).mesh
@@ -40,10 +49,11 @@ def chaos_mesh(*, timeout_s: float = 180.0, keep: bool = False) -> Iterator[Mesh
                 client=client, folder=root, run_dir=home.run,
                 ports={name: started.ports[name] for name in ("nats", "valkey")},
                 nats_url=f"nats://127.0.0.1:{started.ports['nats']}", nats_token=home.secrets()["nats"],
-                is_ready=lambda name: _is_ready(home, name),
+                is_ready=lambda name: _is_ready(home, name), done_to_pushes=proxy.done,
             )
     finally:
         stop.down(home)
+        proxy.stop()
         if not keep:
             shutil.rmtree(root, ignore_errors=True)
 

@@ -83,13 +83,15 @@ def reach_nobody(address: str) -> Target:
 class ParameterServer:
     """Thread-safe. Every method raises a `refusals.Refusal` when the state forbids it, without effect."""
 
+    books_type: type[Books] = Books
+
     def __init__(
         self, incarnation: str, *, shm_dir: Path = Path("/dev/shm"), memory_bytes: int | None = None,
         sources: Sources = stored_parts, deliver: Deliver = keep_nothing, reach: Reach = reach_nobody,
         fail: Callable[[BaseException], NoReturn] = fail_stop,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.books = Books(incarnation)
+        self.books = self.books_type(incarnation)
         self.model = Model(memory_bytes=memory_bytes)
         self.latch, self._structure = Latch(), threading.Lock()
         self.moves = Moves(self, reach=reach)
@@ -148,8 +150,7 @@ class ParameterServer:
         with self.latch.shared():
             self.books.check_generation(part.gen)
             self.books.check_map(part.map_version)
-            if not self.model.check_part(part, owned=self.books.owned.view(np.uint8)):
-                raise WrongMap(self.books.since, asked=part.map_version)
+            self._check_split(part)
             gate("ps.claim", part.batch)
             with self.model.reserved(part):                        # from here on nothing may fail
                 with self._ledger:
@@ -322,6 +323,11 @@ class ParameterServer:
         self.moves.stop()
 
     # ---- inside
+
+    def _check_split(self, part: Part) -> None:
+        """A split must cover exactly the slots owned here."""
+        if not self.model.check_part(part, owned=self.books.owned.view(np.uint8)):
+            raise WrongMap(self.books.since, asked=part.map_version)
 
     def _assemble(self, part: Part) -> Part | None:
         """The logical part once its last piece is here. Pieces of an applied batch make an empty one."""
