@@ -26,7 +26,7 @@ def chaos(
     seed: Annotated[int, typer.Option(help="Of data, victims and moments.", min=0)] = 0,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_KILLS} kills instead of 200.")] = False,
     broken: Annotated[
-        str, typer.Option("--break", help="Switch a rule of exactly-once off, so that it must go wrong.", metavar="RULE")
+        str, typer.Option("--break", help="Switch this rule off, so that it must go wrong.", metavar="RULE")
     ] = "",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder of the run where it is.")] = False,
     json: JsonOption = False,
