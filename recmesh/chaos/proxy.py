@@ -48,11 +48,14 @@ class Script:
         return "forward"
 
 
+CALM = Script(0.0, 0.0, 0.0, 0.0, replay=0.0)
+
+
 class Proxy:
     """Serves from `start` to `stop`; `done` counts what was done, by action."""
 
     def __init__(self, script: Script, *, seed: int) -> None:
-        self._script, self._rng = script, random.Random(seed)
+        self._script, self._rough, self._rng = CALM, script, random.Random(seed)
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._server = grpc.server(
@@ -69,6 +72,14 @@ class Proxy:
         port = bind(self._server, "127.0.0.1:0", tls=None, what="the chaos proxy")
         self._server.start()
         return f"127.0.0.1:{port}"
+
+    def rouse(self) -> None:
+        """From now on it follows its script; before, it only forwards."""
+        self._script = self._rough
+
+    def calm(self) -> None:
+        """From now on everything is forwarded; what waits for its replay still comes."""
+        self._script = CALM
 
     def stop(self) -> None:
         """What waits for its replay is forgotten."""

@@ -1,5 +1,7 @@
 """What a run has done and found."""
 
+import math
+import statistics
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -34,6 +36,9 @@ class Report:
     quarantined: int = 0
     seconds: float = 0.0
     judgements: list[Judgement] = field(default_factory=list)
+    loss: float = math.nan
+    """Of the disturbed job; a counting job has none."""
+    undisturbed_losses: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """What is wrong beside the counts, in words."""
 
@@ -51,6 +56,15 @@ class Report:
     def faults(self) -> int:
         """The worst snapshot's."""
         return max((judgement.faults for judgement in self.judgements), default=0)
+
+    @property
+    def loss_delta_sd(self) -> float | None:
+        """|loss - mean of undisturbed ones| in their standard deviations; None when fewer than two were run."""
+        if len(self.undisturbed_losses) < 2:
+            return None
+        spread = statistics.stdev(self.undisturbed_losses)
+        delta = abs(self.loss - statistics.fmean(self.undisturbed_losses))
+        return delta / spread if spread else (0.0 if delta == 0.0 else math.inf)
 
     @property
     def inflight_hits_min(self) -> int:
@@ -71,6 +85,8 @@ class Report:
             "inflight_hits": {target: self.hits[target] for target in TARGETS},
             "inflight_hits_min": self.inflight_hits_min, "gates": dict(self.gates), "missed": self.missed,
             "pushes": self.pushes,
+            "loss": None if math.isnan(self.loss) else self.loss, "undisturbed_losses": self.undisturbed_losses,
+            "loss_delta_sd": self.loss_delta_sd,
             "phase": self.phase, "samples": self.samples, "total": self.total, "rollbacks": self.rollbacks,
             "requeues": self.requeues, "quarantined": self.quarantined, "seconds": round(self.seconds, 1),
             "snapshots": [asdict(judgement) for judgement in self.judgements],

@@ -3,29 +3,32 @@
 import asyncio
 import math
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recmesh.chaos import counting, dataset, tasklog
 from recmesh.chaos.harness import FAST_S, STEADY_S, Harness, Scene, Tell, patiently
+from recmesh.chaos.proxy import Proxy
 from recmesh.chaos.report import Report
 from recmesh.chaos.schedule import schedule
 from recmesh.chaos.truth import Truth, first_rows
-from recmesh.chaos.verify import Judgement, judge_folder
+from recmesh.chaos.verify import judge_folder, judge_ledgers
 from recmesh.chaos.victims import Victims
 from recmesh.client.rest import Client
 from recmesh.client.views import Checkpoint, Job
-from recmesh.runtime.errors import DeadlineExceeded, MeshError, NotFound
+from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, MeshError, NotFound
 
-ROWS = 8_192
+ROWS = 4_096
 """Of the data; the job goes through them in as many epochs as the kills need."""
-EXPECTED_S = 3.0
+EXPECTED_S = 1.5
 """Of training between two strikes; while the mesh recovers nothing is trained, and at last it goes more slowly."""
 MOST_POSITIONS = 1 << 24
 """Above it float32 does not count any more."""
 END_S = 900.0
+MOST_SD = 2.0
+"""How far the loss of a disturbed run may be from undisturbed ones, in their standard deviations."""
 _POLL_S = 0.2
 
 
@@ -42,8 +45,8 @@ class Mesh:
     nats_url: str
     nats_token: str
     is_ready: Callable[[str], bool]
-    done_to_pushes: Counter[str]
-    """By the proxy, until now."""
+    proxy: Proxy
+    """Between workers and parameter servers."""
 
     @property
     def gates(self) -> Path:
@@ -75,18 +78,72 @@ def chaos_on_counts(mesh: Mesh, *, kills: int, seed: int, tell: Tell) -> Report:
     except MeshError as error:
         report.problems.append(str(error))
         _note(report, patiently(lambda: mesh.client.job(job_id)))
-    report.pushes = dict(mesh.done_to_pushes)
+    report.pushes = dict(mesh.proxy.done)
     report.seconds = time.monotonic() - began
     return report
+
+
+def chaos_on_job(
+    mesh: Mesh, spec: Mapping[str, Any], *, kills: int, seed: int, undisturbed: int, tell: Tell
+) -> Report:
+    """Any job, disturbed: its ledgers must end full, and its loss where those of undisturbed runs end.
+
+    `undisturbed` runs with other seeds come first; without any, or without a loss, nothing is said of it.
+    """
+    began = time.monotonic()
+    own_seed = int(spec.get("training", {}).get("seed", 0))
+    report = Report(str(spec["name"]), seed)
+    try:
+        for k in range(undisturbed):
+            job_id = mesh.client.submit(_variant(spec, f"calm-{k}", own_seed + k + 1)).job_id
+            job = _ended(mesh.client, job_id, tell)
+            if job.phase != "Succeeded":
+                raise FailedPrecondition(f"undisturbed it ends as {job.phase}: {job.reason} {job.message}")
+            report.undisturbed_losses.append(_loss(job))
+            tell(f"undisturbed run {k + 1} of {undisturbed}: loss {report.undisturbed_losses[-1]:.6f}")
+        job_id = mesh.client.submit(_variant(spec, "disturbed", own_seed)).job_id
+        _disturb(mesh, job_id, report, kills=kills, seed=seed, pace=None, tell=tell)
+        job = _ended(mesh.client, job_id, tell)
+        _note(report, job)
+        report.loss = _loss(job)
+        if job.phase == "Succeeded":
+            for item in _committed(mesh.client, job):
+                closing, total = item.snapshot == job.snapshot, job.progress.total
+                report.judgements.append(
+                    judge_ledgers(Path(item.uri), total, snapshot=item.snapshot, closing=closing)
+                )
+    except MeshError as error:
+        report.problems.append(str(error))
+    delta = report.loss_delta_sd
+    if delta is not None and not delta <= MOST_SD:
+        report.problems.append(f"the loss is {delta:.1f} standard deviations from undisturbed runs")
+    report.pushes = dict(mesh.proxy.done)
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _variant(spec: Mapping[str, Any], suffix: str, seed: int) -> dict[str, Any]:
+    """Of another name and seed, not registered, and not given up for its deaths."""
+    training = dict(spec.get("training", {})) | {"seed": seed}
+    return dict(spec) | {
+        "name": f"{spec['name']}-{suffix}"[:63], "training": training, "export": None, "backoff_limit": 100_000,
+    }
+
+
+def _loss(job: Job) -> float:
+    return job.metrics.get("eval_loss", job.metrics.get("loss", math.nan))
 
 
 def _disturb(
     mesh: Mesh, job_id: str, report: Report, *, kills: int, seed: int, pace: Path | None, tell: Tell
 ) -> None:
-    mesh.gates.mkdir(exist_ok=True)
+    mesh.proxy.rouse()
     victims = Victims(mesh.run_dir, job_id, gates=mesh.gates, ports=mesh.ports)
     scene = Scene(mesh.client, job_id, victims, pace, mesh.is_ready)
-    Harness(scene, report, tell=tell).carry_out(schedule(kills, seed=seed))
+    try:
+        Harness(scene, report, tell=tell).carry_out(schedule(kills, seed=seed))
+    finally:
+        mesh.proxy.calm()
 
 
 def _ended(client: Client, job_id: str, tell: Tell) -> Job:
@@ -138,9 +195,3 @@ def _committed(client: Client, job: Job, *, within_s: float = 60.0) -> list[Chec
                 raise NotFound(f"job {job.job_id} has no committed snapshot")
             return sorted(found, key=lambda item: item.snapshot)
         time.sleep(_POLL_S)
-
-
-def worst(report: Report) -> Judgement | None:
-    """The snapshot with the most differences, if any is wrong."""
-    wrong = [judgement for judgement in report.judgements if not judgement.is_right]
-    return max(wrong, key=lambda j: j.lost + j.doubled + j.faults, default=None)

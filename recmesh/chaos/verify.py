@@ -104,6 +104,29 @@ def judge_folder(folder: Path, truth: Truth, *, snapshot: int, closing: bool = F
     return made
 
 
+def judge_ledgers(folder: Path, total: int, *, snapshot: int, closing: bool) -> Judgement:
+    """Of a job whose rows nobody can foretell: each slot held once, and at the end every position in its ledger."""
+    made = Judgement(snapshot)
+    try:
+        documents = [open_part(str(path)).document for path in sorted(folder.glob("ps-*"))]
+    except (OSError, SnapshotError) as error:
+        made.fault(f"the snapshot cannot be read: {error}")
+        return made
+    held, whole = np.zeros(SLOTS, np.int64), np.ones(total, np.bool_)
+    for document in documents:
+        made.rows += document.rows
+        for group in document.groups:
+            held += group.slots
+            applied = _mask(group.ledger, total, made)
+            whole &= applied
+            if closing and not applied.all():
+                made.fault(f"ps {document.ps}: the ledger lacks {int((~applied).sum())} of {total} positions")
+    if (held != 1).any():
+        made.fault(f"snapshot {snapshot}: the slots {to_runs(held != 1)} are not held exactly once")
+    made.positions, made.is_full = int(whole.sum()), bool(whole.all())
+    return made
+
+
 def _judge(parts: Sequence[Part], truth: Truth, made: Judgement, voids: Ledger, closing: bool) -> None:
     held = np.zeros(SLOTS, np.int64)
     whole = np.ones(truth.total, np.bool_)

@@ -49,7 +49,7 @@ def chaos_mesh(*, seed: int, broken: str = "", timeout_s: float = 180.0, keep: b
                 client=client, folder=root, run_dir=home.run,
                 ports={name: started.ports[name] for name in ("nats", "valkey")},
                 nats_url=f"nats://127.0.0.1:{started.ports['nats']}", nats_token=home.secrets()["nats"],
-                is_ready=lambda name: _is_ready(home, name), done_to_pushes=proxy.done,
+                is_ready=lambda name: _is_ready(home, name), proxy=proxy,
             )
     finally:
         stop.down(home)
