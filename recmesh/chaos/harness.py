@@ -22,11 +22,11 @@ FAST_S, STEADY_S, SLOW_S = 0.0, 0.04, 0.5
 """Seconds of a step: when nothing more is disturbed, usually, and when the data would not last."""
 SLOW_FROM = 0.7
 """The share of the data that is trained at the usual pace at most."""
-GATE_S = 20.0
-"""Within which an armed gate must hold."""
+GATE_S = 45.0
+"""Within which an armed gate must hold, a rollback on a busy machine included."""
 TORN_S = 0.05
 """Between the gate's hold and the kill: what the gate parted has happened on its far side by then."""
-HEAL_S = 90.0
+HEAL_S = 180.0
 _POLL_S = 0.1
 
 
@@ -64,20 +64,21 @@ class Harness:
                 time.sleep(strike.after_s)
                 self._tell(f"{number:3d}/{len(strikes)}  {strike}  · {job.progress.share:.0%} trained, "
                            f"generation {job.gen}, snapshot {job.snapshot}")
-                self._strike(strike)
-                if strike.patient:
+                was_hit = self._strike(strike)
+                if strike.patient or not was_hit:
                     self._healed(strike)
         finally:
             self._set_pace(FAST_S)
 
     # ---- one strike
 
-    def _strike(self, strike: Strike) -> None:
+    def _strike(self, strike: Strike) -> bool:
+        """Whether it was carried out."""
         if not strike.gate:
             process = self._alive(strike.who)
             if process is not None:
                 self._hit(strike, process, held=None)
-            return
+            return process is not None
         self._victims.arm(strike.who, strike.gate)
         if strike.trigger and (first := self._alive(strike.trigger)) is not None:
             self._kill(first, strike.trigger.partition("-")[0])
@@ -85,10 +86,11 @@ class Harness:
         if held is None:
             self._report.missed.append(f"{strike}: not reached within {GATE_S:g} s")
             self._tell(f"         {strike.gate} was not reached")
-            return
+            return False
         time.sleep(TORN_S)
         self._hit(strike, held.process, held=held)
         self._victims.let_go(strike.who, strike.gate)
+        return True
 
     def _hit(self, strike: Strike, process: ProcessHandle, *, held: Held | None) -> None:
         if strike.how == "stop":
