@@ -32,7 +32,7 @@ GATED_SHARE = 0.1
 """Of all kills, at gates of each target; what is left is killed at random."""
 STOP_S: Mapping[str, float] = {"worker": 4.5, "ps": 4.0, "jobmaster": 5.0}
 """How long a stopped process stays so: a worker beyond its lease, a jobmaster beyond its leadership. Others: 3 s."""
-PS_DEAD_S = 9.0
+PS_DEAD_S = 12.0
 """A parameter server that is silent for so long is taken for dead, and replaced while it is stopped."""
 
 
