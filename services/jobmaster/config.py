@@ -26,6 +26,16 @@ class JobmasterSettings(ServiceSettings):
     """A worker that trains nothing for so long, though there is work, is replaced; 0: never."""
     drain_s: float = Field(default=30.0, gt=0)
     snapshot_timeout_s: float = Field(default=900.0, gt=0)
+    hot_window_s: float = Field(default=15.0, ge=0)
+    """Loads of parameter servers are compared over so long; 0: never."""
+    hot_ratio: float = Field(default=2.0, gt=1)
+    """So many times the load of its peers' median makes a parameter server hot, ..."""
+    hot_wait_share: float = Field(default=0.3, ge=0)
+    """... while calls to parameter servers take this part of a worker's step."""
+    hot_pause_s: float = Field(default=30.0, ge=0)
+    """After a decision on a hot parameter server the next one waits so long."""
+    replacement_s: float = Field(default=10.0, ge=0)
+    """A parameter server that must go waits so long for its replacement; then the others take its slots."""
     leader_ttl_s: float = Field(default=6.0, ge=1.0)
     """A jobmaster that has not renewed its lease for so long is replaced by another."""
     max_live_jobs: int = Field(default=1000, gt=0)
@@ -38,8 +48,10 @@ class JobmasterSettings(ServiceSettings):
         """What the rules use."""
         return Limits(
             heartbeat_s=self.heartbeat_s, silence_s=self.silence_s, start_grace_s=self.start_grace_s,
-            warm_up_s=self.warm_up_s, retry_ceiling_s=self.retry_ceiling_s, stall_s=self.stall_s,
-            drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
+            warm_up_s=self.warm_up_s, retry_ceiling_s=self.retry_ceiling_s,
+            stall_s=self.stall_s, drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
+            hot_window_s=self.hot_window_s, hot_ratio=self.hot_ratio, hot_wait_share=self.hot_wait_share,
+            hot_pause_s=self.hot_pause_s, replacement_s=self.replacement_s,
         )
 
     @property

@@ -103,7 +103,7 @@ def beat(request: jobmaster_pb2.HeartbeatRequest, *, at: float) -> Beat:
         step=StepTimes(step.data_s, step.pull_s, step.compute_s, step.push_s, step.total_s, step.steps),
         loss=request.loss, auc=request.auc, window_samples=request.window_samples,
         memory_bytes=request.memory_bytes, cpu_s=request.cpu_s, rows=request.rows, busy_s=request.busy_s,
-        skipped_nan=request.skipped_nan, note=request.note,
+        skipped_nan=request.skipped_nan, note=request.note, draining=request.draining,
     )
 
 

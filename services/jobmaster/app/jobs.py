@@ -260,7 +260,7 @@ class Jobs:
     async def scale(self, job_id: str, *, role: str, replicas: int, clear: bool) -> Run:
         """Pins the number of a role's processes, or lifts the pin."""
         run = self.run_of(job_id)
-        check_scale(run.spec, run.record, role, replicas, clear=clear)
+        check_scale(run.spec, role, replicas, clear=clear)
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
             raise FailedPrecondition(f"job {job_id} trains no more", reason="JOB_ENDED")
 
@@ -323,8 +323,8 @@ class Jobs:
         return history[-limit:] if limit else history
 
 
-def check_scale(spec: TrainingJob, record: RunRecord, role: str, replicas: int, *, clear: bool) -> None:
-    """InvalidArgument or FailedPrecondition with the reason; nothing when it may be done."""
+def check_scale(spec: TrainingJob, role: str, replicas: int, *, clear: bool) -> None:
+    """InvalidArgument with the reason; nothing when it may be done."""
 
     def refuse(path: str, reason: str) -> InvalidArgument:
         what = role or "this role"
@@ -332,12 +332,6 @@ def check_scale(spec: TrainingJob, record: RunRecord, role: str, replicas: int, 
 
     if role not in ("ps", "worker", "evaluator"):
         raise refuse("role", f"{role!r} is no role that can be scaled; worker, ps and evaluator are")
-    if role == "ps" and record.gen > 0 and (clear or replicas != len(record.members)):
-        raise FailedPrecondition(
-            "the number of parameter servers cannot change while a job trains: its slots are placed on "
-            f"{len(record.members)}",
-            reason="PS_COUNT_FIXED",
-        )
     if clear:
         return
     bounds = getattr(spec.roles, role)

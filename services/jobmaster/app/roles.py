@@ -106,9 +106,20 @@ class Roles:
         run.vitals.hear((role, index), beat)
         if run.status.ending is not None or (record.phase == "closed" and role != "finisher"):
             return Answer("exit", record.gen, record.map_version, record.phase)
+        if role == "ps" and beat.draining and state.stage == "running" and not state.leaving:
+            self._notice(run, state)
         if state.stage == "draining":
             return Answer("drain", record.gen, record.map_version, record.phase)
         return answer
+
+    def _notice(self, run: Run, state: RoleState) -> None:
+        """A parameter server whose machine goes away is replaced first; it leaves when its slots have."""
+        why = "its machine asks it to go"
+        run.put_role(state.model_copy(update={"leaving": why, "leaving_since": run.context.clock.now()}))
+        run.telling.decided(
+            about=f"ps {state.index}", seen=why, decided="another process takes over its slots"
+        )
+        run.wake()
 
     async def record(self, job_id: str, *, newer_than_gen: int, wait_s: float) -> RunRecord:
         """The record; with a wait, as soon as a newer generation is open or the job is over."""

@@ -28,12 +28,13 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
     asked, samples = run.job.intent.checkpoint, run.status.samples
     if label == "finish":
         await run.change_record(lambda record: records.finishing(record, term=record.term))
+    await run.no_move_pending()
     record = await run.change_record(lambda now: records.mark(now, term=now.term, gen=now.gen))
     number = record.marking
     gate("jobmaster.mark", f"snapshot {number}")
     try:
         await run.context.peers.checkpoints.begin(
-            run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.members],
+            run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.owning],
             label=label,
         )
         cuts = await _mark(run, record, number)
@@ -60,7 +61,7 @@ async def _mark(run: Run, record: RunRecord, number: int) -> list[Cut]:
             member.address, ps=member.ps, job_id=run.job_id, gen=record.gen, term=record.term, snapshot=number
         )
 
-    return list(await asyncio.gather(*map(mark, record.members)))
+    return list(await asyncio.gather(*map(mark, record.owning)))
 
 
 async def _stored(run: Run, number: int) -> None:
@@ -194,7 +195,7 @@ async def abort(run: Run, number: int, *, gen: int, reason: str) -> None:
         except MeshError as error:
             logger.warning("job %s: PS %d still marks %d: %s", run.job_id, member.ps, number, error.message)
 
-    await asyncio.gather(*map(forget, record.members), _abort_at_ckptcache(run, number, reason))
+    await asyncio.gather(*map(forget, record.owning), _abort_at_ckptcache(run, number, reason))
 
 
 async def _abort_at_ckptcache(run: Run, number: int, reason: str) -> None:
@@ -210,6 +211,7 @@ async def quarantine(run: Run) -> None:
         batches = run.quarantine
         if not batches:
             return
+        await run.no_move_pending()
         record = await run.change_record(
             lambda now: records.void(now, term=now.term, gen=now.gen, batches=batches)
         )
@@ -221,7 +223,7 @@ async def quarantine(run: Run) -> None:
             member.address, job_id=run.job_id, gen=record.gen, term=record.term, batches=record.pending_voids
         )
 
-    answers = await asyncio.gather(*map(void, record.members))
+    answers = await asyncio.gather(*map(void, record.owning))
     partly = dict.fromkeys(interval for answer in answers for interval in answer)
     await run.change_record(
         lambda now: records.voided(now, term=record.term, gen=record.gen, partly_applied=tuple(partly))
@@ -252,11 +254,17 @@ def tell_set_aside(run: Run) -> None:
 
 
 async def live_ledger(run: Run) -> tuple[Ledger, int]:
-    """(positions applied by all servers now, newest lease epoch that any has seen)."""
-    record, servers = run.record, run.context.peers.servers
-    if not record.members:
-        raise Unavailable("no generation is open")
-    answers = await asyncio.gather(
-        *(servers.ledgers(member.address, job_id=run.job_id, gen=record.gen) for member in record.members)
-    )
-    return intersection([ledger for ledger, _ in answers]), max(epoch for _, epoch in answers)
+    """(positions applied by all servers now, newest lease epoch that any has seen).
+
+    Of one version of the map: slots that are between two servers are in nobody's answer.
+    """
+    servers = run.context.peers.servers
+    while True:
+        record = await run.no_move_pending()
+        if not record.members:
+            raise Unavailable("no generation is open")
+        answers = await asyncio.gather(
+            *(servers.ledgers(member.address, job_id=run.job_id, gen=record.gen) for member in record.owning)
+        )
+        if run.record.map_version == record.map_version and not run.record.moving:
+            return intersection([ledger for ledger, _ in answers]), max(epoch for _, epoch in answers)

@@ -72,6 +72,15 @@ class Telling:
         data = catalog.JobScaled(role=role, from_replicas=before, to_replicas=after, reason=reason)
         self._tell(catalog.JOB_SCALED, data)
 
+    def slots_moved(self, data: catalog.JobSlotsMoved) -> None:
+        """Slots have another parameter server."""
+        self._tell(catalog.JOB_SLOTS_MOVED, data)
+
+    def decided(self, *, about: str, seen: str, decided: str) -> None:
+        """Something was seen, and this is done about it."""
+        data = catalog.JobDecided(about=about, seen=seen[:MAX_TEXT], decided=decided[:MAX_TEXT])
+        self._tell(catalog.JOB_DECIDED, data)
+
     def role_started(self, role: RoleState) -> None:
         """A process was started."""
         data = catalog.JobRoleStarted(

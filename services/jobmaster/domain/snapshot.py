@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from services.jobmaster.domain.ledgers import Interval, Ledger, intersection, normal, trained
-from services.jobmaster.domain.record import SLOTS
+from services.jobmaster.domain.placement import SLOTS
 
 NO_SLOTS = bytes(SLOTS // 8)
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from recmesh.formats import SlotMask
 from recmesh.runtime.errors import FailedPrecondition, MeshError, MeshFault, Unavailable
+from recmesh.trainer.ps.changes import ChangeLog
 from recmesh.trainer.ps.ledger import Cut
 from recmesh.trainer.ps.model import Model
 from recmesh.trainer.ps.moves.cargo import Cargo, InstallOrder, StageOrder, TableCargo, Target
-from recmesh.trainer.ps.changes import ChangeLog
 from recmesh.trainer.ps.moves.home import joined, read_changes
 
 log = logging.getLogger(__name__)

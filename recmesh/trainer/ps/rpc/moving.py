@@ -88,7 +88,8 @@ def stage_request(order: StageOrder, *, job_id: str) -> pb.StageRequest:
     return pb.StageRequest(
         job_id=job_id, gen=order.gen, move=order.move, source=order.source, incarnation=order.incarnation,
         sequence=order.sequence, slots=b"" if order.slots is None else to_bitmap(order.slots),
-        model_json="" if order.content is None else _model_json(order.content), rows=_rows(order.cargo), chunks=_chunks(order.cargo))
+        model_json="" if order.content is None else _model_json(order.content),
+        rows=_rows(order.cargo), chunks=_chunks(order.cargo))
 
 
 def stage_order(request: pb.StageRequest) -> StageOrder:
