@@ -2,13 +2,14 @@
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from recmesh.chaos.report import Report
-from recmesh.chaos.schedule import STORES, Strike
+from recmesh.chaos.schedule import MOVING, NEED_A_MOVE, STORES, Strike
 from recmesh.chaos.victims import Held, Victims
 from recmesh.client.rest import Client
 from recmesh.client.views import Job
@@ -79,7 +80,10 @@ class Harness:
             if process is not None:
                 self._hit(strike, process, held=None)
             return process is not None
-        self._victims.arm(strike.who, strike.gate)
+        if strike.gate in NEED_A_MOVE:
+            strike = self._move(strike)
+        else:
+            self._victims.arm(strike.who, strike.gate)
         if strike.trigger and (first := self._alive(strike.trigger)) is not None:
             self._kill(first, strike.trigger.partition("-")[0])
         held = self._victims.held(strike.who, strike.gate, within_s=GATE_S)
@@ -91,6 +95,17 @@ class Harness:
         self._hit(strike, held.process, held=held)
         self._victims.let_go(strike.who, strike.gate)
         return True
+
+    def _move(self, strike: Strike) -> Strike:
+        """Arms the gate, then has a third parameter server come, or go; whoever will stand at the gate is struck."""
+        job = self._job()
+        grows = job.wanted.get("ps", 2) <= 2
+        if strike.gate in MOVING:
+            strike = replace(strike, who=MOVING[strike.gate][not grows])
+        self._victims.arm(strike.who, strike.gate)
+        patiently(lambda: self._scene.client.scale(self._scene.job_id, "ps", 3 if grows else 2))
+        self._report.scalings += 1
+        return strike
 
     def _hit(self, strike: Strike, process: ProcessHandle, *, held: Held | None) -> None:
         if strike.how == "stop":
@@ -151,9 +166,8 @@ class Harness:
         job = self._job()
         if job.over or job.progress.share >= 1.0:
             return True
-        running = {(role.role, role.index) for role in job.roles if role.state == "running"}
-        wanted = {(role.role, role.index) for role in job.roles if role.role in ("worker", "ps")}
-        return job.phase == "Running" and wanted <= running
+        running = Counter(role.role for role in job.roles if role.state == "running")
+        return job.phase == "Running" and all(running[role] >= job.wanted.get(role, 1) for role in ("worker", "ps"))
 
     def _until(self, holds: Callable[[], bool], *, what: str, within_s: float) -> None:
         deadline = time.monotonic() + within_s

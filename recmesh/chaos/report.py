@@ -27,6 +27,8 @@ class Report:
     """What the proxy did to them, by action."""
     missed: list[str] = field(default_factory=list)
     """Strikes that were not carried out, with the reason."""
+    scalings: int = 0
+    """How often another number of parameter servers was asked for."""
     phase: str = ""
     reason: str = ""
     samples: int = 0
@@ -87,7 +89,7 @@ class Report:
             "pushes": self.pushes,
             "loss": None if math.isnan(self.loss) else self.loss, "undisturbed_losses": self.undisturbed_losses,
             "loss_delta_sd": self.loss_delta_sd,
-            "phase": self.phase, "samples": self.samples, "total": self.total, "rollbacks": self.rollbacks,
+            "scalings": self.scalings, "phase": self.phase, "samples": self.samples, "total": self.total, "rollbacks": self.rollbacks,
             "requeues": self.requeues, "quarantined": self.quarantined, "seconds": round(self.seconds, 1),
             "snapshots": [asdict(judgement) for judgement in self.judgements],
         }

@@ -15,10 +15,13 @@ REQUESTS = "requests"
 """The gate of a store, which has none inside: it is stopped, and killed once requests wait in its sockets."""
 GATES: Mapping[str, Sequence[str]] = {
     "worker": ("worker.push", "worker.acked"),
-    "ps": ("ps.apply", "ps.rows", "ps.ack", "ps.claim", "ps.mark", "ps.part", "ps.restore"),
+    "ps": (
+        "ps.apply", "ps.rows", "ps.ack", "ps.claim", "ps.mark", "ps.part", "ps.restore", "ps.freeze", "ps.install",
+    ),
     "shardsvc": ("shardsvc.lease", "shardsvc.renew", "shardsvc.open"),
     "jobmaster": (
         "jobmaster.mark", "jobmaster.commit", "jobmaster.committed", "jobmaster.rollback", "jobmaster.opened",
+        "jobmaster.freeze", "jobmaster.publish",
     ),
     "ckptcache": ("ckptcache.part", "ckptcache.stored", "ckptcache.commit"),
     "nats": (REQUESTS,),
@@ -28,8 +31,11 @@ GATES: Mapping[str, Sequence[str]] = {
 NEED_A_ROLLBACK = frozenset({"ps.restore", "shardsvc.open", "jobmaster.rollback", "jobmaster.opened"})
 """Gates that are reached only after a parameter server was lost."""
 
-GATED_SHARE = 0.1
-"""Of all kills, at gates of each target; what is left is killed at random."""
+NEED_A_MOVE = frozenset({"ps.freeze", "ps.install", "jobmaster.freeze", "jobmaster.publish"})
+"""Gates that are reached only while slots move: another number of parameter servers is asked for."""
+MOVING: Mapping[str, tuple[str, str]] = {"ps.freeze": ("ps-0", "ps-2"), "ps.install": ("ps-2", "ps-0")}
+"""Who stands at the gate when a third parameter server comes, and when it goes."""
+
 STOP_S: Mapping[str, float] = {"worker": 4.5, "ps": 4.0, "jobmaster": 5.0}
 """How long a stopped process stays so: a worker beyond its lease, a jobmaster beyond its leadership. Others: 3 s."""
 PS_DEAD_S = 12.0

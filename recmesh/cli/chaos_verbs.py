@@ -96,7 +96,7 @@ def _print(report: "Report") -> None:
     print()
     output.print_fields({
         "job": f"{report.phase}, {report.samples:,} of {report.total:,} samples, {report.rollbacks} rollbacks, "
-               f"{report.requeues} requeues",
+               f"{report.requeues} requeues, {report.scalings} scalings",
         "pushes": ", ".join(f"{count} {action}" for action, count in sorted(report.pushes.items())),
         "loss": "" if math.isnan(report.loss) else _losses(report),
         "seed": str(report.seed), "seconds": f"{report.seconds:.0f}",

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from recmesh.chaos.schedule import GATES, NEED_A_ROLLBACK, REQUESTS, TARGETS, schedule
+from recmesh.chaos.schedule import GATES, NEED_A_MOVE, NEED_A_ROLLBACK, REQUESTS, TARGETS, schedule
 from recmesh.runtime import gates
 
 
@@ -26,7 +26,8 @@ def test_a_seed_gives_one_schedule() -> None:
 def test_gates_exist_and_belong_to_their_target() -> None:
     for target, names in GATES.items():
         assert all(name == REQUESTS or (name in gates.GATES and name.startswith(f"{target}.")) for name in names)
-    assert set(gates.GATES) >= NEED_A_ROLLBACK
+    assert {name for names in GATES.values() for name in names} - {REQUESTS} == set(gates.GATES)
+    assert set(gates.GATES) >= NEED_A_ROLLBACK | NEED_A_MOVE
 
 
 def test_a_gate_behind_a_rollback_names_who_dies_for_it() -> None:
