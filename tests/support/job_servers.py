@@ -339,11 +339,10 @@ class FakeServers:
             source.since = map_version
         await self._answers("resume")
 
-    async def free(self, address: str, order: MoveOrder) -> int:
+    async def free(self, address: str, order: MoveOrder) -> None:
         source = await self._arrives("free", address, order)
         source.sending.pop(order.move, None)
         await self._answers("free")
-        return 10
 
 
 def _bits(slots: Slots) -> bytes:

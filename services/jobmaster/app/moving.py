@@ -180,8 +180,7 @@ async def _free(run: Run, record: RunRecord, move: SlotMove) -> None:
     """The source's rows are of no more use; should it never hear of it, the next jobmaster's takeover tells it."""
     source = _member(record, move.source)
     try:
-        rows = await run.context.peers.servers.free(source.address, _order(run, record, move.number))
-        logger.info("job %s: PS %d freed %d rows", run.job_id, source.ps, rows)
+        await run.context.peers.servers.free(source.address, _order(run, record, move.number))
     except MeshError as error:
         logger.warning("job %s: PS %d keeps rows of move %d: %s", run.job_id, source.ps, move.number, error.message)
 

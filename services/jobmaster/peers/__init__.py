@@ -285,8 +285,8 @@ class Servers(Protocol):
         """To the source: take the slots back under this version; 0: they were never frozen, forget the copy."""
         ...
 
-    async def free(self, address: str, order: MoveOrder) -> int:
-        """To the source: rows freed, now that the map says the slots are the target's."""
+    async def free(self, address: str, order: MoveOrder) -> None:
+        """To the source: the map says the slots are the target's, and their rows may go."""
         ...
 
     def forget(self, address: str) -> None:

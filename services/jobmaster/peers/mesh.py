@@ -276,10 +276,10 @@ class GrpcServers:
         )
         await self._stub(address).Resume(request, timeout=QUICK_S)
 
-    async def free(self, address: str, order: MoveOrder) -> int:
+    async def free(self, address: str, order: MoveOrder) -> None:
         """See `peers.Servers`."""
         request = ps_pb2.FreeRequest(job_id=order.job_id, gen=order.gen, term=order.term, move=order.move)
-        return int((await self._stub(address).Free(request, timeout=60.0)).rows)
+        await self._stub(address).Free(request, timeout=QUICK_S)
 
 
 class GrpcBrain:
