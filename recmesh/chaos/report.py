@@ -89,7 +89,8 @@ class Report:
             "pushes": self.pushes,
             "loss": None if math.isnan(self.loss) else self.loss, "undisturbed_losses": self.undisturbed_losses,
             "loss_delta_sd": self.loss_delta_sd,
-            "scalings": self.scalings, "phase": self.phase, "samples": self.samples, "total": self.total, "rollbacks": self.rollbacks,
+            "scalings": self.scalings,
+            "phase": self.phase, "samples": self.samples, "total": self.total, "rollbacks": self.rollbacks,
             "requeues": self.requeues, "quarantined": self.quarantined, "seconds": round(self.seconds, 1),
             "snapshots": [asdict(judgement) for judgement in self.judgements],
         }
