@@ -19,10 +19,9 @@ from recmesh.runtime.process import ProcessHandle
 T = TypeVar("T")
 Tell = Callable[[str], None]
 
-FAST_S, STEADY_S, SLOW_S = 0.0, 0.04, 0.5
-"""Seconds of a step: when nothing more is disturbed, usually, and when the data would not last."""
-SLOW_FROM = 0.7
-"""The share of the data that is trained at the usual pace at most."""
+FAST_S, STEADY_S, SLOW_S = 0.0, 0.04, 0.25
+"""Seconds of a step: when nothing more is disturbed, usually, and when the data would not last: while a gate is waited
+for, and while more of the data is trained than of the strikes carried out."""
 GATE_S = 45.0
 """Within which an armed gate must hold, a rollback on a busy machine included."""
 TORN_S = 0.05
@@ -50,6 +49,8 @@ class Harness:
     def __init__(self, scene: Scene, report: Report, *, tell: Tell) -> None:
         self._scene, self._report, self._tell = scene, report, tell
         self._victims = scene.victims
+        self._due = 0.0
+        """The share of strikes that are carried out."""
         self._set_pace(STEADY_S)
 
     def carry_out(self, strikes: list[Strike]) -> None:
@@ -57,6 +58,7 @@ class Harness:
         try:
             self._until(self._trains, what="the job to train", within_s=HEAL_S)
             for number, strike in enumerate(strikes, 1):
+                self._due = number / len(strikes)
                 job = self._job()
                 if job.over or job.progress.share >= 1.0:
                     left = len(strikes) - number + 1
@@ -86,6 +88,7 @@ class Harness:
             self._victims.arm(strike.who, strike.gate)
         if strike.trigger and (first := self._alive(strike.trigger)) is not None:
             self._kill(first, strike.trigger.partition("-")[0])
+        self._set_pace(SLOW_S)
         held = self._victims.held(strike.who, strike.gate, within_s=GATE_S)
         if held is None:
             self._report.missed.append(f"{strike}: not reached within {GATE_S:g} s")
@@ -178,8 +181,7 @@ class Harness:
 
     def _job(self) -> Job:
         job = patiently(lambda: self._scene.client.job(self._scene.job_id))
-        if job.progress.share >= SLOW_FROM:
-            self._set_pace(SLOW_S)
+        self._set_pace(STEADY_S if job.progress.share < 0.8 * self._due else SLOW_S)
         return job
 
     def _set_pace(self, step_s: float) -> None:
