@@ -26,7 +26,7 @@ GATE_S = 45.0
 """Within which an armed gate must hold, a rollback on a busy machine included."""
 TORN_S = 0.05
 """Between the gate's hold and the kill: what the gate parted has happened on its far side by then."""
-HEAL_S = 180.0
+HEAL_S = 300.0
 _POLL_S = 0.1
 
 

@@ -19,7 +19,7 @@ from recmesh.runtime.rpc.detour import PROXY
 from recmesh.trainer.breaking import VARIABLE, check_rule
 
 QUICK_TO_NOTICE = {
-    "RECMESH_SILENCE_S": "8", "RECMESH_WARM_UP_S": "25", "RECMESH_START_GRACE_S": "30", "RECMESH_LEASE_TTL_S": "3",
+    "RECMESH_SILENCE_S": "8", "RECMESH_WARM_UP_S": "25", "RECMESH_START_GRACE_S": "60", "RECMESH_LEASE_TTL_S": "3",
     "RECMESH_LEADER_TTL_S": "2", "RECMESH_RETRY_CEILING_S": "2",
 }
 """So that what is stopped for seconds is taken for dead, and a start on a busy machine is not."""
