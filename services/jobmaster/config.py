@@ -18,6 +18,10 @@ class JobmasterSettings(ServiceSettings):
     heartbeat_s: float = Field(default=1.0, gt=0)
     silence_s: float = Field(default=20.0, gt=0)
     start_grace_s: float = Field(default=180.0, gt=0)
+    warm_up_s: float = Field(default=90.0, gt=0)
+    """Silence that is borne in the first `start_grace_s` of a process."""
+    retry_ceiling_s: float = Field(default=60.0, gt=0)
+    """The longest wait before a role that keeps dying is started again."""
     stall_s: float = Field(default=600.0, ge=0)
     """A worker that trains nothing for so long, though there is work, is replaced; 0: never."""
     drain_s: float = Field(default=30.0, gt=0)
@@ -66,6 +70,7 @@ class JobmasterSettings(ServiceSettings):
         """What the rules use."""
         return Limits(
             heartbeat_s=self.heartbeat_s, silence_s=self.silence_s, start_grace_s=self.start_grace_s,
+            warm_up_s=self.warm_up_s, retry_ceiling_s=self.retry_ceiling_s,
             stall_s=self.stall_s, drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
             hot_window_s=self.hot_window_s, hot_ratio=self.hot_ratio, hot_wait_share=self.hot_wait_share,
             hot_pause_s=self.hot_pause_s, replacement_s=self.replacement_s,

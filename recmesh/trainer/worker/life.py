@@ -88,6 +88,7 @@ class Terms:
     batch_size: int
     in_flight: int
     read_ahead: int = 2
+    fleet: type[Fleet] = Fleet
 
 
 class Life:
@@ -113,7 +114,7 @@ class Life:
         """shardsvc has nothing left for anyone."""
         self._terms, self._shards, self._runs, self._reader = terms, shards, runs, reader
         self._declaration, self._meter = declaration, meter
-        self._fleet = Fleet(connect, record)
+        self._fleet = terms.fleet(connect, record)
         self._closing = threading.Event()
         self._map_lock = threading.Lock()
         self._lock = threading.Lock()

@@ -136,7 +136,7 @@ def _phase(at: Situation) -> list[Action]:
         return [Move(Phase.RUNNING, "ScalingEnded")] if phase is Phase.SCALING else []
     wanted = server_places(at)
     is_placed = fleet.is_settled(at.record, status, wanted)
-    if phase is Phase.RUNNING and (count != status.settled_workers or not is_placed):
+    if phase is Phase.RUNNING and not at.seen.drained and (count != status.settled_workers or not is_placed):
         return [Move(Phase.SCALING, "Scaling", _scaling(at, count, wanted))]
     count += backups(status.slow)
     settled = sum(role.stage != "draining" for role in workers) == len(workers) == count == len(running)
