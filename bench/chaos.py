@@ -15,6 +15,8 @@ KILLS, QUICK_KILLS = 200, 21
 CONTROL_KILLS = 3
 LOSS_KILLS, QUICK_LOSS_KILLS = 20, 4
 LOSS_RUNS, QUICK_LOSS_RUNS = 5, 3
+LOSS_DATA, QUICK_LOSS_DATA = (0.4, 4), (0.1, 3)
+"""Share of the flights, and epochs."""
 
 
 def run(*, quick: bool) -> Result:
@@ -26,7 +28,7 @@ def run(*, quick: bool) -> Result:
     kills = QUICK_KILLS if quick else KILLS
     main = _counting(kills, broken="")
     control = _counting(CONTROL_KILLS, broken="dedup")
-    loss = _loss(QUICK_LOSS_KILLS if quick else LOSS_KILLS, QUICK_LOSS_RUNS if quick else LOSS_RUNS)
+    loss = _loss(quick)
     for problem in [*main.problems, *loss.problems]:
         say(f"wrong: {problem}")
     delta = loss.loss_delta_sd
@@ -43,7 +45,7 @@ def run(*, quick: bool) -> Result:
         "seed": SEED, "gates": dict(main.gates), "pushes": main.pushes, "missed": main.missed,
         "control": f"deduplication off, {sum(control.kills.values())} kills: lost {control.lost}, "
                    f"doubled {control.doubled}",
-        "loss": loss.loss, "undisturbed_losses": loss.undisturbed_losses, "loss_missed": loss.missed,
+        "loss_data": QUICK_LOSS_DATA if quick else LOSS_DATA, "loss": loss.loss, "undisturbed_losses": loss.undisturbed_losses, "loss_missed": loss.missed,
         "quick": f"{QUICK_KILLS} kills instead of {KILLS}, {QUICK_LOSS_RUNS} runs for the loss instead of {LOSS_RUNS}"
                  if quick else "",
     })
@@ -55,20 +57,21 @@ def _counting(kills: int, *, broken: str) -> Report:
         return chaos_on_counts(mesh, kills=kills, seed=SEED, tell=say)
 
 
-def _loss(kills: int, runs: int) -> Report:
+def _loss(quick: bool) -> Report:
+    kills, runs = (QUICK_LOSS_KILLS, QUICK_LOSS_RUNS) if quick else (LOSS_KILLS, LOSS_RUNS)
     say(f"DCN-v2 on the flights, {kills} kills, {runs} runs without faults")
     with chaos_mesh(seed=SEED) as mesh:
-        return chaos_on_job(mesh, _flights(), kills=kills, seed=SEED, undisturbed=runs, tell=say)
+        return chaos_on_job(mesh, _flights(*(QUICK_LOSS_DATA if quick else LOSS_DATA)), kills=kills, seed=SEED, undisturbed=runs, tell=say)
 
 
-def _flights() -> dict[str, Any]:
+def _flights(share: float, epochs: int) -> dict[str, Any]:
     names = ("origin", "destination", "route", "hour")
     file = str(ROOT / "examples" / "flights" / "flights.parquet")
     return {
         "name": "flights",
         "model": {"zoo": "torch_dcn_v2", "params": {"embedding_dim": 8, "cross_layers": 1, "hidden": [32]}},
         "data": {
-            "source": {"format": "parquet", "files": [file], "rows": [0.0, 0.4]},
+            "source": {"format": "parquet", "files": [file], "rows": [0.0, share]},
             "label": "late",
             "features": [
                 *({"name": name} for name in names), {"name": "distance", "kind": "dense", "transform": "log1p"},
@@ -76,7 +79,7 @@ def _flights() -> dict[str, Any]:
             "task_rows": 4096,
         },
         "evaluation": {"rows": [0.8, 1.0], "max_rows": 50_000},
-        "training": {"batch_size": 256, "epochs": 3, "shard_batches": 8, "optimizer": {"kind": "adagrad", "lr": 0.02}},
+        "training": {"batch_size": 256, "epochs": epochs, "shard_batches": 8, "optimizer": {"kind": "adagrad", "lr": 0.02}},
         "roles": {"ps": {"replicas": 2}, "worker": {"replicas": 2}},
         "checkpoint": {"every_s": 3, "keep": 10},
     }
