@@ -45,7 +45,8 @@ def run(*, quick: bool) -> Result:
         "seed": SEED, "gates": dict(main.gates), "pushes": main.pushes, "missed": main.missed,
         "control": f"deduplication off, {sum(control.kills.values())} kills: lost {control.lost}, "
                    f"doubled {control.doubled}",
-        "loss_data": QUICK_LOSS_DATA if quick else LOSS_DATA, "loss": loss.loss, "undisturbed_losses": loss.undisturbed_losses, "loss_missed": loss.missed,
+        "loss_data": QUICK_LOSS_DATA if quick else LOSS_DATA, "loss": loss.loss,
+        "undisturbed_losses": loss.undisturbed_losses, "loss_missed": loss.missed,
         "quick": f"{QUICK_KILLS} kills instead of {KILLS}, {QUICK_LOSS_RUNS} runs for the loss instead of {LOSS_RUNS}"
                  if quick else "",
     })
@@ -59,9 +60,10 @@ def _counting(kills: int, *, broken: str) -> Report:
 
 def _loss(quick: bool) -> Report:
     kills, runs = (QUICK_LOSS_KILLS, QUICK_LOSS_RUNS) if quick else (LOSS_KILLS, LOSS_RUNS)
+    spec = _flights(*(QUICK_LOSS_DATA if quick else LOSS_DATA))
     say(f"DCN-v2 on the flights, {kills} kills, {runs} runs without faults")
     with chaos_mesh(seed=SEED) as mesh:
-        return chaos_on_job(mesh, _flights(*(QUICK_LOSS_DATA if quick else LOSS_DATA)), kills=kills, seed=SEED, undisturbed=runs, tell=say)
+        return chaos_on_job(mesh, spec, kills=kills, seed=SEED, undisturbed=runs, tell=say)
 
 
 def _flights(share: float, epochs: int) -> dict[str, Any]:
@@ -79,7 +81,9 @@ def _flights(share: float, epochs: int) -> dict[str, Any]:
             "task_rows": 4096,
         },
         "evaluation": {"rows": [0.8, 1.0], "max_rows": 50_000},
-        "training": {"batch_size": 256, "epochs": epochs, "shard_batches": 8, "optimizer": {"kind": "adagrad", "lr": 0.02}},
+        "training": {
+            "batch_size": 256, "epochs": epochs, "shard_batches": 8, "optimizer": {"kind": "adagrad", "lr": 0.02},
+        },
         "roles": {"ps": {"replicas": 2}, "worker": {"replicas": 2}},
         "checkpoint": {"every_s": 3, "keep": 10},
     }
