@@ -10,6 +10,8 @@ from recmesh.runtime.gates import armed_file
 from recmesh.runtime.process import ProcessHandle, find
 
 _POLL_S = 0.005
+_STOPPED_S = 2.0
+"""A store is stopped for no longer while it waits for requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +68,20 @@ class Victims:
         return Held(process, work) if process is not None and str(process.pid) == pid else None
 
     def _stopped_with_requests(self, who: str, within_s: float) -> Held | None:
-        """Stops the store, and waits until bytes lie unread in its connections."""
-        process = self.process(who)
-        if process is None or who not in STORES or not process.id.send(signal.SIGSTOP):
-            return None
+        """Stops the store for moments, until bytes lie unread in its connections; then it stays stopped."""
+        if who not in STORES:
+            raise ValueError(f"{who} has gates of its own")
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            unread = unread_bytes(self._ports[who])
-            if unread:
-                return Held(process, f"{unread} bytes of requests")
-            time.sleep(_POLL_S)
-        process.id.send(signal.SIGCONT)
+            process = self.process(who)
+            if process is not None and process.id.send(signal.SIGSTOP):
+                stopped_until = time.monotonic() + _STOPPED_S
+                while time.monotonic() < stopped_until:
+                    if unread := unread_bytes(self._ports[who]):
+                        return Held(process, f"{unread} bytes of requests")
+                    time.sleep(_POLL_S)
+                process.id.send(signal.SIGCONT)
+            time.sleep(_STOPPED_S / 4)
         return None
 
 
