@@ -81,13 +81,18 @@ class Mesh:
 
 
 @contextlib.contextmanager
-def mesh(*, env: Mapping[str, str] | None = None) -> Iterator[Mesh]:
-    """Up on entry, down on exit; job roles get one thread each, as the peers do."""
+def mesh(
+    *, env: Mapping[str, str] | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[Mesh]:
+    """Up on entry, down on exit; job roles get one thread each, as the peers do. `settings` are the services'."""
     environment = {**os.environ, **one_thread(), **(env or {})}
     environment.pop("RECMESH_URL", None)
     command = [sys.executable, "-m", "recmesh.cli.main"]
     with tempfile.TemporaryDirectory(prefix="recmesh-bench-") as folder:
         environment["RECMESH_HOME"] = folder
+        if settings:
+            lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+            (Path(folder) / "config.toml").write_text("\n".join(["[env]", *lines, ""]))
         try:
             began = time.perf_counter()
             up = [*command, "up", "--json"]

@@ -366,17 +366,21 @@ class LeaseProgress(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     DONE_TO_FIELD_NUMBER: builtins.int
     COMPLETE_FIELD_NUMBER: builtins.int
+    HI_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     done_to: builtins.int
     complete: builtins.bool
+    hi: builtins.int
+    """where the lease ends, as far as the worker knows; 0: not told"""
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
         done_to: builtins.int = ...,
         complete: builtins.bool = ...,
+        hi: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["complete", b"complete", "done_to", b"done_to", "epoch", b"epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete", "done_to", b"done_to", "epoch", b"epoch", "hi", b"hi"]) -> None: ...
 
 Global___LeaseProgress: typing_extensions.TypeAlias = LeaseProgress
 
@@ -406,23 +410,85 @@ class RenewRequest(google.protobuf.message.Message):
 Global___RenewRequest: typing_extensions.TypeAlias = RenewRequest
 
 @typing.final
+class LeaseCut(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    HI_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    hi: builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        hi: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "hi", b"hi"]) -> None: ...
+
+Global___LeaseCut: typing_extensions.TypeAlias = LeaseCut
+
+@typing.final
 class RenewReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LOST_FIELD_NUMBER: builtins.int
     STALE_GEN_FIELD_NUMBER: builtins.int
+    CUTS_FIELD_NUMBER: builtins.int
     stale_gen: builtins.bool
     @property
     def lost(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def cuts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeaseCut]: ...
     def __init__(
         self,
         *,
         lost: collections.abc.Iterable[builtins.int] | None = ...,
         stale_gen: builtins.bool = ...,
+        cuts: collections.abc.Iterable[Global___LeaseCut] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lost", b"lost", "stale_gen", b"stale_gen"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cuts", b"cuts", "lost", b"lost", "stale_gen", b"stale_gen"]) -> None: ...
 
 Global___RenewReply: typing_extensions.TypeAlias = RenewReply
+
+@typing.final
+class SizeShardsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    SHARD_BATCHES_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    worker: builtins.str
+    shard_batches: builtins.int
+    """0: as the run's again"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        worker: builtins.str = ...,
+        shard_batches: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "shard_batches", b"shard_batches", "worker", b"worker"]) -> None: ...
+
+Global___SizeShardsRequest: typing_extensions.TypeAlias = SizeShardsRequest
+
+@typing.final
+class SizeShardsReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEUED_FIELD_NUMBER: builtins.int
+    requeued: builtins.int
+    def __init__(
+        self,
+        *,
+        requeued: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["requeued", b"requeued"]) -> None: ...
+
+Global___SizeShardsReply: typing_extensions.TypeAlias = SizeShardsReply
 
 @typing.final
 class ReleaseWorkerRequest(google.protobuf.message.Message):

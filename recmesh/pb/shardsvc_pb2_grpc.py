@@ -79,6 +79,11 @@ class ShardsStub(object):
                 request_serializer=recmesh_dot_pb_dot_shardsvc__pb2.ReleaseWorkerRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.ReleaseWorkerReply.FromString,
                 _registered_method=True)
+        self.SizeShards = channel.unary_unary(
+                '/recmesh.shardsvc.v1.Shards/SizeShards',
+                request_serializer=recmesh_dot_pb_dot_shardsvc__pb2.SizeShardsRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.SizeShardsReply.FromString,
+                _registered_method=True)
         self.Reconcile = channel.unary_unary(
                 '/recmesh.shardsvc.v1.Shards/Reconcile',
                 request_serializer=recmesh_dot_pb_dot_shardsvc__pb2.ReconcileRequest.SerializeToString,
@@ -153,6 +158,13 @@ class ShardsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SizeShards(self, request, context):
+        """jobmaster saw a worker fall behind: its shards get so small, what it holds is cut, and the rest is queued at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reconcile(self, request, context):
         """jobmaster, with every snapshot: queue whatever the ledgers lack and nobody holds.
         """
@@ -213,6 +225,11 @@ def add_ShardsServicer_to_server(servicer, server):
                     servicer.ReleaseWorker,
                     request_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.ReleaseWorkerRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_shardsvc__pb2.ReleaseWorkerReply.SerializeToString,
+            ),
+            'SizeShards': grpc.unary_unary_rpc_method_handler(
+                    servicer.SizeShards,
+                    request_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.SizeShardsRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_shardsvc__pb2.SizeShardsReply.SerializeToString,
             ),
             'Reconcile': grpc.unary_unary_rpc_method_handler(
                     servicer.Reconcile,
@@ -468,6 +485,33 @@ class Shards(object):
             '/recmesh.shardsvc.v1.Shards/ReleaseWorker',
             recmesh_dot_pb_dot_shardsvc__pb2.ReleaseWorkerRequest.SerializeToString,
             recmesh_dot_pb_dot_shardsvc__pb2.ReleaseWorkerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SizeShards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.shardsvc.v1.Shards/SizeShards',
+            recmesh_dot_pb_dot_shardsvc__pb2.SizeShardsRequest.SerializeToString,
+            recmesh_dot_pb_dot_shardsvc__pb2.SizeShardsReply.FromString,
             options,
             channel_credentials,
             insecure,

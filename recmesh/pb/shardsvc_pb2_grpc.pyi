@@ -169,6 +169,22 @@ _ShardsReleaseWorkerType = typing_extensions.TypeVar(
     ],
 )
 
+_ShardsSizeShardsType = typing_extensions.TypeVar(
+    '_ShardsSizeShardsType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.SizeShardsRequest,
+        recmesh.pb.shardsvc_pb2.SizeShardsReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.SizeShardsRequest,
+        recmesh.pb.shardsvc_pb2.SizeShardsReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.SizeShardsRequest,
+        recmesh.pb.shardsvc_pb2.SizeShardsReply,
+    ],
+)
+
 _ShardsReconcileType = typing_extensions.TypeVar(
     '_ShardsReconcileType',
     grpc.UnaryUnaryMultiCallable[
@@ -201,7 +217,7 @@ _ShardsProgressType = typing_extensions.TypeVar(
     ],
 )
 
-class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, _ShardsGetDatasetType, _ShardsListDatasetsType, _ShardsOpenRunType, _ShardsCloseRunType, _ShardsLeaseType, _ShardsRenewType, _ShardsReleaseWorkerType, _ShardsReconcileType, _ShardsProgressType]):
+class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, _ShardsGetDatasetType, _ShardsListDatasetsType, _ShardsOpenRunType, _ShardsCloseRunType, _ShardsLeaseType, _ShardsRenewType, _ShardsReleaseWorkerType, _ShardsSizeShardsType, _ShardsReconcileType, _ShardsProgressType]):
     @typing.overload
     def __init__(self: ShardsStub[
         grpc.UnaryUnaryMultiCallable[
@@ -239,6 +255,10 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.shardsvc_pb2.ReleaseWorkerRequest,
             recmesh.pb.shardsvc_pb2.ReleaseWorkerReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.shardsvc_pb2.SizeShardsRequest,
+            recmesh.pb.shardsvc_pb2.SizeShardsReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.shardsvc_pb2.ReconcileRequest,
@@ -289,6 +309,10 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
             recmesh.pb.shardsvc_pb2.ReleaseWorkerReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.shardsvc_pb2.SizeShardsRequest,
+            recmesh.pb.shardsvc_pb2.SizeShardsReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.shardsvc_pb2.ReconcileRequest,
             recmesh.pb.shardsvc_pb2.ReconcileReply,
         ],
@@ -320,6 +344,9 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
 
     ReleaseWorker: _ShardsReleaseWorkerType
     """worker drains, or jobmaster saw it die: remainders are queued at once."""
+
+    SizeShards: _ShardsSizeShardsType
+    """jobmaster saw a worker fall behind: its shards get so small, what it holds is cut, and the rest is queued at once."""
 
     Reconcile: _ShardsReconcileType
     """jobmaster, with every snapshot: queue whatever the ledgers lack and nobody holds."""
@@ -362,6 +389,10 @@ ShardsAsyncStub: typing_extensions.TypeAlias = ShardsStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.shardsvc_pb2.ReleaseWorkerRequest,
         recmesh.pb.shardsvc_pb2.ReleaseWorkerReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.SizeShardsRequest,
+        recmesh.pb.shardsvc_pb2.SizeShardsReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.shardsvc_pb2.ReconcileRequest,
@@ -441,6 +472,14 @@ class ShardsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.shardsvc_pb2.ReleaseWorkerReply, collections.abc.Awaitable[recmesh.pb.shardsvc_pb2.ReleaseWorkerReply]]:
         """worker drains, or jobmaster saw it die: remainders are queued at once."""
+
+    @abc.abstractmethod
+    def SizeShards(
+        self,
+        request: recmesh.pb.shardsvc_pb2.SizeShardsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.shardsvc_pb2.SizeShardsReply, collections.abc.Awaitable[recmesh.pb.shardsvc_pb2.SizeShardsReply]]:
+        """jobmaster saw a worker fall behind: its shards get so small, what it holds is cut, and the rest is queued at once."""
 
     @abc.abstractmethod
     def Reconcile(

@@ -66,6 +66,9 @@ class Role(Spec):
     max: int = Field(default=8, ge=0)
     cpu: CPU | None = None
     memory: Memory | None = None
+    """Pins the size; with `memory_max` it is where the size begins."""
+    memory_max: Memory | None = None
+    """Up to here a process's limit may be raised, before or after it was too small."""
     gpu: float = Field(default=0, ge=0)
     """Refused on one machine: its processes get none."""
     gpu_kind: str = ""
@@ -82,6 +85,11 @@ class Role(Spec):
     def _replicas_below_max(self) -> Iterator[Fault]:
         if self.replicas is not None and self.replicas > self.max:
             yield "replicas", f"replicas {self.replicas} is above max {self.max}"
+
+    @rule
+    def _memory_below_its_max(self) -> Iterator[Fault]:
+        if self.memory_max is not None and (self.memory is None or self.memory > self.memory_max):
+            yield "memory_max", "memory_max bounds memory: give both, and memory not above it"
 
 
 class Roles(Spec):

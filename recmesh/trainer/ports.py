@@ -96,6 +96,8 @@ class LeaseProgress:
     epoch: int
     done_to: int
     complete: bool
+    hi: int = 0
+    """Where the lease ends, as far as the worker knows; it may have been cut meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class RenewReply:
 
     lost: frozenset[int] = frozenset()
     stale_gen: bool = False
+    cuts: Mapping[int, int] = field(default_factory=dict)
+    """By epoch: where a lease ends now; what lies beyond is for others."""
 
 
 class Shards(Protocol):

@@ -18,6 +18,10 @@ class JobmasterSettings(ServiceSettings):
     heartbeat_s: float = Field(default=1.0, gt=0)
     silence_s: float = Field(default=20.0, gt=0)
     start_grace_s: float = Field(default=180.0, gt=0)
+    warm_up_s: float = Field(default=90.0, gt=0)
+    """Silence that is borne in the first `start_grace_s` of a process."""
+    retry_ceiling_s: float = Field(default=60.0, gt=0)
+    """The longest wait before a role that keeps dying is started again."""
     stall_s: float = Field(default=600.0, ge=0)
     """A worker that trains nothing for so long, though there is work, is replaced; 0: never."""
     drain_s: float = Field(default=30.0, gt=0)
@@ -32,6 +36,28 @@ class JobmasterSettings(ServiceSettings):
     """After a decision on a hot parameter server the next one waits so long."""
     replacement_s: float = Field(default=10.0, ge=0)
     """A parameter server that must go waits so long for its replacement; then the others take its slots."""
+    straggler_window_s: float = Field(default=15.0, ge=0)
+    """Over so long a worker's progress is compared with its peers'; 0: stragglers are left alone."""
+    straggler_below: float = Field(default=0.5, ge=0, lt=1)
+    """A worker below this share of the median of its peers gets smaller shards, then a backup worker."""
+    straggler_above: float = Field(default=0.8, gt=0, le=1)
+    """Above this share it counts as recovered."""
+    straggler_cooldown_s: float = Field(default=10.0, ge=0)
+    """Between two answers to the same worker's slowness."""
+    straggler_batches: int = Field(default=4, ge=1)
+    """Batches of the median peer in the window; fewer say nothing."""
+    backup_workers: int = Field(default=1, ge=0)
+    """Of one job, beyond the wanted count and within `roles.worker.max`."""
+    backup_worth_s: float = Field(default=30.0, ge=0)
+    """No backup worker for a job that ends sooner."""
+    memory_factor: float = Field(default=1.5, gt=1)
+    """A limit that was, or will be, too small is raised by it at least."""
+    memory_ceiling_bytes: int = Field(default=0, ge=0)
+    """Most memory of one process after raising; 0: what is free bounds it."""
+    memory_horizon_s: float = Field(default=600.0, ge=0)
+    """So far ahead the memory of parameter servers is forecast; 0: it is left alone until one is killed."""
+    memory_lead_s: float = Field(default=60.0, ge=0)
+    """So far ahead growth is feared to go on as it does now."""
     leader_ttl_s: float = Field(default=6.0, ge=1.0)
     """A jobmaster that has not renewed its lease for so long is replaced by another."""
     max_live_jobs: int = Field(default=1000, gt=0)
@@ -44,9 +70,16 @@ class JobmasterSettings(ServiceSettings):
         """What the rules use."""
         return Limits(
             heartbeat_s=self.heartbeat_s, silence_s=self.silence_s, start_grace_s=self.start_grace_s,
+            warm_up_s=self.warm_up_s, retry_ceiling_s=self.retry_ceiling_s,
             stall_s=self.stall_s, drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
             hot_window_s=self.hot_window_s, hot_ratio=self.hot_ratio, hot_wait_share=self.hot_wait_share,
             hot_pause_s=self.hot_pause_s, replacement_s=self.replacement_s,
+            straggler_window_s=self.straggler_window_s, straggler_below=self.straggler_below,
+            straggler_above=self.straggler_above, straggler_cooldown_s=self.straggler_cooldown_s,
+            straggler_batches=self.straggler_batches, backup_workers=self.backup_workers,
+            backup_worth_s=self.backup_worth_s, memory_factor=self.memory_factor,
+            memory_ceiling_bytes=self.memory_ceiling_bytes, memory_horizon_s=self.memory_horizon_s,
+            memory_lead_s=self.memory_lead_s,
         )
 
     @property

@@ -1,6 +1,6 @@
-"""The ops page of jobmaster: jobs, their roles and what a step is made of, throughput, transitions."""
+"""The ops page of jobmaster: jobs, their roles and what a step is made of, throughput, decisions, transitions."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +34,8 @@ RATE, STEP = "rate ", "step "
 PARTS = ("data", "pull", "compute", "push")
 MAX_TRANSITIONS = 40
 """Lines of the newest transitions, over all jobs."""
+MAX_DECISIONS = 40
+"""Lines of the newest decisions, over all jobs."""
 
 
 def release() -> str:
@@ -100,8 +102,15 @@ def page(jobs: Jobs, charts: Recorder) -> Page:
                  "last exit"],
                 lambda: _role_rows(jobs), empty="no process runs",
             ),
+            Table(
+                "Timeline", ["at", "job", "matter", "where", "what was seen", "decided", "done", "effect"],
+                lambda: _timeline_rows(jobs), empty="no trouble yet",
+            ),
             Table("Transitions", ["at", "job", "from", "to", "why"], lambda: _transition_rows(jobs)),
-            Table("Timeline", ["at", "job", "what", "how"], lambda: _timeline_rows(jobs), empty="nothing was decided"),
+            Table(
+                "Slots moved", ["at", "job", "slots", "from", "to", "pause", "why"], lambda: _move_rows(jobs),
+                empty="none yet",
+            ),
             Log("Log"),
         ],
     )
@@ -206,32 +215,30 @@ def _points(charts: Recorder, prefix: str) -> Mapping[str, Points]:
     }
 
 
+def _timeline_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
+    lines = [(line, run.job_id) for run in _runs(jobs) for line in run.status.timeline]
+    lines.sort(key=lambda item: -item[0].at)
+    for line, job_id in lines[:MAX_DECISIONS]:
+        yield [_clock(line.at), job_id, line.matter, line.place, line.seen, line.decided, line.done, line.effect]
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
 def _transition_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
     steps = [(step, run.job_id) for run in _runs(jobs) for step in run.status.transitions]
     steps.sort(key=lambda item: -item[0].at)
     for step, job_id in steps[:MAX_TRANSITIONS]:
-        at = datetime.fromtimestamp(step.at, UTC).strftime("%H:%M:%S")
-        yield [at, job_id, step.source, state(step.target), step.reason]
+        yield [_clock(step.at), job_id, step.source, state(step.target), step.reason]
 
 
-TIMELINE: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
-    "job.decided": lambda data: (f"seen at {data['about']}", f"{data['seen']} → {data['decided']}"),
-    "job.slots_moved": lambda data: (
-        "slots moved", f"{data['slots']} from PS {data['source']} to PS {data['target']}, pause {_ms(data['pause_ms'])}"
-    ),
-    "job.scaled": lambda data: ("scaled", f"{data['role']}: {data['from_replicas']} → {data['to_replicas']}"),
-    "job.rolled_back": lambda data: ("rolled back", f"to snapshot {data['snapshot']}: {data['reason']}"),
-}
-"""What was seen, decided and done, and what came of it; by kind of event."""
-
-
-def _ms(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.0f} ms"
-
-
-def _timeline_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
-    told = [(item, run.job_id) for run in _runs(jobs) for item in run.telling.history if item["type"] in TIMELINE]
+def _move_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
+    told = [(item, run.job_id) for run in _runs(jobs) for item in run.telling.history
+            if item["type"] == "job.slots_moved"]
     told.sort(key=lambda pair: -pair[0]["at"])
     for item, job_id in told[:MAX_TRANSITIONS]:
-        at = datetime.fromtimestamp(item["at"], UTC).strftime("%H:%M:%S")
-        yield [at, job_id, *TIMELINE[item["type"]](item["data"])]
+        data = item["data"]
+        pause = "not known" if data["pause_ms"] is None else f"{data['pause_ms']:.0f} ms"
+        yield [_clock(item["at"]), job_id, data["slots"], f"ps {data['source']}", f"ps {data['target']}", pause,
+               data["reason"]]

@@ -94,9 +94,23 @@ class ShardsServicer(pb_grpc.ShardsServicer):
         )
         renewed = await self._runs.renew(
             request.job_id, request.gen, worker=request.worker,
-            progress=[(item.epoch, item.done_to, item.complete) for item in request.leases],
+            progress=[(item.epoch, item.done_to, item.complete, item.hi) for item in request.leases],
         )
-        return pb.RenewReply(lost=renewed.lost, stale_gen=renewed.state is State.STALE_GEN)
+        return pb.RenewReply(
+            lost=renewed.lost, stale_gen=renewed.state is State.STALE_GEN,
+            cuts=[pb.LeaseCut(epoch=epoch, hi=hi) for epoch, hi in renewed.cuts],
+        )
+
+    async def SizeShards(self, request: pb.SizeShardsRequest, context: object) -> pb.SizeShardsReply:
+        """See Runs.size_shards."""
+        _check(
+            _job(request.job_id), _worker(request.worker),
+            _bad("shard_batches", request.shard_batches, request.shard_batches <= 1 << 20, "0 to 2^20"),
+        )
+        sized = await self._runs.size_shards(
+            request.job_id, request.gen, worker=request.worker, shard_batches=request.shard_batches
+        )
+        return pb.SizeShardsReply(requeued=sum(one.hi - one.lo for one in sized.requeued))
 
     async def ReleaseWorker(
         self, request: pb.ReleaseWorkerRequest, context: object

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from recmesh.formats import IntervalSet
-from services.shardsvc.domain.lease import Granted, Opening, State, View
+from services.shardsvc.domain.lease import Granted, Lease, Opening, State, View
 from services.shardsvc.store.queue import MOST_HELD, MOST_SHARDS, QueueStore
 from services.shardsvc.store.valkey import ValkeyQueue, connect
 from tests.support.servers import ValkeyServer, valkey_server
@@ -97,16 +97,23 @@ async def drain(harness: Harness, gen: int = 1) -> list[tuple[int, int]]:
     while (granted := await harness.lease(shards=3, gen=gen)).state is State.GRANTED:
         seen += pieces(granted)
         await harness.store.renew(
-            JOB, gen, worker="w0", progress=[(lease.epoch, lease.hi, True) for lease in granted.leases]
+            JOB, gen, worker="w0", progress=[(lease.epoch, lease.hi, True, 0) for lease in granted.leases]
         )
     assert granted.state is State.DRAINED
     return seen
 
 
+async def drain_queue(harness: Harness) -> None:
+    """Somebody trains all that is queued."""
+    while (await harness.view()).queued:
+        [lease] = (await harness.lease("other")).leases
+        await harness.store.renew(JOB, 1, worker="other", progress=[(lease.epoch, lease.hi, True, lease.hi)])
+
+
 @pytest.mark.asyncio
 async def test_a_queue_that_was_never_opened_asks_to_be_opened(harness: Harness) -> None:
     assert (await harness.lease()).state is State.REOPEN
-    assert (await harness.store.renew(JOB, 1, worker="w0", progress=[(1, 1, False)])).state is State.REOPEN
+    assert (await harness.store.renew(JOB, 1, worker="w0", progress=[(1, 1, False, 0)])).state is State.REOPEN
     assert (await harness.store.release(JOB, 1, worker="w0", crashed=True)).state is State.REOPEN
     assert (await harness.store.reconcile(JOB, 1, done=IntervalSet())).state is State.REOPEN
     assert (await harness.store.look(JOB, 1))[1] is None
@@ -165,7 +172,7 @@ async def test_all_leased_means_wait_and_all_complete_means_drained(harness: Har
     waiting = await harness.lease("w1")
     assert waiting.state is State.WAIT
     assert 0 < waiting.retry_after_s <= 1
-    await harness.store.renew(JOB, 1, worker="w0", progress=[(granted.leases[0].epoch, 10, True)])
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(granted.leases[0].epoch, 10, True, 0)])
     assert (await harness.lease("w1")).state is State.DRAINED
 
 
@@ -173,12 +180,12 @@ async def test_all_leased_means_wait_and_all_complete_means_drained(harness: Har
 async def test_an_expired_lease_gives_back_what_lies_beyond_its_progress(harness: Harness) -> None:
     await harness.store.open(JOB, opening(total=50, shard_batches=8, ttl_s=TTL_S, to_do=((0, 50),)))
     lease = (await harness.lease(shards=1)).leases[0]
-    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.lo + 10, False)])
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.lo + 10, False, 0)])
     await harness.pass_ttl()
     granted = await harness.lease("w1", shards=50)
     assert [(gone.worker, gone.lo, gone.hi) for gone in granted.requeued] == [("w0", lease.lo + 10, lease.hi)]
     assert IntervalSet(pieces(granted)) == IntervalSet([(lease.lo + 10, 50)])
-    lost = await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.hi, True)])
+    lost = await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.hi, True, 0)])
     assert lost.lost == (lease.epoch,)
     assert (await harness.view()).done == 10
 
@@ -188,9 +195,10 @@ async def test_a_renewed_lease_does_not_expire(harness: Harness) -> None:
     await harness.store.open(JOB, opening(total=10, ttl_s=TTL_S))
     lease = (await harness.lease()).leases[0]
     await harness.pass_ttl()
-    renewed = await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, 0, False)])
+    renewed = await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, 0, False, 0)])
     assert renewed.lost == ()
-    assert (await harness.lease("w1")).state is State.WAIT
+    view = await harness.view()
+    assert [held.worker for held in view.leases] == ["w0"] and view.expirations == 0
 
 
 @pytest.mark.asyncio
@@ -198,7 +206,7 @@ async def test_progress_never_goes_back_nor_beyond_the_lease(harness: Harness) -
     await harness.store.open(JOB, opening(total=100, shard_batches=3))
     lease = (await harness.lease()).leases[0]
     for done_to in (lease.lo + 20, lease.lo + 10, lease.hi + 500):
-        await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, done_to, False)])
+        await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, done_to, False, 0)])
         held = (await harness.view()).leases[0]
         assert lease.lo + 20 <= held.progress <= lease.hi
 
@@ -207,7 +215,7 @@ async def test_progress_never_goes_back_nor_beyond_the_lease(harness: Harness) -
 async def test_a_lease_completed_and_renewed_in_one_call_ends_once(harness: Harness) -> None:
     await harness.store.open(JOB, opening(total=100))
     first, second = (await harness.lease(shards=2)).leases
-    both = [(first.epoch, first.hi, True), (first.epoch, first.hi, True), (second.epoch, second.lo, False)]
+    both = [(first.epoch, first.hi, True, 0), (first.epoch, first.hi, True, 0), (second.epoch, second.lo, False, 0)]
     assert (await harness.store.renew(JOB, 1, worker="w0", progress=both)).lost == ()
     view = await harness.view()
     assert [lease.epoch for lease in view.leases] == [second.epoch]
@@ -231,7 +239,7 @@ async def test_no_worker_hoards_leases(harness: Harness) -> None:
 async def test_another_worker_cannot_complete_a_lease(harness: Harness) -> None:
     await harness.store.open(JOB, opening(total=10))
     lease = (await harness.lease()).leases[0]
-    stolen = await harness.store.renew(JOB, 1, worker="w1", progress=[(lease.epoch, 10, True)])
+    stolen = await harness.store.renew(JOB, 1, worker="w1", progress=[(lease.epoch, 10, True, 0)])
     assert stolen.lost == (lease.epoch,)
     assert (await harness.view()).leased == 10
 
@@ -262,7 +270,7 @@ async def test_opening_a_generation_again_keeps_its_leases(harness: Harness) -> 
 async def test_release_queues_the_rest_at_once_and_names_no_suspect(harness: Harness) -> None:
     await harness.store.open(JOB, opening(shard_batches=2))
     lease = (await harness.lease()).leases[0]
-    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, 10, False)])
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, 10, False, 0)])
     released = await harness.store.release(JOB, 1, worker="w0", crashed=False)
     assert [(one.lo, one.hi, one.cause) for one in released.requeued] == [(10, 20, "released")]
     assert released.suspects == ()
@@ -275,7 +283,7 @@ async def test_deaths_are_counted_per_position_over_generations(harness: Harness
     for gen in (1, 2, 3):
         await harness.store.open(JOB, opening(gen=gen, total=1000, shard_batches=3, to_do=((30, 1000),)))
         first, second = (await harness.lease(f"w{gen}", shards=2, gen=gen)).leases
-        await harness.store.renew(JOB, gen, worker=f"w{gen}", progress=[(first.epoch, 45, False)])
+        await harness.store.renew(JOB, gen, worker=f"w{gen}", progress=[(first.epoch, 45, False, 0)])
         released = await harness.store.release(JOB, gen, worker=f"w{gen}", crashed=True)
         assert released.suspects == ((45, 50), (second.lo, second.lo + 10))
         assert released.deaths == gen
@@ -305,7 +313,7 @@ async def test_reconcile_queues_exactly_what_nobody_has(harness: Harness) -> Non
     again = await harness.store.reconcile(JOB, 1, done=IntervalSet([(0, 20), (30, 40)]))
     assert again.orphans == ()
     assert (await harness.view()).queued == 60
-    await harness.store.renew(JOB, 1, worker="w0", progress=[(held.epoch, held.hi, True)])
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(held.epoch, held.hi, True, 0)])
     assert IntervalSet(await drain(harness)) == IntervalSet([(20, 30), (50, 100)])
 
 
@@ -320,7 +328,7 @@ async def test_reconcile_takes_done_pieces_out_of_the_queue(harness: Harness) ->
 async def test_what_was_trained_after_the_snapshot_is_not_trained_again(harness: Harness) -> None:
     await harness.store.open(JOB, opening(total=100))
     lease = (await harness.lease()).leases[0]
-    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.hi, True)])
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(lease.epoch, lease.hi, True, 0)])
     assert (await harness.store.reconcile(JOB, 1, done=IntervalSet())).orphans == ()
     # the next snapshot was cut after that completion: now it is truly missing
     assert (await harness.store.reconcile(JOB, 1, done=IntervalSet())).orphans == ((lease.lo, lease.hi),)
@@ -375,3 +383,92 @@ async def test_positions_and_epochs_beyond_a_million_million_stay_exact(harness:
     assert granted.leases[0].epoch == 1 << 51
     await harness.store.release(JOB, 1, worker="w0", crashed=False)
     assert IntervalSet(await drain(harness)) == IntervalSet([(far + 1, far + 99)])
+
+
+@pytest.mark.asyncio
+async def test_a_slow_worker_keeps_one_small_shard_and_the_rest_is_queued_at_once(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=1000, shard_batches=16))
+    first, second = (await harness.lease(shards=2)).leases
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(first.epoch, 10, False, first.hi)])
+    sized = await harness.store.size(JOB, 1, worker="w0", shard_batches=4)
+    assert [(one.lo, one.hi) for one in sized.requeued] == [(50, 160), (160, 320)]
+    renewed = await harness.store.renew(
+        JOB, 1, worker="w0", progress=[(first.epoch, 20, False, first.hi), (second.epoch, second.lo, False, second.hi)]
+    )
+    assert renewed.cuts == ((first.epoch, 50),) and renewed.lost == (second.epoch,)
+    view = await harness.view()
+    assert (view.queued, view.done) == (950, 20)
+
+
+@pytest.mark.asyncio
+async def test_a_slow_worker_never_holds_more_than_its_size_until_it_is_fast_again(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=1000, shard_batches=16))
+    await harness.store.size(JOB, 1, worker="w0", shard_batches=4)
+    assert pieces(await harness.lease(shards=3)) == [(0, 40)]
+    assert (await harness.lease()).state is State.WAIT
+    assert pieces(await harness.lease("w1")) == [(40, 200)]
+    [held] = (await harness.view()).leases[:1]
+    await harness.store.renew(JOB, 1, worker="w0", progress=[(held.epoch, 20, False, held.hi)])
+    assert pieces(await harness.lease()) == [(200, 220)]
+    await harness.store.size(JOB, 1, worker="w0", shard_batches=0)
+    assert pieces(await harness.lease()) == [(220, 380)]
+
+
+@pytest.mark.asyncio
+async def test_at_the_end_idle_workers_take_what_a_slow_one_holds_by_halves_and_then_double_its_last_batch(
+    harness: Harness,
+) -> None:
+    await harness.store.open(JOB, opening(total=80, shard_batches=32))
+    await harness.store.size(JOB, 1, worker="slow", shard_batches=4)
+    [slow] = (await harness.lease("slow")).leases
+    assert (slow.lo, slow.hi) == (0, 40)
+    await drain_queue(harness)
+    taken: list[Lease] = []
+    for helper in ("w1", "w2", "w3"):
+        taken += (await harness.lease(helper)).leases
+    assert [(lease.lo, lease.hi) for lease in taken] == [(20, 40), (10, 20), (0, 10)]
+    assert (await harness.lease("w4")).state is State.WAIT, "two hold the last batch; a third would not help"
+    view = await harness.view()
+    assert (view.leased, view.done) == (40, 40), "what two hold is counted once"
+    for lease in taken:
+        await harness.store.renew(JOB, 1, worker=lease.worker, progress=[(lease.epoch, lease.hi, True, lease.hi)])
+    assert (await harness.lease("w1")).state is State.DRAINED, "the slow worker is not waited for"
+    renewed = await harness.store.renew(JOB, 1, worker="slow", progress=[(slow.epoch, 0, False, 40)])
+    assert renewed.lost == (slow.epoch,)
+    assert (await harness.store.reconcile(JOB, 1, done=IntervalSet([(0, 80)]))).orphans == ()
+
+
+@pytest.mark.parametrize("first", ["slow", "helper"])
+@pytest.mark.asyncio
+async def test_of_two_that_hold_the_same_batch_either_may_go_and_it_is_queued_when_both_have(
+    harness: Harness, first: str
+) -> None:
+    await harness.store.open(JOB, opening(total=10))
+    await harness.store.size(JOB, 1, worker="slow", shard_batches=1)
+    await harness.lease("slow")
+    assert pieces(await harness.lease("helper")) == [(0, 10)]
+    second = "helper" if first == "slow" else "slow"
+    assert (await harness.store.release(JOB, 1, worker=first, crashed=False)).requeued == ()
+    view = await harness.view()
+    assert (view.queued, view.leased) == (0, 10)
+    [back] = (await harness.store.release(JOB, 1, worker=second, crashed=False)).requeued
+    assert (back.lo, back.hi) == (0, 10)
+
+
+@pytest.mark.asyncio
+async def test_a_lease_that_its_holder_ends_itself_ends_the_other_over_the_same_positions(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=10))
+    await harness.store.size(JOB, 1, worker="slow", shard_batches=1)
+    [slow] = (await harness.lease("slow")).leases
+    [other] = (await harness.lease("helper")).leases
+    await harness.store.renew(JOB, 1, worker="slow", progress=[(slow.epoch, 10, True, 10)])
+    assert (await harness.store.renew(JOB, 1, worker="helper", progress=[(other.epoch, 0, False, 10)])).lost
+    assert (await harness.lease("slow")).state is State.DRAINED
+
+
+@pytest.mark.asyncio
+async def test_a_fresh_lease_of_a_worker_that_is_not_slow_is_left_to_it(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(total=40, shard_batches=32, ttl_s=60.0))
+    while (await harness.lease("w0")).state is State.GRANTED:
+        pass
+    assert (await harness.lease("w1")).state is State.WAIT

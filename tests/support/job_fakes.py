@@ -144,6 +144,8 @@ class FakeShards:
         self.datasets: dict[str, str] = {}
         self.closed: list[tuple[str, bool]] = []
         self.requeues = 0
+        self.sized: list[tuple[str, int]] = []
+        """Workers whose shards were sized, and how; 0: as everybody's."""
         self.log_end = 1 << 60
         """The next queue with more positions done than this finds its task log too short."""
 
@@ -190,6 +192,11 @@ class FakeShards:
         if crashed and self.suspects:
             self.deaths += 1
         return Released(len(back), self.suspects if crashed else (), self.deaths)
+
+    async def size_shards(self, job_id: str, *, gen: int, worker: str, shard_batches: int) -> int:
+        await self._touch()
+        self.sized.append((worker, shard_batches))
+        return 10
 
     async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
         await self._touch()
@@ -346,6 +353,10 @@ class FakeProcess:
     silent: bool = False
     stuck: bool = False
     """It beats, and trains nothing."""
+    slowness: float = 1.0
+    """Its steps take so many times as long."""
+    notified: bool = False
+    """Somebody sent it SIGTERM: it drains."""
 
 
 class FakeCluster:
@@ -356,6 +367,7 @@ class FakeCluster:
         self.processes_of: dict[str, dict[str, FakeProcess]] = {}
         self.started: list[str] = []
         self.refused: list[Violation] = []
+        self.resized: list[tuple[str, int]] = []
         self._pid = 100
         self._on_change: Callable[[str], None] = lambda job_id: None
 
@@ -419,7 +431,8 @@ class FakeCluster:
         return RoleProcess(process.order.job_id, process.order.name, str(process.pid), process.exit)
 
     async def resize(self, job_id: str, name: str, *, cpu: float, memory_bytes: int) -> bool:
-        return False
+        self.resized.append((name, memory_bytes))
+        return True
 
     async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:
         return [f"log of {name}"]

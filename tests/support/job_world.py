@@ -61,6 +61,8 @@ class JobWorld:
         """A position in whose compute every worker dies."""
         self.in_hand: Interval | None = None
         """The batch that workers which die of `poison` have in their hands, as they tell it themselves."""
+        self.rows_per_sample = self.row_bytes = 0
+        """How parameter servers grow, as they tell it."""
         self.mistake = False
         self.retries = 0
         """Pushes that were sent again because their map was old."""
@@ -166,16 +168,20 @@ class JobWorld:
             if now >= beat_at and not process.silent:
                 beat_at = now + self.limits.heartbeat_s
                 with suppress(MeshError):
+                    server = self.servers.by_address.get(f"{order.job_id}/{order.name}")
+                    rows = len(server.applied) * self.rows_per_sample if server is not None else 0
                     beat = Beat(
+                        rows=rows, memory_bytes=rows * self.row_bytes,
                         at=self.clock.now(), incarnation=incarnation, samples=samples, loss=0.5, auc=0.7,
                         window_samples=max(1, samples), skipped_nan=self.skipped_nan,
-                        draining=order.name in self.draining, busy_s=self._busy_s(process), step=self.step,
+                        draining=process.notified or order.name in self.draining, busy_s=self._busy_s(process),
+                        step=self.step,
                     )
                     answer = self.roles.heartbeat(
                         order.job_id, role=order.role, index=order.index, beat=beat
                     )
-                    if answer.directive != "continue":
-                        return 0
+                    if answer.directive != "continue" or process.notified:
+                        return 75 if process.notified else 0
             if order.role == "worker" and not process.silent and not process.stuck:
                 trained = await self._train(process, worker)
                 if trained < 0:
@@ -183,7 +189,7 @@ class JobWorld:
                 samples += trained
             if order.role == "evaluator" and self.evaluations:
                 await self._report(process, incarnation, metrics={"auc": self.evaluations.pop(0)})
-            await asyncio.sleep(self.step_s)
+            await asyncio.sleep(self.step_s * process.slowness)
 
     def _busy_s(self, process: FakeProcess) -> float:
         """Time in kernels: a slot takes a microsecond per push."""

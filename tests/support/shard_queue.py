@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from recmesh.formats import IntervalSet
-from services.shardsvc.domain.cutting import shard_batches, shard_end, suspect
+from services.shardsvc.domain.cutting import kept_end, shard_batches, shard_end, stolen_from, suspect
 from services.shardsvc.domain.lease import (
     Cause,
     Granted,
@@ -32,6 +32,8 @@ class _Queue:
     recent: IntervalSet = field(default_factory=IntervalSet)
     lapsed: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     requests: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    twins: dict[int, int] = field(default_factory=dict)
     releases: dict[str, tuple[tuple[tuple[int, int], ...], int]] = field(default_factory=dict)
     granted: int = 0
     requeues: int = 0
@@ -88,11 +90,17 @@ class MemoryQueue:
     def _give_back(self, queue: _Queue, epoch: int, cause: Cause) -> list[Requeued]:
         lease = self._drop(queue, epoch)
         queue.recent.add(lease.lo, lease.progress)
-        if lease.progress >= lease.hi:
+        if self._untwin(queue, epoch) is not None or lease.progress >= lease.hi:
             return []
         queue.queued.add(lease.progress, lease.hi)
         queue.requeues += 1
         return [Requeued(lease.worker, epoch, lease.progress, lease.hi, cause)]
+
+    def _untwin(self, queue: _Queue, epoch: int) -> int | None:
+        other = queue.twins.pop(epoch, None)
+        if other is not None:
+            queue.twins.pop(other)
+        return other
 
     def _expire(self, queue: _Queue) -> tuple[Requeued, ...]:
         told: list[Requeued] = []
@@ -118,15 +126,22 @@ class MemoryQueue:
             return Granted(State.GRANTED, tuple(before), ttl_s, 0.0, told)
         holders = len({lease.worker for lease in queue.leases.values()} | {worker})
         granted: list[Lease] = []
-        held = sum(lease.worker == worker for lease in queue.leases.values())
-        while len(granted) < min(shards, MOST_HELD - held) and queue.queued:
+        mine = [lease for lease in queue.leases.values() if lease.worker == worker]
+        size, most = queue.opening.batch_size, queue.opening.shard_batches
+        wanted, own = min(shards, MOST_HELD - len(mine)), queue.sizes.get(worker)
+        if own is not None:
+            most = min(most, own)
+            left = most - sum(-(-(lease.hi - lease.progress) // size) for lease in mine)
+            wanted, most = (min(wanted, 1) if left * 2 >= most else 0), max(1, left)
+        while len(granted) < wanted and queue.queued:
             lo, hi = queue.queued.pairs()[0]
-            size, most = queue.opening.batch_size, queue.opening.shard_batches
             batches = shard_batches(queue.queued.size, holders=holders, batch_size=size, most=most)
             stop = shard_end(lo, hi, batch_size=size, batches=batches)
             queue.queued.remove(lo, stop)
             granted.append(Lease(queue.next_epoch, worker, lo, stop, lo))
             queue.next_epoch += 1
+        if not granted and wanted > 0 and not mine and own is None:
+            granted += self._steal(queue, worker)
         for lease in granted:
             queue.leases[lease.epoch] = lease
             queue.expiry[lease.epoch] = self.now_s + ttl_s
@@ -136,20 +151,39 @@ class MemoryQueue:
             queue.lapsed.pop(worker, None)
             queue.requests[worker, request_id] = [lease.epoch for lease in granted]
             return Granted(State.GRANTED, tuple(granted), ttl_s, 0.0, told)
-        if not queue.leases:
+        if not queue.leases and not queue.queued:
             return Granted(State.DRAINED, (), ttl_s, 0.0, told)
-        wait_s = min(1.0, max(0.05, min(queue.expiry.values()) - self.now_s))
+        wait_s = min(1.0, max(0.05, min(queue.expiry.values(), default=ttl_s) - self.now_s))
         return Granted(State.WAIT, (), ttl_s, wait_s, told)
 
+    def _steal(self, queue: _Queue, worker: str) -> list[Lease]:
+        late = [
+            lease for epoch, lease in queue.leases.items()
+            if lease.worker != worker and lease.progress < lease.hi and epoch not in queue.twins
+            and (self.now_s - queue.since[epoch] >= queue.opening.ttl_s / 3 or lease.worker in queue.sizes)
+        ]
+        if not late:
+            return []
+        best = max(late, key=lambda lease: (lease.hi - lease.progress, -lease.lo))
+        start = stolen_from(best.lo, best.progress, best.hi, batch_size=queue.opening.batch_size)
+        taken = Lease(queue.next_epoch, worker, start, best.hi, start)
+        queue.next_epoch += 1
+        if start == best.progress:
+            queue.twins |= {best.epoch: taken.epoch, taken.epoch: best.epoch}
+        else:
+            queue.leases[best.epoch] = replace(best, hi=start)
+        return [taken]
+
     async def renew(
-        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool]]
+        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]
     ) -> Renewed:
         queue = self._find(job_id, gen)
         if isinstance(queue, State):
             return Renewed(queue)
         lost: list[int] = []
         ended: set[int] = set()
-        for epoch, done_to, complete in progress:
+        cuts: list[tuple[int, int]] = []
+        for epoch, done_to, complete, known in progress:
             lease = queue.leases.get(epoch)
             if epoch in ended:
                 continue
@@ -159,11 +193,44 @@ class MemoryQueue:
                 ended.add(epoch)
                 self._drop(queue, epoch)
                 queue.recent.add(lease.lo, lease.hi)
+                other = self._untwin(queue, epoch)
+                if other is not None:
+                    ended.add(other)
+                    twin = self._drop(queue, other)
+                    queue.recent.add(twin.lo, twin.progress)
             else:
                 reached = max(lease.progress, min(done_to, lease.hi))
                 queue.leases[epoch] = replace(lease, progress=reached)
                 queue.expiry[epoch] = self.now_s + queue.opening.ttl_s
-        return Renewed(State.GRANTED, tuple(lost))
+                if known > lease.hi:
+                    cuts.append((epoch, lease.hi))
+        return Renewed(State.GRANTED, tuple(lost), tuple(cuts))
+
+    async def size(self, job_id: str, gen: int, *, worker: str, shard_batches: int) -> Released:
+        queue = self._find(job_id, gen)
+        if isinstance(queue, State):
+            return Released(queue)
+        queue.sizes.pop(worker, None)
+        if not shard_batches:
+            return Released(State.GRANTED)
+        queue.sizes[worker] = keep = shard_batches
+        told: list[Requeued] = []
+        for epoch, lease in sorted(queue.leases.items()):
+            left = -(-(lease.hi - lease.progress) // queue.opening.batch_size)
+            if lease.worker != worker or not left:
+                continue
+            if not keep:
+                told += self._give_back(queue, epoch, Cause.CUT)
+                continue
+            size = queue.opening.batch_size
+            end = kept_end(lease.lo, lease.progress, lease.hi, batch_size=size, batches=keep)
+            if end < lease.hi:
+                queue.queued.add(end, lease.hi)
+                queue.requeues += 1
+                queue.leases[epoch] = replace(lease, hi=end)
+                told.append(Requeued(worker, epoch, end, lease.hi, Cause.CUT))
+            keep = max(0, keep - left)
+        return Released(State.GRANTED, tuple(told))
 
     async def release(self, job_id: str, gen: int, *, worker: str, crashed: bool) -> Released:
         queue = self._find(job_id, gen)
@@ -210,7 +277,7 @@ class MemoryQueue:
         told = self._expire(queue)
         held = tuple(
             replace(lease, age_s=self.now_s - queue.since[epoch])
-            for epoch, lease in sorted(queue.leases.items())
+            for epoch, lease in sorted(queue.leases.items()) if queue.twins.get(epoch, epoch) >= epoch
         )
         total, size, pieces = queue.opening.total, queue.queued.size, len(queue.queued)
         view = View(gen, total, size, held, queue.expirations, queue.requeues, queue.granted, pieces)

@@ -101,15 +101,6 @@ class JobSlotsMoved(Payload):
     reason: str = ""
 
 
-class JobDecided(Payload):
-    """jobmaster saw something, and decided what to do about it."""
-
-    about: str
-    """Of which process, or of what: `ps 1`."""
-    seen: str
-    decided: str
-
-
 class JobRoleStarted(Payload):
     """A role's process or pod was started."""
 
@@ -170,6 +161,70 @@ class JobRolledBack(Payload):
     lost_samples: int = 0
 
 
+class JobDecided(Payload):
+    """jobmaster answers trouble of a job. A line of the job's timeline; what came of it follows by its number."""
+
+    decision: int
+    matter: str
+    """straggler | memory | termination | ..."""
+    place: str = ""
+    """`worker 1`; empty when it concerns the whole job."""
+    seen: str
+    decided: str
+
+
+class JobEffectObserved(Payload):
+    """What was done about a decision, and what came of it."""
+
+    decision: int
+    matter: str
+    done: str = ""
+    effect: str = ""
+
+
+class JobStragglerDetected(Payload):
+    """A worker trains well below the median of its peers; its shards get smaller, or a backup worker helps."""
+
+    index: int
+    incarnation: str = ""
+    share: float
+    """Its pace over the median of its peers'."""
+    window_s: float
+    answer: str
+    """smaller shards | backup worker"""
+    shard_batches: int
+    """Of this worker from now on."""
+    reason: str = ""
+
+
+class JobStragglerRecovered(Payload):
+    """A worker keeps up again, or another process has its place: it gets shards like everybody."""
+
+    index: int
+    incarnation: str = ""
+    reason: str = ""
+
+
+class JobRoleNotified(Payload):
+    """A process was told by others (its machine, its scheduler, a person) that it must go; it drains."""
+
+    role: str
+    index: int
+    incarnation: str = ""
+    reason: str = ""
+
+
+class JobMemoryRaised(Payload):
+    """Processes of a role may use more memory from now on."""
+
+    role: str
+    from_bytes: int
+    to_bytes: int
+    cause: str
+    """oom: one was killed for it; forecast: one would have been."""
+    reason: str = ""
+
+
 JOB_SUBMIT = EVENTS.add(EventType("job.submit", "jobmaster", JobSubmit, "Command: run a training job."))
 JOB_REFUSED = EVENTS.add(EventType("job.refused", "jobmaster", JobRefused, "A job.submit was refused; why."))
 JOB_SUBMITTED = EVENTS.add(EventType("job.submitted", "jobmaster", JobSubmitted, "A job was accepted."))
@@ -181,7 +236,6 @@ JOB_SCALED = EVENTS.add(EventType("job.scaled", "jobmaster", JobScaled, "A role'
 JOB_SLOTS_MOVED = EVENTS.add(
     EventType("job.slots_moved", "jobmaster", JobSlotsMoved, "Slots moved to another parameter server.")
 )
-JOB_DECIDED = EVENTS.add(EventType("job.decided", "jobmaster", JobDecided, "What jobmaster saw and decided."))
 JOB_ROLE_STARTED = EVENTS.add(EventType("job.role_started", "jobmaster", JobRoleStarted, "A role started."))
 JOB_ROLE_EXITED = EVENTS.add(EventType("job.role_exited", "jobmaster", JobRoleExited, "A role ended."))
 JOB_BATCH_QUARANTINED = EVENTS.add(
@@ -193,6 +247,23 @@ JOB_SNAPSHOT_COMMITTED = EVENTS.add(
 JOB_EVALUATED = EVENTS.add(EventType("job.evaluated", "jobmaster", JobEvaluated, "A model was measured."))
 JOB_ROLLED_BACK = EVENTS.add(
     EventType("job.rolled_back", "jobmaster", JobRolledBack, "Training returned to a snapshot.")
+)
+
+JOB_DECIDED = EVENTS.add(EventType("job.decided", "jobmaster", JobDecided, "An answer to trouble of a job."))
+JOB_EFFECT_OBSERVED = EVENTS.add(
+    EventType("job.effect_observed", "jobmaster", JobEffectObserved, "What came of a decision.")
+)
+JOB_STRAGGLER_DETECTED = EVENTS.add(
+    EventType("job.straggler_detected", "jobmaster", JobStragglerDetected, "A worker is slow.")
+)
+JOB_STRAGGLER_RECOVERED = EVENTS.add(
+    EventType("job.straggler_recovered", "jobmaster", JobStragglerRecovered, "A worker is slow no more.")
+)
+JOB_ROLE_NOTIFIED = EVENTS.add(
+    EventType("job.role_notified", "jobmaster", JobRoleNotified, "A process was told to go, and drains.")
+)
+JOB_MEMORY_RAISED = EVENTS.add(
+    EventType("job.memory_raised", "jobmaster", JobMemoryRaised, "A role's memory limit was raised.")
 )
 
 # --- data ------------------------------------------------------------------------------------------

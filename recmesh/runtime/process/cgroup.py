@@ -7,7 +7,7 @@ and the caller is told why: training without a limit is better than not training
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,19 @@ def apply(
                 folder.rmdir()
         return Limits((), False, f"control groups cannot be used here: {error}")
     return Limits(tuple(made), True, "")
+
+
+def raise_memory(folders: Sequence[Path], memory_bytes: int) -> bool:
+    """Another memory limit for the members of these groups, while they run; False when none of them can have it."""
+    changed = False
+    for folder in folders:
+        # v1 keeps memory below memory and swap together: the larger of the two goes up first.
+        for name in ("memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.max"):
+            with suppress(OSError):
+                if (folder / name).exists():
+                    (folder / name).write_text(str(memory_bytes))
+                    changed = changed or name != "memory.memsw.limit_in_bytes"
+    return changed
 
 
 def remove(folder: Path) -> None:

@@ -17,12 +17,19 @@ from pathlib import Path
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from recmesh.runtime.process import cgroup
 from recmesh.runtime.process.identity import ProcessId, boot_id
-from recmesh.runtime.process.records import EXIT_SUFFIX, START_SUFFIX, ExitRecord, StartRecord
+from recmesh.runtime.process.records import (
+    EXIT_SUFFIX,
+    LIMIT_SUFFIX,
+    START_SUFFIX,
+    ExitRecord,
+    StartRecord,
+)
 
 _SHIM = Path(__file__).with_name("shim.py")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")
 _START_TIMEOUT_S = 30.0  # milliseconds on an idle machine; generous for one that swaps
 _POLL_S = 0.02
+_WATCHED = "memory is looked at ten times a second instead, and what exceeds its limit is killed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,17 @@ class ProcessHandle:
             record = self.wait(5.0)
         return record
 
+    def raise_memory(self, memory_bytes: int) -> bool:
+        """Another memory limit while it runs, held by whoever holds the present one; False when there is none."""
+        if not self.start.memory_bytes or not self.alive():
+            return False
+        if self.limits_enforced:
+            return cgroup.raise_memory([Path(folder) for folder in self.start.cgroups], memory_bytes)
+        part = self.run_dir / f"{self.name}{LIMIT_SUFFIX}.part"
+        part.write_text(str(memory_bytes))
+        part.replace(self.run_dir / f"{self.name}{LIMIT_SUFFIX}")
+        return True
+
     def kill(self) -> None:
         """SIGKILL to the command and its process group; returns at once."""
         self.id.send(signal.SIGKILL, group=True)
@@ -127,7 +145,7 @@ class ProcessHandle:
             raise FailedPrecondition(f"{self.name} (pid {self.pid}) still runs")
         for folder in self.start.cgroups:
             cgroup.remove(Path(folder))
-        for suffix in (START_SUFFIX, EXIT_SUFFIX):
+        for suffix in (START_SUFFIX, EXIT_SUFFIX, LIMIT_SUFFIX):
             (self.run_dir / f"{self.name}{suffix}").unlink(missing_ok=True)
 
     def _exit_record(self) -> ExitRecord | None:
@@ -190,8 +208,10 @@ def launch(
         "exit_path": str(run_dir / f"{name}{EXIT_SUFFIX}"),
         "cgroups": [str(folder) for folder in limits.folders],
         "memory_bytes": memory_bytes, "oom_score_adj": oom_score_adj,
+        "limit_path": "" if limits.enforced or not memory_bytes else str(run_dir / f"{name}{LIMIT_SUFFIX}"),
         "start": {
-            "tag": tag, "limits_enforced": limits.enforced, "limits_reason": limits.reason,
+            "tag": tag, "limits_enforced": limits.enforced,
+            "limits_reason": limits.reason if limits.enforced or not memory_bytes else f"{limits.reason}; {_WATCHED}",
             "cpu_cores": cpu_cores, "memory_bytes": memory_bytes,
         },
     }

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 START_SUFFIX = ".process.json"
 EXIT_SUFFIX = ".exit.json"
+LIMIT_SUFFIX = ".memory"
+"""A memory limit, in bytes, that was raised while the process runs and its shim watches it."""
 
 
 class _Record:
@@ -66,7 +68,7 @@ class ExitRecord(_Record):
     signal: int | None
     oom: bool
     reason: str
-    """For people: `exit code 70`, `killed by SIGKILL`, `out of memory: limit 512 MiB`, ..."""
+    """For people: `exit code 70`, `killed by SIGKILL`, `OOMKilled: out of memory, limit 512 MiB`, ..."""
     peak_memory_bytes: int = 0
     cpu_s: float = 0.0
 

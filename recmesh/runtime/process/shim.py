@@ -5,7 +5,8 @@ whoever started it (a session of its own, adopted by init), which is what makes 
 starter's death. ORDER is a JSON object:
 
     name, command, cwd, log_path, start_path, exit_path, cgroups (folders the command joins),
-    memory_bytes, oom_score_adj, status_fd (where the outcome of the start goes, as one JSON line),
+    memory_bytes, limit_path (not empty: no control group holds the memory, so this process watches it; the file,
+    once there, says another limit), oom_score_adj, status_fd (where the outcome of the start goes, as one JSON line),
     start (what goes into the start record besides what is found here)
 
 The command gets the shim's environment, /dev/null as input, the log as output, and a process group of its
@@ -58,16 +59,17 @@ def main(order: dict[str, Any]) -> None:
         os._exit(1)
     _report(order, start)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
+    watched = bool(order["limit_path"]) and _watch_memory(pid, order)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its zombie keeps the pid while the rest is swept
     ended_at = time.time()
     _sweep(pid, order["cgroups"])
     _, status, used = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    oom = code == -signal.SIGKILL and _oom_kills(order["cgroups"]) > counters
+    oom = code == -signal.SIGKILL and (watched or _oom_kills(order["cgroups"]) > counters)
     record = {
         "name": order["name"], "pid": pid, "start_ticks": ticks, "started_at": started_at,
         "ended_at": ended_at, "exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None,
-        "oom": oom, "reason": _reason(code, oom, order["memory_bytes"]),
+        "oom": oom, "reason": _reason(code, oom, _limit(order)),
         "peak_memory_bytes": used.ru_maxrss * 1024, "cpu_s": round(used.ru_utime + used.ru_stime, 3),
     }
     for attempt in range(60):  # a full disk may be mended within a minute
@@ -138,10 +140,44 @@ def _sweep(pid: int, cgroups: list[str]) -> None:
 
 def _reason(code: int, oom: bool, memory_bytes: int | None) -> str:
     if oom:
-        return f"out of memory: limit {(memory_bytes or 0) / 2**20:.0f} MiB"
+        return f"OOMKilled: out of memory, limit {(memory_bytes or 0) / 2**20:.0f} MiB"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return "done" if code == 0 else f"exit code {code}"
+
+
+def _watch_memory(pid: int, order: dict[str, Any]) -> bool:
+    """Returns when the command has ended: True when it was killed here, for using more memory than its limit.
+
+    Its own anonymous and shared memory count, as in a control group; files that it maps do not. Between two looks it
+    may use more: a process that allocates GiB in a tenth of a second is stopped late, or by the machine.
+    """
+    killed = False
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if not killed and _private_bytes(pid) > (_limit(order) or 0):
+            killed = True
+            _killpg(pid)
+            _kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    return killed
+
+
+def _limit(order: dict[str, Any]) -> int | None:
+    try:
+        with open(order["limit_path"]) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        limit: int | None = order["memory_bytes"]
+        return limit
+
+
+def _private_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in fields) * 1024
+    except (OSError, ValueError):
+        return 0
 
 
 def _oom_kills(cgroups: list[str]) -> int:

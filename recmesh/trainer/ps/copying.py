@@ -19,6 +19,7 @@ from recmesh.formats.snapshot.document import (
 )
 from recmesh.formats.snapshot.rows import DenseChunk, RowColumns, record_batch, row_schema, write_rows
 from recmesh.formats.snapshot.writing import Container, PlacedFile, arrow_sink
+from recmesh.runtime.gates import gate
 from recmesh.store import DenseRecord, RowBlock
 from recmesh.store.schema import dense_to_json, table_to_json
 from recmesh.trainer.ps.ledger import Cut
@@ -81,6 +82,7 @@ class Copy(threading.Thread):
             finally:
                 self._model.store.unmark()
                 self._unmarked.set()
+            gate("ps.part", f"snapshot {self.order.snapshot}, {written.size_bytes} bytes")
             with container:
                 if self._deliver(written, self.cancelled):
                     container.keep()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from recmesh.formats import CHUNK, SlotMask, chunk_count, slots_of, table_salt
 from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
+from recmesh.runtime.gates import gate
 from recmesh.store import DenseRecord, DenseSchema, RowBlock, Store, TableSchema, kernels
 from recmesh.trainer.ps.changes import ChangeLog
 from recmesh.trainer.ps.messages import Declaration, DenseValues, Part, RowGrads, TableSize
@@ -230,6 +231,7 @@ class Model:
                 dim = self.content.tables[chosen.table].dim
                 self.store.apply(self._tables[chosen.table], chosen.ids, chosen.grads.reshape(-1, dim),
                                  chosen.counts, step=step)
+        gate("ps.rows", part.batch)
         dense = [entry for entry in part.dense if slots is None or slots[self._chunk_slots[entry[0]][entry[1]]]]
         self.store.apply_dense([(self._dense[block], chunk, grad) for block, chunk, grad in dense], step=step)
         if self.changes is not None:

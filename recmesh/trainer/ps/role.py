@@ -14,6 +14,7 @@ from pathlib import Path
 
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.rpc import sync_channel, sync_server
+from recmesh.trainer.breaking import broken_rule
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
 from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Beat, BeatReply, RunRecord
@@ -21,6 +22,7 @@ from recmesh.trainer.ps.moves import Target
 from recmesh.trainer.ps.notice import PATIENCE_S, Notice
 from recmesh.trainer.ps.rpc import SERVICE_NAME, CheckpointClient, ParameterServerServicer, RemoteTarget, add_to_server
 from recmesh.trainer.ps.server import ParameterServer
+from recmesh.trainer.ps.without import server_without
 from recmesh.trainer.role import Heart, Identity, register, say_last
 from recmesh.trainer.wire import RemoteRuns
 
@@ -76,8 +78,9 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event, 
     def reach(address: str) -> Target:
         return RemoteTarget(sync_channel(address, token=identity.token or None), job_id=identity.job_id)
 
-    server = ParameterServer(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
-                             deliver=checkpoints.deliver, reach=reach)
+    server_type = server_without(broken_rule(env))
+    server = server_type(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
+                         deliver=checkpoints.deliver, reach=reach)
     servicer = ParameterServerServicer(server, job_id=identity.job_id)
     listener = sync_server("ps", address, [add_to_server(servicer)], token=identity.token or None,
                            service_names=[SERVICE_NAME], max_workers=_RPC_THREADS)

@@ -21,6 +21,7 @@ from recmesh.formats.intervals import Triple
 from recmesh.formats.snapshot import Part as SnapshotPart
 from recmesh.formats.snapshot import open_part
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.runtime.gates import gate
 from recmesh.trainer.ps.assembly import Assembly
 from recmesh.trainer.ps.copying import Copy, Deliver, Order
 from recmesh.trainer.ps.latch import Latch
@@ -82,13 +83,15 @@ def reach_nobody(address: str) -> Target:
 class ParameterServer:
     """Thread-safe. Every method raises a `refusals.Refusal` when the state forbids it, without effect."""
 
+    books_type: type[Books] = Books
+
     def __init__(
         self, incarnation: str, *, shm_dir: Path = Path("/dev/shm"), memory_bytes: int | None = None,
         sources: Sources = stored_parts, deliver: Deliver = keep_nothing, reach: Reach = reach_nobody,
         fail: Callable[[BaseException], NoReturn] = fail_stop,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.books = Books(incarnation)
+        self.books = self.books_type(incarnation)
         self.model = Model(memory_bytes=memory_bytes)
         self.latch, self._structure = Latch(), threading.Lock()
         self.moves = Moves(self, reach=reach)
@@ -147,12 +150,13 @@ class ParameterServer:
         with self.latch.shared():
             self.books.check_generation(part.gen)
             self.books.check_map(part.map_version)
-            if not self.model.check_part(part, owned=self.books.owned.view(np.uint8)):
-                raise WrongMap(self.books.since, asked=part.map_version)
+            self._check_split(part)
+            gate("ps.claim", part.batch)
             with self.model.reserved(part):                        # from here on nothing may fail
                 with self._ledger:
                     self.books.check_epoch(part.batch, part.epoch)
                     claim = self.books.claim(part.batch, epoch=part.epoch)
+                gate("ps.apply", part.batch)
                 try:
                     for group, step in zip(claim.groups, claim.steps, strict=True):
                         self.model.apply(part, slots=None if claim.whole else group.slots, step=step)
@@ -164,6 +168,7 @@ class ParameterServer:
             with self._ledger:                                     # an ack means applied, by whomever
                 while not self.books.applied(part.batch):
                     self._ledger.wait()
+        gate("ps.ack", part.batch)
         duplicate = bool(self.books.groups) and not claim.groups
         self._count("duplicates" if duplicate else "pushes")
         return PushResult(PushStatus.APPLIED, duplicate, time.perf_counter() - started)
@@ -199,6 +204,7 @@ class ParameterServer:
             model, cuts = Model(memory_bytes=self._memory_bytes), [Cut(owned, Ledger(), 0)]
             if order.snapshot or order.parts:
                 cuts = load_parts(model, self._sources(order), owned=owned, fresh_ledger=order.fresh_ledger)
+            gate("ps.restore", f"snapshot {order.snapshot}, {model.store.rows} rows")
             with self.latch.exclusive():
                 self.model = model
                 self._job_id, self._ps = order.job_id, order.ps
@@ -279,6 +285,7 @@ class ParameterServer:
             result = MarkResult(self.books.owned.copy(), cuts, latch_ms, self.model.store.rows,
                                 self.model.store.memory_bytes)
             self._marked = (snapshot, result)
+            gate("ps.mark", f"snapshot {snapshot}")
             return result
 
     def abort_mark(self, gen: int, term: int, snapshot: int) -> None:
@@ -316,6 +323,11 @@ class ParameterServer:
         self.moves.stop()
 
     # ---- inside
+
+    def _check_split(self, part: Part) -> None:
+        """A split must cover exactly the slots owned here."""
+        if not self.model.check_part(part, owned=self.books.owned.view(np.uint8)):
+            raise WrongMap(self.books.since, asked=part.map_version)
 
     def _assemble(self, part: Part) -> Part | None:
         """The logical part once its last piece is here. Pieces of an applied batch make an empty one."""

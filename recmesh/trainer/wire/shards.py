@@ -38,12 +38,12 @@ class RemoteShards:
             gen=gen,
             worker=self._worker,
             leases=[
-                pb.LeaseProgress(epoch=item.epoch, done_to=item.done_to, complete=item.complete)
+                pb.LeaseProgress(epoch=item.epoch, done_to=item.done_to, complete=item.complete, hi=item.hi)
                 for item in leases
             ],
         )
         reply = self._stub.Renew(request, timeout=_DEADLINE_S)
-        return RenewReply(frozenset(reply.lost), reply.stale_gen)
+        return RenewReply(frozenset(reply.lost), reply.stale_gen, {cut.epoch: cut.hi for cut in reply.cuts})
 
     def release(self, gen: int) -> None:
         """See Shards.release."""

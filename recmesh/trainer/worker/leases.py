@@ -9,12 +9,14 @@ from recmesh.trainer.ports import Lease, LeaseProgress, Piece
 @dataclass
 class _Held:
     lease: Lease
+    hi: int
+    """Where it ends: nearer than the lease says when it was cut."""
     open: dict[int, Piece] = field(default_factory=dict)
     """By its first position: each batch that is not applied everywhere."""
 
     def progress(self) -> LeaseProgress:
-        done_to = min(self.open, default=self.lease.piece.hi)
-        return LeaseProgress(self.lease.epoch, done_to, not self.open)
+        done_to = min(self.open, default=self.hi)
+        return LeaseProgress(self.lease.epoch, done_to, not self.open, self.hi)
 
 
 class LeaseBook:
@@ -25,7 +27,7 @@ class LeaseBook:
 
     def take(self, lease: Lease, batches: Sequence[Piece]) -> None:
         """A new lease, of which `batches` are to be trained."""
-        self._held[lease.epoch] = _Held(lease, {piece.lo: piece for piece in batches})
+        self._held[lease.epoch] = _Held(lease, lease.piece.hi, {piece.lo: piece for piece in batches})
 
     def applied(self, epoch: int, piece: Piece) -> bool:
         """A batch is everywhere; True when it was the lease's last."""
@@ -43,9 +45,19 @@ class LeaseBook:
         held.open.update({part.lo: part for part in parts})
         return True
 
-    def holds(self, epoch: int) -> bool:
-        """False from when the lease was lost or completed."""
-        return epoch in self._held
+    def wants(self, epoch: int, piece: Piece) -> bool:
+        """False from when the batch is applied, or its lease was lost, completed, or cut before it."""
+        held = self._held.get(epoch)
+        return held is not None and piece.lo in held.open
+
+    def cut(self, epoch: int, hi: int) -> bool:
+        """What begins at `hi` or later is others' to train; True when nothing is left."""
+        held = self._held.get(epoch)
+        if held is None or hi >= held.hi:
+            return False
+        held.hi = hi
+        held.open = {lo: piece for lo, piece in held.open.items() if lo < hi}
+        return not held.open
 
     def progress(self) -> list[LeaseProgress]:
         """Of every lease held."""

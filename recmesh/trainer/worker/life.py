@@ -88,6 +88,7 @@ class Terms:
     batch_size: int
     in_flight: int
     read_ahead: int = 2
+    fleet: type[Fleet] = Fleet
 
 
 class Life:
@@ -113,7 +114,7 @@ class Life:
         """shardsvc has nothing left for anyone."""
         self._terms, self._shards, self._runs, self._reader = terms, shards, runs, reader
         self._declaration, self._meter = declaration, meter
-        self._fleet = Fleet(connect, record)
+        self._fleet = terms.fleet(connect, record)
         self._closing = threading.Event()
         self._map_lock = threading.Lock()
         self._lock = threading.Lock()
@@ -254,7 +255,7 @@ class Life:
             except queue.Empty:
                 continue
             with self._lock:
-                if not self._book.holds(lease.epoch):
+                if not self._book.wants(lease.epoch, piece):
                     continue
             start = perf_counter()
             batch = self._reader.batch(lease.tasks, piece.lo, piece.hi)
@@ -386,6 +387,8 @@ class Life:
         with self._lock:
             self._book.forget([item.epoch for item in progress if item.complete])
             self._book.forget(reply.lost)
+            if any([self._book.cut(epoch, hi) for epoch, hi in reply.cuts.items()]):
+                self._progressed.set()
 
     def _offer(self, target: queue.Queue[T], item: T) -> None:
         while True:

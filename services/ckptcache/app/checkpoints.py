@@ -16,6 +16,7 @@ from recmesh.runtime.errors import (
     ResourceExhausted,
     Violation,
 )
+from recmesh.runtime.gates import gate
 from services.ckptcache.app.entry import Entries, Entry, in_background
 from services.ckptcache.app.flush import Flusher
 from services.ckptcache.app.ports import Announcements, Meter, Policy
@@ -120,6 +121,7 @@ class Checkpoints:
             entry.taken.pop(part.ps, None)
             raise
         self._taken_over(entry, part, memory_bytes=size_bytes)
+        gate("ckptcache.part", f"{entry.snapshot.name}, part {part.ps}")
 
     async def _settled(self, job_id: str, number: int, ps: int) -> None:
         """Nobody is taking over the part: it was handed over, or is still expected."""
@@ -227,6 +229,7 @@ class Checkpoints:
                 rows=manifest.count(given, "rows"),
                 samples=manifest.count(given, "samples"),
             )
+            gate("ckptcache.commit", entry.snapshot.name)
             text = await asyncio.to_thread(self._files.commit, done, manifest.merged(given, done))
             entry.become(done)
             self._meter.ended("committed")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
+from recmesh.runtime.gates import gate
 from services.ckptcache.app.entry import Entry, in_background
 from services.ckptcache.app.ports import Announcements, Meter, Policy
 from services.ckptcache.domain.parts import Part
@@ -87,6 +88,7 @@ class Flusher:
             entry.writing.pop(part.ps, None)
         if entry.snapshot.state is not State.COLLECTING:
             return
+        gate("ckptcache.stored", f"{snapshot.name}, part {part.ps}")
         self._meter.flushed(seconds=self._clock.monotonic() - started, size_bytes=part.size_bytes)
         key = (snapshot.job_id, snapshot.number, part.ps)
         if key in self._copies:

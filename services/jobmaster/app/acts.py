@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.memory import after_oom, limit_of
 from services.jobmaster.app.queue import release_worker
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.timeline import decide
 from services.jobmaster.cluster import StartOrder
 from services.jobmaster.domain import plan
 from services.jobmaster.domain.exits import Exit, Verdict, judge, retry_delay_s
@@ -96,7 +98,7 @@ class Acts:
         size = role.size or plan.size(run.spec, run.job.intent, run.status.plan, role.role)
         order = StartOrder(
             job_id=run.job_id, name=role.name, role=role.role, index=role.index,
-            env=self._env(role.role, role.index), cpu=size.cpu, memory_bytes=size.memory_bytes,
+            env=self._env(role.role, role.index), cpu=size.cpu, memory_bytes=limit_of(run, role.role),
         )
         try:
             process = await run.context.cluster.start(order)
@@ -166,6 +168,8 @@ class Acts:
         run.telling.role_exited(
             ended, code=exit.code, reason=verdict.text, expected=not verdict.is_uncommanded
         )
+        if verdict.kind == "oom" and run.status.ending is None:
+            await after_oom(run, role, how=verdict.text)
         await run.flush()
         if role.role == "worker" and role.incarnation:
             run.in_background(
@@ -211,17 +215,15 @@ class Acts:
         role = run.status.role(key)
         if role is None or not role.is_live or role.leaving:
             return
-        logger.info("job %s: %s is to be replaced: %s", run.job_id, role.name, reason)
         run.put_role(role.model_copy(update={"leaving": reason, "leaving_since": run.context.clock.now()}))
-        run.telling.decided(
-            about=f"{role.role} {role.index}", seen=reason, decided="another process takes over its slots"
+        decide(
+            run, matter="replacement", place=role.place, seen=reason, decision="another process takes over its slots"
         )
         await run.flush()
 
     async def _relieve(self, hot: Hot) -> None:
         run = self._run
-        logger.info("job %s: PS %d is hot (%s): %s", run.job_id, hot.ps, hot.seen, hot.decided)
-        run.telling.decided(about=f"ps {hot.ps}", seen=hot.seen, decided=hot.decided)
+        decide(run, matter="hot ps", place=f"ps {hot.ps}", seen=hot.seen, decision=hot.decided)
         run.update(judged_at=run.context.clock.now())
         if hot.weights:
             for role in run.status.live("ps"):

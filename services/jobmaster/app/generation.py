@@ -7,6 +7,7 @@ runner cancels this, replaces it, and begins again with R1.
 import asyncio
 
 from recmesh.runtime.errors import DataLoss, DeadlineExceeded, MeshError, NotFound, Unavailable
+from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app import moving
 from services.jobmaster.app.run import Run
@@ -32,6 +33,7 @@ async def open_generation(run: Run, *, reason: str) -> None:
     while True:
         former = run.record.gen
         record, restored = await _r1_record(run), False
+        gate("jobmaster.rollback", f"generation {record.gen}")
         try:
             parts, done = await _source(run, record)
             await _r2_restore(run, record, parts)
@@ -44,6 +46,7 @@ async def open_generation(run: Run, *, reason: str) -> None:
                 raise
             continue
         break
+    gate("jobmaster.opened", f"generation {record.gen}")
     await run.change_record(lambda now: records.opened(now, term=record.term, gen=record.gen))
     run.queue = None
     samples = trained(done, voids=run.record.voids)

@@ -6,6 +6,7 @@ the published map pushes to these slots wait: nothing stands between but the tar
 
 from recmesh.runtime.errors import CallerError, DeadlineExceeded, FailedPrecondition, MeshError, Unavailable
 from recmesh.runtime.events import catalog
+from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import fleet, moves, placement
@@ -152,7 +153,9 @@ async def _hand_over(run: Run, record: RunRecord, move: SlotMove, copied: Copied
     """M2 to M4; the seconds of this are the pause of training."""
     clock, version = run.context.clock, run.record.reserved_version
     began = clock.monotonic()
+    gate("jobmaster.freeze", f"move {move.number}")
     frozen = await _freeze(run, record, move, version=version)
+    gate("jobmaster.publish", f"move {move.number}")
     await run.change_record(lambda now: moves.moved(now, term=record.term, gen=record.gen, number=move.number))
     pause_ms = 1000.0 * (clock.monotonic() - began)
     measured = {

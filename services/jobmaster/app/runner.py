@@ -21,8 +21,10 @@ from recmesh.runtime.errors import (
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app import ending, generation, moving, planning, queue, snapshots
 from services.jobmaster.app.acts import Acts
+from services.jobmaster.app.memory import MemoryWatch
 from services.jobmaster.app.profile import Profiler
 from services.jobmaster.app.run import LostRun, Run
+from services.jobmaster.app.straggling import StragglerWatch
 from services.jobmaster.domain.exits import retry_delay_s
 from services.jobmaster.domain.job import Ending
 from services.jobmaster.domain.phase import Phase
@@ -73,7 +75,10 @@ class Runner:
     def start(self) -> None:
         """Begins in a context of its own: a job outlives the call (and its deadline) that submitted it."""
         watch = queue.QueueWatch(self.run)
-        works = (self._loop(), watch.watch(), self.run.telling.send_all(), self._profiler.tell())
+        works = (
+            self._loop(), watch.watch(), self.run.telling.send_all(), self._profiler.tell(),
+            StragglerWatch(self.run).watch(), MemoryWatch(self.run).watch(),
+        )
         for work in works:
             self._tasks.append(asyncio.create_task(work, context=contextvars.Context()))
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from recmesh.runtime.errors import MeshError, MeshFault, Unavailable
+from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import record as records
@@ -30,6 +31,7 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
     await run.no_move_pending()
     record = await run.change_record(lambda now: records.mark(now, term=now.term, gen=now.gen))
     number = record.marking
+    gate("jobmaster.mark", f"snapshot {number}")
     try:
         await run.context.peers.checkpoints.begin(
             run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.owning],
@@ -100,9 +102,11 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
     """S4, and what follows from it: retention, the queue's audit, the end."""
     done = snapshots.applied_by_all(cuts)
     full = is_full(done, total=run.status.total)
+    gate("jobmaster.commit", f"snapshot {number}")
     after = await run.change_record(
         lambda now: records.commit(now, term=record.term, gen=record.gen, snapshot=number, full=full)
     )
+    gate("jobmaster.committed", f"snapshot {number}")
     run.update(snapshot_at=run.context.clock.now(), checkpoint_served=asked)
     run.telling.snapshot_committed(
         snapshot=number, gen=record.gen, samples=trained(done, voids=after.voids),

@@ -13,7 +13,7 @@ from recmesh.runtime.events import Event, EventType, catalog
 from recmesh.runtime.events.types import Payload
 from recmesh.runtime.telemetry import current_traceparent, get_logger
 from services.jobmaster.app.context import Context
-from services.jobmaster.domain.job import RoleState, Transition
+from services.jobmaster.domain.job import Decision, RoleState, SlowWorker, Transition
 from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.store import MAX_EVENTS
 
@@ -76,11 +76,6 @@ class Telling:
         """Slots have another parameter server."""
         self._tell(catalog.JOB_SLOTS_MOVED, data)
 
-    def decided(self, *, about: str, seen: str, decided: str) -> None:
-        """Something was seen, and this is done about it."""
-        data = catalog.JobDecided(about=about, seen=seen[:MAX_TEXT], decided=decided[:MAX_TEXT])
-        self._tell(catalog.JOB_DECIDED, data)
-
     def role_started(self, role: RoleState) -> None:
         """A process was started."""
         data = catalog.JobRoleStarted(
@@ -120,6 +115,51 @@ class Telling:
         """A new generation began from a snapshot."""
         data = catalog.JobRolledBack(snapshot=snapshot, gen=gen, reason=reason, lost_samples=lost_samples)
         self._tell(catalog.JOB_ROLLED_BACK, data)
+
+    def decided(self, item: Decision) -> None:
+        """A line of the timeline."""
+        data = catalog.JobDecided(
+            decision=item.number, matter=item.matter, place=item.place, seen=item.seen, decided=item.decided
+        )
+        self._tell(catalog.JOB_DECIDED, data)
+
+    def effect_observed(self, item: Decision) -> None:
+        """What came of it."""
+        data = catalog.JobEffectObserved(
+            decision=item.number, matter=item.matter, done=item.done, effect=item.effect
+        )
+        self._tell(catalog.JOB_EFFECT_OBSERVED, data)
+
+    def straggler_detected(
+        self, worker: SlowWorker, *, answer: str, shard_batches: int, window_s: float, reason: str
+    ) -> None:
+        """A worker is slow."""
+        data = catalog.JobStragglerDetected(
+            index=worker.index, incarnation=worker.incarnation, share=worker.share, window_s=window_s,
+            answer=answer, shard_batches=shard_batches, reason=reason[:MAX_TEXT],
+        )
+        self._tell(catalog.JOB_STRAGGLER_DETECTED, data)
+
+    def straggler_recovered(self, worker: SlowWorker, *, reason: str) -> None:
+        """A worker is slow no more."""
+        data = catalog.JobStragglerRecovered(
+            index=worker.index, incarnation=worker.incarnation, reason=reason[:MAX_TEXT]
+        )
+        self._tell(catalog.JOB_STRAGGLER_RECOVERED, data)
+
+    def memory_raised(self, *, role: str, before: int, after: int, cause: str, reason: str) -> None:
+        """Processes of a role may use more memory."""
+        data = catalog.JobMemoryRaised(
+            role=role, from_bytes=before, to_bytes=after, cause=cause, reason=reason[:MAX_TEXT]
+        )
+        self._tell(catalog.JOB_MEMORY_RAISED, data)
+
+    def role_notified(self, role: RoleState, *, reason: str) -> None:
+        """A process was told by others to go."""
+        data = catalog.JobRoleNotified(
+            role=role.role, index=role.index, incarnation=role.incarnation, reason=reason[:MAX_TEXT]
+        )
+        self._tell(catalog.JOB_ROLE_NOTIFIED, data)
 
     def _tell(
         self,

@@ -181,12 +181,15 @@ class LocalController:
         return (usage.memory_bytes, usage.cpu_s) if usage is not None else (0, 0.0)
 
     async def resize(self, job_id: str, name: str, *, cpu: float, memory_bytes: int) -> bool:
-        """See `Controller`. Limits of a running process stay: the kernel was told once, at its start."""
+        """See `Controller`. Memory can be raised while a process runs; another quota of CPU takes another process."""
         handle = self._handles.get((job_id, name))
         if handle is None:
             return False
-        same = (handle.start.cpu_cores or 0.0, handle.start.memory_bytes or 0) == (cpu, memory_bytes)
-        return same or not handle.limits_enforced
+        if (handle.start.cpu_cores or 0.0) != cpu and handle.limits_enforced:
+            return False
+        if (handle.start.memory_bytes or 0) == memory_bytes:
+            return True
+        return await asyncio.to_thread(handle.raise_memory, memory_bytes)
 
     async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:
         """See `Controller`."""

@@ -14,6 +14,7 @@ RoleKey = tuple[str, int]
 
 MAX_TRANSITIONS = 200
 MAX_NOTES = 50
+MAX_DECISIONS = 60
 
 
 class Stored(BaseModel):
@@ -113,6 +114,11 @@ class RoleState(Stored):
         return self.role, self.index
 
     @property
+    def place(self) -> str:
+        """For people: `worker 1`."""
+        return f"{self.role} {self.index}"
+
+    @property
     def name(self) -> str:
         """The process's name: unique in the job's life."""
         return f"{self.role}-{self.index}-{self.attempt}"
@@ -147,6 +153,35 @@ class Deadly(Stored):
     deaths: int
     told: bool = False
     """It was set aside, and everybody has heard of it."""
+
+
+class SlowWorker(Stored):
+    """A worker that was found to be slow, and what was done about it so far."""
+
+    index: int
+    incarnation: str
+    level: int
+    """1, 2: smaller and smaller shards; 3: a backup worker helps."""
+    since: float
+    at: float
+    """Of the last answer."""
+    share: float = 0.0
+    """Of the median of its peers, when last answered."""
+
+
+class Decision(Stored):
+    """One line of the job's timeline."""
+
+    number: int
+    at: float
+    matter: str
+    """straggler | memory | termination | ..."""
+    place: str
+    """`worker 1`; empty when it concerns the job."""
+    seen: str
+    decided: str
+    done: str = ""
+    effect: str = ""
 
 
 class Closing(Stored):
@@ -222,6 +257,11 @@ class JobStatus(Stored):
     model_uri: str = ""
     transitions: tuple[Transition, ...] = ()
     notes: tuple[str, ...] = ()
+    slow: tuple[SlowWorker, ...] = ()
+    """Workers that are held to be slow now."""
+    timeline: tuple[Decision, ...] = ()
+    memory: dict[str, int] = {}
+    """Bytes by role, where a limit was raised above the plan's."""
     revision: int = 0
 
     @property

@@ -47,6 +47,31 @@ class Limits(BaseModel):
     final_retry_s: float = 0.5
     """Between a closing snapshot that was not full and the next one."""
     deaths_to_quarantine: int = 3
+    straggler_window_s: float = 15.0
+    """Over so long a worker's progress is compared with its peers'; 0: stragglers are left alone."""
+    straggler_below: float = 0.5
+    """A worker below this share of the median of its peers is slow."""
+    straggler_above: float = 0.8
+    """Above this share it is no longer."""
+    straggler_cooldown_s: float = 10.0
+    """Between two answers to the same worker's slowness: the first one needs time to show."""
+    straggler_batches: int = 4
+    """The median peer must have trained so many in the window: fewer say nothing."""
+    backup_workers: int = 1
+    """Of one job, beyond the wanted count and within `roles.worker.max`."""
+    backup_worth_s: float = 30.0
+    """No backup for a job that ends sooner: a process needs time to start."""
+    memory_factor: float = 1.5
+    """By which a limit is raised, at least."""
+    memory_ceiling_bytes: int = 0
+    """Of one process; 0: what is free bounds it."""
+    memory_reserve: float = 0.1
+    """Share of a limit that growth may not use: snapshots copy what training touches meanwhile."""
+    memory_horizon_s: float = 600.0
+    """So far ahead the saturating forecast is believed (at most to the job's end); 0: memory is left alone."""
+    memory_lead_s: float = 60.0
+    """So far ahead growth is feared to go on as it does now: an answer needs time."""
+    memory_cooldown_s: float = 30.0
 
     def patience_s(self, age_s: float) -> float:
         """How long a process of this age (since its registration) may be silent."""

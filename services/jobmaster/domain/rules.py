@@ -12,6 +12,7 @@ from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.placement import counts_of
 from services.jobmaster.domain.situation import Action, End, Move, Operate, Relieve, Replace, Situation, operate
 from services.jobmaster.domain.staffing import ended, server_places, silent, staff, stalled
+from services.jobmaster.domain.straggler import backups
 
 
 def decide(at: Situation) -> list[Action]:
@@ -135,8 +136,9 @@ def _phase(at: Situation) -> list[Action]:
         return [Move(Phase.RUNNING, "ScalingEnded")] if phase is Phase.SCALING else []
     wanted = server_places(at)
     is_placed = fleet.is_settled(at.record, status, wanted)
-    if phase is Phase.RUNNING and (count != status.settled_workers or not is_placed):
+    if phase is Phase.RUNNING and not at.seen.drained and (count != status.settled_workers or not is_placed):
         return [Move(Phase.SCALING, "Scaling", _scaling(at, count, wanted))]
+    count += backups(status.slow)
     settled = sum(role.stage != "draining" for role in workers) == len(workers) == count == len(running)
     if phase is Phase.SCALING and ((settled and is_placed) or at.seen.drained):
         return [Move(Phase.RUNNING, "Scaled", f"{count} workers, {len(wanted)} parameter servers")]

@@ -3,6 +3,7 @@
 from services.jobmaster.domain import fleet, plan
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.situation import Action, Drain, Kill, Launch, NoteExit, Situation
+from services.jobmaster.domain.straggler import backups
 
 
 def ended(at: Situation) -> list[Action]:
@@ -93,7 +94,8 @@ def _places(at: Situation, name: str) -> tuple[int, ...]:
         return server_places(at)
     if at.job.intent.stop:
         return ()
-    return tuple(range(plan.wanted(at.spec, at.job.intent, at.status.plan, name)))
+    count = plan.wanted(at.spec, at.job.intent, at.status.plan, name)
+    return tuple(range(count + (backups(at.status.slow) if name == "worker" else 0)))
 
 
 def server_places(at: Situation) -> tuple[int, ...]:

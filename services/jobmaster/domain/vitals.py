@@ -40,7 +40,7 @@ class Beat:
     skipped_nan: int = 0
     note: str = ""
     draining: bool = False
-    """Its machine asks it to go."""
+    """Its machine, its scheduler or a person asks it to go; it puts its work in order."""
     samples_per_s: float = 0.0
     """Between this beat and an earlier one, at least a second apart."""
     cpu_cores: float = 0.0

@@ -98,6 +98,10 @@ class Shards(Protocol):
         """The worker's remainders are queued at once."""
         ...
 
+    async def size_shards(self, job_id: str, *, gen: int, worker: str, shard_batches: int) -> int:
+        """A worker holds no more than one shard of so many batches (0: as everybody); positions queued again."""
+        ...
+
     async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
         """(orphans queued again, positions missing)."""
         ...

@@ -95,6 +95,14 @@ class GrpcShards:
         reply = await self._stub.ReleaseWorker(request, timeout=QUICK_S)
         return Released(reply.requeued, _intervals(reply.suspects), reply.deaths)
 
+    async def size_shards(self, job_id: str, *, gen: int, worker: str, shard_batches: int) -> int:
+        """See `peers.Shards`."""
+        request = shardsvc_pb2.SizeShardsRequest(
+            job_id=job_id, gen=gen, worker=worker, shard_batches=shard_batches
+        )
+        reply = await self._stub.SizeShards(request, timeout=QUICK_S)
+        return reply.requeued
+
     async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
         """See `peers.Shards`."""
         ledger = common_pb2.Ledger(intervals=_pieces(done))

@@ -28,3 +28,18 @@ def suspect(lo: int, progress: int, hi: int, *, batch_size: int) -> tuple[int, i
     if progress >= hi:
         return None
     return progress, min(hi, lo + ((progress - lo) // batch_size + 1) * batch_size)
+
+
+def kept_end(lo: int, progress: int, hi: int, *, batch_size: int, batches: int) -> int:
+    """Where a lease ends that keeps so many batches from its progress on, on its own grid of batches."""
+    return min(hi, lo + ((progress - lo) // batch_size + batches) * batch_size)
+
+
+def stolen_from(lo: int, progress: int, hi: int, *, batch_size: int) -> int:
+    """Where what another takes of a lease begins: the later half of its batches, or its progress when one is left.
+
+    In the last case both train the same batch: ledgers make that cost time only, and whoever is first ends it.
+    """
+    first = (progress - lo) // batch_size
+    batches = -(-(hi - lo) // batch_size) - first
+    return progress if batches < 2 else lo + (first + (batches + 1) // 2) * batch_size

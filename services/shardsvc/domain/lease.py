@@ -39,6 +39,8 @@ class Cause(StrEnum):
     RELEASED = "released"
     CRASHED = "crashed"
     ORPHANED = "orphaned"
+    CUT = "cut"
+    """Its holder had become slow, and keeps less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Renewed:
 
     state: State
     lost: tuple[int, ...] = ()
+    cuts: tuple[tuple[int, int], ...] = ()
+    """(epoch, where it ends now) of leases that end before where the worker thinks."""
 
 
 @dataclass(frozen=True, slots=True)

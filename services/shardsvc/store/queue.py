@@ -26,13 +26,20 @@ class QueueStore(Protocol):
         ...
 
     async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
-        """Leases up to `shards` pieces from the front; a repeated request id gets the same ones."""
+        """Leases up to `shards` pieces from the front; a repeated request id gets the same ones.
+
+        When nothing is queued, a worker without leases takes part of one whose holder is slow, or that is old.
+        """
         ...
 
     async def renew(
-        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool]]
+        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]
     ) -> Renewed:
-        """(epoch, trained to, complete) each; what the worker no longer holds is lost."""
+        """(epoch, trained to, complete, known end or 0) each; what the worker no longer holds is lost."""
+        ...
+
+    async def size(self, job_id: str, gen: int, *, worker: str, shard_batches: int) -> Released:
+        """Shards of so many batches for this worker (0: as the run's again); what it holds beyond is queued."""
         ...
 
     async def release(self, job_id: str, gen: int, *, worker: str, crashed: bool) -> Released:

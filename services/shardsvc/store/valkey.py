@@ -31,7 +31,7 @@ from services.shardsvc.store.funnel import Funnel, Script, guarded
 from services.shardsvc.store.queue import MOST_HELD, Opened
 
 _SCRIPTS = Path(__file__).parent / "lua"
-_NAMES = ("open", "lease", "renew", "release", "reconcile", "look")
+_NAMES = ("open", "lease", "renew", "release", "reconcile", "look", "size")
 _KINDS = ("queue", "leases", "expiry", "workers", "recent", "lapsed")
 _REQUEST_KEPT_MS = 60_000
 _RELEASE_KEPT_MS = 600_000
@@ -125,12 +125,20 @@ class ValkeyQueue:
         )
 
     async def renew(
-        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool]]
+        self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]
     ) -> Renewed:
         """See QueueStore."""
-        args = [value for epoch, done_to, complete in progress for value in (epoch, done_to, int(complete))]
+        args = [value for epoch, done_to, complete, hi in progress for value in (epoch, done_to, int(complete), hi)]
         reply = await self._run("renew", job_id, gen, worker, *args)
-        return Renewed(State(reply[0]), tuple(reply[1]) if len(reply) > 1 else ())
+        if len(reply) == 1:
+            return Renewed(State(reply[0]))
+        return Renewed(State(reply[0]), tuple(reply[1]), tuple((epoch, hi) for epoch, hi in reply[2]))
+
+    async def size(self, job_id: str, gen: int, *, worker: str, shard_batches: int) -> Released:
+        """See QueueStore."""
+        reply = await self._run("size", job_id, gen, worker, shard_batches)
+        told = reply[1] if len(reply) > 1 else []
+        return Released(State(reply[0]), _requeued(told, Cause.CUT))
 
     async def release(self, job_id: str, gen: int, *, worker: str, crashed: bool) -> Released:
         """See QueueStore."""

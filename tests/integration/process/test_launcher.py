@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument
-from recmesh.runtime.process import ProcessHandle, ProcessId, StartRecord, find, launch, terminate_all
+from recmesh.runtime.process import ProcessHandle, ProcessId, StartRecord, cgroup, find, launch, terminate_all
 from recmesh.runtime.process.records import START_SUFFIX
 from tests.support.waiting import until
 
@@ -162,14 +162,57 @@ def test_the_environment_is_given_and_never_written_down(run_dir: Path) -> None:
 
 
 def test_a_process_above_its_memory_limit_is_recorded_as_out_of_memory(run_dir: Path) -> None:
-    handle = python(run_dir, "x = bytearray(300 << 20); print(len(x))", memory_bytes=64 << 20, cpu_cores=1)
+    handle = python(run_dir, HUNGRY, memory_bytes=64 << 20, cpu_cores=1)
     record = handle.wait(60)
-    assert record
-    if handle.limits_enforced:
-        assert record.oom and record.reason == "out of memory: limit 64 MiB"
-        assert not any(Path(folder).exists() for folder in handle.start.cgroups)
-    else:
-        assert handle.limits_reason and record.ok
+    assert record and record.oom and record.reason == "OOMKilled: out of memory, limit 64 MiB"
+    assert not any(Path(folder).exists() for folder in handle.start.cgroups)
+
+
+HUNGRY = """
+import time
+kept = []
+for _ in range(60):
+    kept.append(bytearray(b"x") * (5 << 20))
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    none_here = cgroup.Limits((), False, "control groups cannot be used here: none")
+    monkeypatch.setattr(cgroup, "apply", lambda *_, **__: none_here)
+
+
+@pytest.mark.usefixtures("no_cgroups")
+def test_where_no_control_group_can_be_made_memory_is_watched_and_a_process_above_its_limit_killed(
+    run_dir: Path,
+) -> None:
+    handle = python(run_dir, HUNGRY, memory_bytes=64 << 20)
+    record = handle.wait(60)
+    assert record and record.oom and record.signal == 9
+    assert record.reason == "OOMKilled: out of memory, limit 64 MiB"
+    assert not handle.limits_enforced and "looked at ten times a second" in handle.limits_reason
+
+
+@pytest.mark.usefixtures("no_cgroups")
+def test_memory_that_is_reserved_and_not_touched_does_not_count(run_dir: Path) -> None:
+    flags = "mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000"   # MAP_NORESERVE
+    code = f"import mmap, time; kept = mmap.mmap(-1, 8 << 30, flags={flags}); time.sleep(1)"
+    record = python(run_dir, code, memory_bytes=64 << 20).wait(60)
+    assert record and record.ok
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["control group", "watched"])
+def test_a_memory_limit_can_be_raised_while_the_process_runs(
+    run_dir: Path, watched: bool, request: pytest.FixtureRequest
+) -> None:
+    if watched:
+        request.getfixturevalue("no_cgroups")
+    handle = python(run_dir, "import time; time.sleep(1)\n" + HUNGRY, memory_bytes=64 << 20)
+    assert handle.raise_memory(1 << 30)
+    record = handle.wait(60)
+    assert record and record.ok, record
+    assert not handle.raise_memory(2 << 30), "it has ended"
 
 
 def test_all_are_terminated_within_one_grace(run_dir: Path) -> None:

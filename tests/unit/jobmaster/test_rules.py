@@ -197,6 +197,9 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
         lambda: situation(status={"phase": Phase.SCALING}),
         [Move(Phase.RUNNING, "Scaled", "2 workers, 2 parameter servers")],
     ),
+    "no scaling begins when nothing is left to train: the closing snapshot is next": (
+        lambda: situation(status={"settled_workers": 1}, drained=True), [Operate("snapshot", "drained")],
+    ),
     "a snapshot is due by the policy": (
         lambda: situation(status={"snapshot_at": NOW - 3, "samples": 5}), [Operate("snapshot", "policy")],
     ),

@@ -66,7 +66,7 @@ async def train(runs: Runs, *, gen: int = 1, stop_after: int = 10**9) -> list[tu
         for lease, tasks in answer.leases:
             assert tasks[0].base <= lease.lo and lease.hi <= tasks[-1].base + tasks[-1].rows
             done.append((lease.lo, lease.hi))
-        progress = [(lease.epoch, lease.hi, True) for lease, _ in answer.leases]
+        progress = [(lease.epoch, lease.hi, True, 0) for lease, _ in answer.leases]
         await runs.renew(JOB, gen, worker="w0", progress=progress)
     return done
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from recmesh.data.records import FileSlice, TaskRecord
 from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import FailedPrecondition
-from services.shardsvc.domain.cutting import shard_batches, shard_end, suspect
+from services.shardsvc.domain.cutting import kept_end, shard_batches, shard_end, stolen_from, suspect
 from services.shardsvc.domain.line import Line
 from services.shardsvc.domain.pace import Pace
 from services.shardsvc.domain.run import EPOCHS_PER_LIFE, Run, life_above
@@ -154,3 +154,21 @@ def test_pace_is_of_the_last_window_and_forgets_what_a_rollback_took_back() -> N
     assert pace.eta_s(100) == 2
     pace.observe(10, now=31.0)
     assert pace.per_s == 0
+
+
+@given(
+    lo=st.integers(0, 10_000), length=st.integers(1, 5_000), done=st.integers(0, 4_999), size=st.integers(1, 300),
+    batches=st.integers(1, 64),
+)
+def test_what_a_lease_keeps_or_loses_is_cut_on_its_own_grid(
+    lo: int, length: int, done: int, size: int, batches: int
+) -> None:
+    hi, progress = lo + length, lo + min(done, length - 1)
+    for border in (
+        kept_end(lo, progress, hi, batch_size=size, batches=batches), stolen_from(lo, progress, hi, batch_size=size)
+    ):
+        assert progress <= border <= hi
+        assert border in (progress, hi) or (border - lo) % size == 0
+    stolen = stolen_from(lo, progress, hi, batch_size=size)
+    assert stolen < hi, "a thief always gets something"
+    assert kept_end(lo, progress, hi, batch_size=size, batches=batches) > progress, "a holder always keeps something"

@@ -173,6 +173,8 @@ class FakeShards:
         self.lock = threading.Lock()
         self.released = 0
         self.outage = threading.Event()
+        self.cut_to: int | None = None
+        """Leases end there from the next renewal on; the rest is nobody's."""
 
     def lease(self, gen: int, *, shards: int, request_id: str) -> LeaseReply:
         if self.outage.is_set():
@@ -199,7 +201,15 @@ class FakeShards:
                 elif item.epoch in self.leased:
                     piece = self.leased[item.epoch]
                     self.leased[item.epoch] = piece._replace(lo=max(piece.lo, item.done_to))
-            return RenewReply(lost)
+            return RenewReply(lost, cuts=self._cut(leases))
+
+    def _cut(self, leases: Sequence[LeaseProgress]) -> dict[int, int]:
+        if self.cut_to is None:
+            return {}
+        cuts = {item.epoch: max(self.cut_to, item.done_to) for item in leases if item.epoch in self.leased}
+        for epoch, hi in cuts.items():
+            self.leased[epoch] = self.leased[epoch]._replace(hi=min(hi, self.leased[epoch].hi))
+        return cuts
 
     def release(self, gen: int) -> None:
         with self.lock:

@@ -62,11 +62,11 @@ def test_progress_stops_at_the_first_batch_that_is_not_everywhere() -> None:
     book = LeaseBook()
     book.take(lease(0, 12), [Piece(0, 0, 4), Piece(0, 4, 8), Piece(0, 8, 12)])
     book.applied(1, Piece(0, 4, 8))
-    assert book.progress() == [LeaseProgress(1, 0, False)]
+    assert book.progress() == [LeaseProgress(1, 0, False, 12)]
     book.applied(1, Piece(0, 0, 4))
-    assert book.progress() == [LeaseProgress(1, 8, False)]
+    assert book.progress() == [LeaseProgress(1, 8, False, 12)]
     assert book.applied(1, Piece(0, 8, 12))
-    assert book.progress() == [LeaseProgress(1, 12, True)]
+    assert book.progress() == [LeaseProgress(1, 12, True, 12)]
 
 
 def test_a_recut_batch_holds_the_lease_open_until_all_its_parts_are_applied() -> None:
@@ -74,7 +74,7 @@ def test_a_recut_batch_holds_the_lease_open_until_all_its_parts_are_applied() ->
     book.take(lease(0, 4), [Piece(0, 0, 4)])
     book.recut(1, Piece(0, 0, 4), [Piece(0, 0, 1), Piece(0, 1, 4)])
     assert not book.applied(1, Piece(0, 1, 4))
-    assert book.progress() == [LeaseProgress(1, 0, False)]
+    assert book.progress() == [LeaseProgress(1, 0, False, 4)]
     assert book.applied(1, Piece(0, 0, 1))
 
 
@@ -85,3 +85,19 @@ def test_a_lost_lease_takes_no_more_progress() -> None:
     assert not book.applied(1, Piece(0, 0, 4))
     assert not book.recut(1, Piece(0, 0, 4), [])
     assert book.empty
+
+
+def test_what_is_cut_from_a_lease_is_no_longer_wanted_and_a_cut_to_what_is_done_completes_it() -> None:
+    book = LeaseBook()
+    batches = [Piece(0, lo, lo + 10) for lo in range(0, 40, 10)]
+    book.take(Lease(7, Piece(0, 0, 40), ()), batches)
+    assert not book.cut(7, 20)
+    assert [book.wants(7, piece) for piece in batches] == [True, True, False, False]
+    assert not book.applied(7, batches[0])
+    [progress] = book.progress()
+    assert (progress.done_to, progress.hi, progress.complete) == (10, 20, False)
+    assert not book.cut(7, 40), "a lease never grows again"
+    assert book.cut(7, 10), "nothing is left of it"
+    [progress] = book.progress()
+    assert (progress.done_to, progress.hi, progress.complete) == (10, 10, True)
+    assert not book.cut(8, 10) and not book.wants(8, batches[0])

@@ -69,10 +69,12 @@ def count_once(step: Step) -> None:
 
 
 @contextmanager
-def mesh(*, servers: int = 2, total: int = TOTAL, in_flight: int = 2, **training: object) -> Iterator[Mesh]:
+def mesh(
+    *, servers: int = 2, total: int = TOTAL, shard: int = 12, in_flight: int = 2, **training: object
+) -> Iterator[Mesh]:
     slot_map = SlotMap.even(1, servers)
     fakes = [FakeServer(ps, slot_map) for ps in range(servers)]
-    shards, runs, meter = FakeShards(total, 12), FakeRuns(record_of(slot_map, servers)), Meter()
+    shards, runs, meter = FakeShards(total, shard), FakeRuns(record_of(slot_map, servers)), Meter()
     spec = job_spec(in_flight=in_flight, **training)
 
     def begin(record: RunRecord, declaration: Declaration) -> Life:
@@ -284,6 +286,18 @@ def test_a_drained_worker_returns_its_leases_and_loses_nothing() -> None:
         applied = {piece for server in made.servers for piece in server.pushed}
         queued = sum(piece.hi - piece.lo for piece in made.shards.queue)
         assert queued + sum(piece.hi - piece.lo for piece in applied) == TOTAL
+
+
+def test_what_was_cut_from_a_lease_is_left_to_others() -> None:
+    with mesh(total=40_000, shard=40_000) as made:
+        made.shards.cut_to = 24
+        threading.Timer(1.0, made.session.stop).start()
+        made.train(until=lambda: False)
+        made.session.close()
+        applied = {piece for server in made.servers for piece in server.pushed}
+        far = max(piece.hi for piece in applied)
+        assert 24 <= far < 40_000, "a few batches were under way; the rest was not begun"
+        assert not made.shards.leased, "the cut lease was completed"
 
 
 def test_an_outage_of_shardsvc_is_outlasted() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.runtime.gates import gate
 from recmesh.trainer.ps.moves.cargo import Target
 from recmesh.trainer.ps.moves.home import Home
 from recmesh.trainer.ps.moves.receiving import Receiver
@@ -56,6 +57,7 @@ class Moves:
             home.model.changes = None
             latch_ms = held.milliseconds
         sending.let_go(cuts, map_version=map_version, latch_ms=latch_ms)
+        gate("ps.freeze", f"move {move}")
         return sending.install()
 
     def resume(self, gen: int, move: int, *, map_version: int) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from recmesh.formats import SlotMask
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.runtime.gates import gate
 from recmesh.trainer.ps.moves.cargo import InstallOrder, StageOrder
 from recmesh.trainer.ps.moves.home import Clearing, Home, take_in
 from recmesh.trainer.ps.refusals import WrongIncarnation
@@ -70,6 +71,7 @@ class Receiver:
                 home.books.join(order.cuts, since=order.map_version)
                 self._installed.add(order.move)
             self._staging = None
+            gate("ps.install", f"move {order.move}")
             return True
 
     def abort(self, gen: int, move: int) -> bool:

@@ -27,6 +27,19 @@ local mine = tonumber(call('HGET', WORKERS, worker) or 0)
 wanted = math.min(wanted, tonumber(ARGV[5]) - mine)            -- nobody hoards: release and sweep stay short
 local holders = call('HLEN', WORKERS)
 if mine == 0 then holders = holders + 1 end
+local own = tonumber(call('HGET', RUN, 'size:' .. worker))
+if own then                                                    -- a slow worker holds no more than one of its shards
+  most = math.min(most, own)
+  local left = most
+  if mine > 0 then
+    for _, text in ipairs(call('HVALS', LEASES)) do
+      local lease = parse(text)
+      if lease.worker == worker then left = left - math.ceil((lease.hi - lease.progress) / batch) end
+    end
+  end
+  wanted = left * 2 >= most and math.min(wanted, 1) or 0
+  most = math.max(1, left)
+end
 local least = math.max(1, math.ceil(most / 8))
 local leases, expiries, epochs = {}, {}, {}
 local lo, hi = nil, nil
@@ -50,6 +63,38 @@ while #granted < wanted do
   if stop < hi then lo = stop else lo = nil end
 end
 if lo then call('ZADD', QUEUE, int(lo), int(lo) .. ' ' .. int(hi)) end
+
+-- 3. Nothing queued: whoever holds nothing takes part of a lease that is slow to end (cutting.stolen_from).
+if #granted == 0 and wanted > 0 and mine == 0 and not own then
+  local best, epoch = nil, nil
+  local all = call('HGETALL', LEASES)
+  for i = 1, #all, 2 do
+    local lease = parse(all[i + 1])
+    local late = lease.worker ~= worker and lease.progress < lease.hi
+      and (now - lease.since >= ttl_ms / 3 or call('HEXISTS', RUN, 'size:' .. lease.worker) == 1)
+      and call('HEXISTS', RUN, 'twin:' .. all[i]) == 0
+    local left = lease.hi - lease.progress
+    if late and (not best or left > best.hi - best.progress or (left == best.hi - best.progress and lease.lo < best.lo)) then
+      best, epoch = lease, all[i]
+    end
+  end
+  if best then
+    local first = math.floor((best.progress - best.lo) / batch)
+    local batches = math.ceil((best.hi - best.lo) / batch) - first
+    local from, new, stop = best.progress, int(next_epoch), best.hi
+    if batches < 2 then
+      call('HSET', RUN, 'twin:' .. epoch, new, 'twin:' .. new, epoch)
+    else
+      from = best.lo + (first + math.ceil(batches / 2)) * batch
+      best.hi = from
+      put(epoch, best)
+    end
+    leases = {new, text_of({lo = from, hi = stop, progress = from, since = now, worker = worker})}
+    expiries, epochs = {int(now + ttl_ms), new}, {new}
+    granted[1] = {next_epoch, from, stop, from}
+    next_epoch = next_epoch + 1
+  end
+end
 if #granted > 0 then
   call('HSET', LEASES, unpack(leases))
   call('ZADD', EXPIRY, unpack(expiries))
@@ -61,7 +106,7 @@ if #granted > 0 then
   return json({'granted', ttl_ms, 0, granted, told})
 end
 
--- 3. Nothing to give: the end, or others hold the rest.
+-- 4. Nothing to give: the end, or others hold the rest.
 local first = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')
-if not first[1] then return json({'drained', ttl_ms, 0, granted, told}) end
-return json({'wait', ttl_ms, tonumber(first[2]) - now, granted, told})
+if not first[1] and queued == 0 then return json({'drained', ttl_ms, 0, granted, told}) end
+return json({'wait', ttl_ms, math.min(first[2] and tonumber(first[2]) - now or ttl_ms, own and 200 or ttl_ms), granted, told})

@@ -12,7 +12,10 @@ if ARGV[2] == '1' then
   local all = call('HGETALL', LEASES)
   for i = 1, #all, 2 do
     local lease = parse(all[i + 1])
-    leases[#leases + 1] = {tonumber(all[i]), lease.lo, lease.hi, lease.progress, now - lease.since, lease.worker}
+    local twin = tonumber(call('HGET', RUN, 'twin:' .. all[i]))
+    if not twin or twin > tonumber(all[i]) then                -- of two over the same positions the first one counts
+      leases[#leases + 1] = {tonumber(all[i]), lease.lo, lease.hi, lease.progress, now - lease.since, lease.worker}
+    end
   end
 end
 return json({'granted', told, numbers, leases})

@@ -1,5 +1,6 @@
 -- Shared by all scripts of the queue. All keys of a job share one hash tag, so a script runs on one slot.
---   KEYS  1 run (hash)       gen, life, total, batch, shard, ttl_ms, next, queued, granted, requeues, expirations
+--   KEYS  1 run (hash)       gen, life, total, batch, shard, ttl_ms, next, queued, granted, requeues, expirations;
+--                            size:<worker> its shards' batches; twin:<epoch> the lease over the same positions
 --         2 queue (zset)     pieces "lo hi" by lo
 --         3 leases (hash)    epoch -> "lo hi progress since_ms worker"
 --         4 expiry (zset)    epoch by expiry in ms
@@ -84,6 +85,17 @@ local function remember(pieces)
   if excess > 0 then call('ZREMRANGEBYRANK', RECENT, 0, excess - 1) end
 end
 
+local function put(epoch, lease)
+  call('HSET', LEASES, epoch, text_of(lease))
+end
+
+-- Parts a lease from the one over the same positions; that one's epoch, when there was one.
+local function untwin(epoch)
+  local other = call('HGET', RUN, 'twin:' .. epoch)
+  if other then call('HDEL', RUN, 'twin:' .. epoch, 'twin:' .. other) end
+  return other
+end
+
 -- Ends leases (each with its epoch), whatever becomes of their positions.
 local function drop(leases)
   local epochs, counts = {}, {}
@@ -98,13 +110,13 @@ local function drop(leases)
   end
 end
 
--- Ends leases: what is trained is remembered, the rest is queued and told.
+-- Ends leases: what is trained is remembered, the rest is queued and told, unless another has it too.
 local function give_back(leases, told)
   drop(leases)
   local trained, list, positions, before = {}, {}, 0, #told
   for _, lease in ipairs(leases) do
     trained[#trained + 1] = {lease.lo, lease.progress}
-    if lease.progress < lease.hi then
+    if not untwin(lease.epoch) and lease.progress < lease.hi then
       list[#list + 1] = int(lease.progress)
       list[#list + 1] = int(lease.progress) .. ' ' .. int(lease.hi)
       positions = positions + lease.hi - lease.progress
