@@ -103,8 +103,10 @@ def fleet_step(at: Situation) -> fleet.Step | None:
 def _misfit(at: Situation) -> RoleState | None:
     """A parameter server of another size than is wanted; one after the other, while all else is settled."""
     size = plan.size(at.spec, at.job.intent, at.status.plan, "ps")
+    members = {member.ps for member in at.record.members}
     for role in at.status.live("ps"):
-        if role.size is not None and (role.size.cpu, role.size.memory_bytes) != (size.cpu, size.memory_bytes):
+        has = role.size or size
+        if role.index in members and (has.cpu, has.memory_bytes) != (size.cpu, size.memory_bytes):
             return role
     return None
 
