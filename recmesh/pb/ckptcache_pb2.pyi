@@ -290,6 +290,7 @@ class Snapshot(google.protobuf.message.Message):
     MANIFEST_JSON_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
     LABEL_FIELD_NUMBER: builtins.int
+    BASES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     snapshot: builtins.int
     gen: builtins.int
@@ -304,12 +305,17 @@ class Snapshot(google.protobuf.message.Message):
     manifest_json: builtins.str
     """with Get and Commit"""
     label: builtins.str
+    """of the whole chain, its own first"""
     @property
     def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """memory, storage"""
 
     @property
     def parts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def bases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """what it builds on, newest first"""
+
     def __init__(
         self,
         *,
@@ -327,8 +333,9 @@ class Snapshot(google.protobuf.message.Message):
         manifest_json: builtins.str = ...,
         parts: collections.abc.Iterable[builtins.str] | None = ...,
         label: builtins.str = ...,
+        bases: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed", b"committed", "created", b"created", "gen", b"gen", "job_id", b"job_id", "label", b"label", "manifest_json", b"manifest_json", "parts", b"parts", "rows", b"rows", "samples", b"samples", "size_bytes", b"size_bytes", "snapshot", b"snapshot", "state", b"state", "tiers", b"tiers", "uri", b"uri"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bases", b"bases", "committed", b"committed", "created", b"created", "gen", b"gen", "job_id", b"job_id", "label", b"label", "manifest_json", b"manifest_json", "parts", b"parts", "rows", b"rows", "samples", b"samples", "size_bytes", b"size_bytes", "snapshot", b"snapshot", "state", b"state", "tiers", b"tiers", "uri", b"uri"]) -> None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
 

@@ -339,10 +339,13 @@ class MarkRequest(google.protobuf.message.Message):
     GEN_FIELD_NUMBER: builtins.int
     TERM_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     gen: builtins.int
     term: builtins.int
     snapshot: builtins.int
+    base: builtins.int
+    """a committed snapshot of the same generation to build on; 0: none"""
     def __init__(
         self,
         *,
@@ -350,8 +353,9 @@ class MarkRequest(google.protobuf.message.Message):
         gen: builtins.int = ...,
         term: builtins.int = ...,
         snapshot: builtins.int = ...,
+        base: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "snapshot", b"snapshot", "term", b"term"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "gen", b"gen", "job_id", b"job_id", "snapshot", b"snapshot", "term", b"term"]) -> None: ...
 
 Global___MarkRequest: typing_extensions.TypeAlias = MarkRequest
 

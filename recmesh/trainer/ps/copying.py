@@ -15,12 +15,21 @@ from recmesh.formats.snapshot.document import (
     PartDocument,
     TableFile,
     dense_file_name,
+    removed_file_name,
     table_file_name,
 )
-from recmesh.formats.snapshot.rows import DenseChunk, RowColumns, record_batch, row_schema, write_rows
+from recmesh.formats.snapshot.rows import (
+    DenseChunk,
+    RowColumns,
+    record_batch,
+    row_schema,
+    write_removed,
+    write_rows,
+)
 from recmesh.formats.snapshot.writing import Container, PlacedFile, arrow_sink
 from recmesh.store import DenseRecord, RowBlock
 from recmesh.store.schema import dense_to_json, table_to_json
+from recmesh.trainer.ps.baseline import Changes
 from recmesh.trainer.ps.ledger import Cut
 from recmesh.trainer.ps.model import Model
 
@@ -37,6 +46,9 @@ class Order:
     ps: int
     map_version: int
     cuts: Sequence[Cut]
+    changes: Changes
+    """All rows, or those that differ from an earlier snapshot. Dense chunks are written whole in any case: every
+    batch changes all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ class Copy(threading.Thread):
         tables: list[list[TableFile]] = [[] for _ in order.cuts]
         for number in range(len(content.tables)):
             for group, file in enumerate(self._write_table(container, number)):
-                tables[group].append(file)
+                tables[group].append(self._with_removed(container, group, file))
         records = [record for number in range(len(content.dense)) for record in self._chunks(number)]
         groups = []
         for group, cut in enumerate(order.cuts):
@@ -112,7 +124,7 @@ class Copy(threading.Thread):
             order.job_id, order.gen, order.snapshot, order.ps, order.map_version, tuple(groups),
             tuple({**table_to_json(table), "state_width": table.state_width} for table in content.tables),
             tuple(dense_to_json(block) for block in content.dense),
-            tuple(file.document for file in container.files))
+            tuple(file.document for file in container.files), order.changes.base)
         return Written(order, self._path, container.size_bytes, tuple(container.files), document.to_json())
 
     def _write_table(self, container: Container, number: int) -> list[TableFile]:
@@ -155,10 +167,24 @@ class Copy(threading.Thread):
                 container.append(name, aside.path)
         return [TableFile(number, name, count) for name, count in zip(names, rows, strict=True)]
 
+    def _with_removed(self, container: Container, group: int, file: TableFile) -> TableFile:
+        """The file's entry, with the ids that were removed since the base, if any."""
+        ids = self.order.changes.removed_of(file.table)
+        ids = ids[self.order.cuts[group].slots[slots_of(ids, self._model.content.tables[file.table].name)]]
+        if not len(ids):
+            return file
+        name = removed_file_name(group, file.table)
+        with container.section(name) as section:
+            write_removed(arrow_sink(section), ids)
+        return TableFile(file.table, file.file, file.rows, name, len(ids))
+
     def _rows(self, number: int) -> Iterator[RowBlock]:
+        changes, name = self.order.changes, self._model.content.tables[number].name
         for block in self._model.store.copy_rows(self._model.store_table(number)):
             if self.cancelled.is_set():
                 raise Cancelled
+            if changes.base:
+                block = block.select(changes.keep(slots_of(block.ids, name), block.last_step))
             yield block
 
     def _chunks(self, number: int) -> Iterator[tuple[int, DenseChunk]]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from recmesh.formats import CHUNK, SlotMask, chunk_count, slots_of, table_salt
 from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
 from recmesh.store import DenseRecord, DenseSchema, RowBlock, Store, TableSchema, kernels
+from recmesh.trainer.ps.baseline import Baselines
 from recmesh.trainer.ps.messages import Declaration, DenseValues, Part, RowGrads, TableSize
 from recmesh.trainer.ps.refusals import NotDeclared
 
@@ -26,6 +27,7 @@ class Model:
         self.content = Declaration()
         """What the store holds, in the order of the numbers on the wire and in snapshots."""
         self.declared = False
+        self.baselines = Baselines()
         self._tables: list[int] = []
         self._dense: list[int] = []
         self._salts: list[np.uint64] = []
@@ -85,6 +87,7 @@ class Model:
 
     def _set(self, content: Declaration) -> None:
         self.content = content
+        self.baselines.clear()
         self._salts = [np.uint64(table_salt(table.name)) for table in content.tables]
         self._chunk_slots = [slots_of(np.arange(self.store.dense[number].count), block.name)
                              for number, block in zip(self._dense, content.dense, strict=True)]

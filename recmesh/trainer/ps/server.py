@@ -201,8 +201,11 @@ class ParameterServer:
             books = self.books
             return TakeoverResult(books.gen, books.term, books.since, books.owned.copy(), self.marking)
 
-    def mark(self, gen: int, term: int, snapshot: int) -> MarkResult:
-        """Cut a snapshot; its copy goes on in the background. Repeating the last mark repeats its answer."""
+    def mark(self, gen: int, term: int, snapshot: int, *, base: int = 0) -> MarkResult:
+        """Cut a snapshot; its copy goes on in the background. Repeating the last mark repeats its answer.
+
+        It builds on `base`, a committed snapshot of this generation, where this server can; the answer says so.
+        """
         with self._commands():
             self.books.accept_term(term)
             self.books.check_generation(gen)
@@ -213,15 +216,17 @@ class ParameterServer:
                                          reason="STALE_SNAPSHOT")
             self._stop_copy()
             with self._latch.exclusive() as held:
-                cuts = self.books.cut()
-                order = Order(self._job_id, gen, snapshot, self._ps, self._map_version, cuts)
+                cuts, since = self.books.cut(), self.books.since
+                changes = self.model.baselines.changes(base, since=since)
+                self.model.baselines.cut(snapshot, cuts, since=since)
+                order = Order(self._job_id, gen, snapshot, self._ps, self._map_version, cuts, changes)
                 copy = Copy(self.model, order, path=self._part_path(snapshot), deliver=self._deliver)
                 self.model.store.mark()
                 copy.start()
                 self._copy = copy              # before a declaration may look whether one is under way
                 latch_ms = held.milliseconds
             result = MarkResult(self.books.owned.copy(), cuts, latch_ms, self.model.store.rows,
-                                self.model.store.memory_bytes)
+                                self.model.store.memory_bytes, changes.base)
             self._marked = (snapshot, result)
             return result
 

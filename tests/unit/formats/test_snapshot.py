@@ -112,7 +112,7 @@ def test_a_missing_or_short_file_is_named(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [
-    ("version", 2, "version 2; this reads"), ("format", "other", "'other'"), ("slots", None, ""),
+    ("version", 3, "version 3; this reads"), ("format", "other", "'other'"), ("slots", None, ""),
     ("groups", [{"group": 0}], "cannot be read"), ("gen", "x", "cannot be read"),
 ])
 def test_another_format_or_version_is_refused(copy: Path, field: str, value: object, message: str) -> None:

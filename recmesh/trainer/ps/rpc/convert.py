@@ -103,7 +103,7 @@ def mark_reply(result: MarkResult) -> ps_pb2.MarkReply:
     """A cut for the wire."""
     return ps_pb2.MarkReply(
         slots=to_bitmap(result.slots), latch_ms=result.latch_ms, rows=result.rows,
-        size_bytes=result.size_bytes,
+        size_bytes=result.size_bytes, base=result.base,
         groups=[ps_pb2.GroupCut(ledger=ledger(cut.ledger), step=cut.step, slots=to_bitmap(cut.slots))
                 for cut in result.groups])
 
