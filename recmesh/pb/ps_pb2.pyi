@@ -368,11 +368,14 @@ class MarkReply(google.protobuf.message.Message):
     LATCH_MS_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     slots: builtins.bytes
     """512-byte bitmap of owned slots"""
     latch_ms: builtins.float
     rows: builtins.int
     size_bytes: builtins.int
+    base: builtins.int
+    """what the part builds on: the request's base, or 0 where it is whole"""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupCut]: ...
     def __init__(
@@ -383,8 +386,9 @@ class MarkReply(google.protobuf.message.Message):
         latch_ms: builtins.float = ...,
         rows: builtins.int = ...,
         size_bytes: builtins.int = ...,
+        base: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["groups", b"groups", "latch_ms", b"latch_ms", "rows", b"rows", "size_bytes", b"size_bytes", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "groups", b"groups", "latch_ms", b"latch_ms", "rows", b"rows", "size_bytes", b"size_bytes", "slots", b"slots"]) -> None: ...
 
 Global___MarkReply: typing_extensions.TypeAlias = MarkReply
 

@@ -170,7 +170,10 @@ class CheckpointPolicy(Spec):
 
     every_s: float = Field(default=60, gt=0)
     keep: PositiveInt = 3
-    """The newest committed ones; never fewer than one."""
+    """The newest committed ones, and what they build on; never fewer than one."""
+    full_every: PositiveInt = 5
+    """Every n-th snapshot is whole; those between hold what changed since the one before, and a restore reads
+    them all. 1: every snapshot is whole."""
 
 
 class InitFrom(Spec):

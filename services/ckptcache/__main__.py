@@ -74,7 +74,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
             files=files, memory=memory, catalogue=catalogue, flusher=flusher, entries=entries,
             announce=announce, policy=policy, clock=system_clock,
         ),
-        entries=entries, flusher=flusher, memory=memory, policy=policy, clock=system_clock, pool=pool,
+        entries=entries, flusher=flusher, memory=memory, clock=system_clock, pool=pool,
         drain_s=settings.drain_s / 2,
     )  # fmt: skip
     server = RpcServer(

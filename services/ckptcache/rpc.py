@@ -125,7 +125,10 @@ class CheckpointsServicer(pb_grpc.CheckpointsServicer):
     def _reply(self, value: Snapshot, manifest_json: str = "") -> pb.Snapshot:
         key = (value.job_id, value.number)
         held = any((copy.job_id, copy.number) == key for copy in self._flusher.copies)
-        return wire.snapshot(value, uri=self._files.uri(*key), in_memory=held, manifest_json=manifest_json)
+        return wire.snapshot(
+            value, uri=lambda number: self._files.uri(value.job_id, number), in_memory=held,
+            manifest_json=manifest_json,
+        )  # fmt: skip
 
 
 def register(servicer: CheckpointsServicer) -> Callable[[grpc.aio.Server], None]:

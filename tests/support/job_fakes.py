@@ -313,6 +313,7 @@ class FakeServers:
         self.slow_restores = 0
         """Calls of restore that run out of time, though the server goes on."""
         self.aborted_marks: list[int] = []
+        self.gen_of: dict[int, int] = {}
 
     def _at(self, address: str) -> FakeServer:
         server = self.by_address.get(address)
@@ -357,14 +358,16 @@ class FakeServers:
             raise FailedPrecondition("stale")
 
     async def mark(
-        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int, base: int
     ) -> Cut:
         await asyncio.sleep(0.001)
         server = self._at(address)
         self._check(server, gen, term)
         self.cuts[job_id, snapshot, ps] = set(server.applied)
         group = GroupCut(_ledger(server.applied), len(server.applied), server.slots)
-        return Cut(ps, server.slots, (group,), 0.1, 5, 500)
+        known = (job_id, base, ps) in self.cuts and self.gen_of[base] == gen
+        self.gen_of[snapshot] = gen
+        return Cut(ps, server.slots, (group,), 0.1, 5, 500, base if known else 0)
 
     async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
         await asyncio.sleep(0)

@@ -25,7 +25,10 @@ class RowColumns(NamedTuple):
 
     def select(self, keep: NDArray[np.bool_]) -> "RowColumns":
         """The rows where `keep` holds."""
-        return self if keep.all() else RowColumns(*(column[keep] for column in self))
+        if keep.all():
+            return self
+        return RowColumns(self.ids[keep], self.values[keep], self.state[keep], self.updates[keep],
+                          self.frequency[keep], self.last_step[keep])
 
 
 class DenseChunk(NamedTuple):

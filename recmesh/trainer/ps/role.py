@@ -15,6 +15,7 @@ from types import FrameType
 
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.rpc import sync_channel, sync_server
+from recmesh.runtime.shared_memory import remove_abandoned
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
 from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Beat, BeatReply, RunRecord
@@ -68,7 +69,7 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event) 
         connect(identity.jobmaster), job_id=identity.job_id, role=identity.role, index=identity.index,
         incarnation=identity.incarnation, host=identity.host, pid=identity.pid)
     shm_dir = Path(env.get("RECMESH_SHM_DIR") or "/dev/shm")
-    remove_leftovers(shm_dir, identity.job_id, identity.index)
+    remove_abandoned(shm_dir)
     address = env.get("RECMESH_PS_ADDRESS", "127.0.0.1:0")
     checkpoints = CheckpointClient(connect, address=env.get("RECMESH_CKPTCACHE", ""))
     server = ParameterServer(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
@@ -144,12 +145,6 @@ def beat_of(server: ParameterServer, draining: bool) -> Beat:
 def resident_bytes() -> int:
     """This process's resident memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def remove_leftovers(shm_dir: Path, job_id: str, index: int) -> None:
-    """Parts that an earlier process of this PS left in shared memory when it was killed."""
-    for path in shm_dir.glob(f"recmesh-part.{job_id}.{index}.*"):
-        path.unlink(missing_ok=True)
 
 
 def _stop_on_signals(stopped: threading.Event) -> None:

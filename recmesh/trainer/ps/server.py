@@ -21,6 +21,7 @@ from recmesh.formats.intervals import Triple
 from recmesh.formats.snapshot import Part as SnapshotPart
 from recmesh.formats.snapshot import open_part
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.runtime.shared_memory import PART_PREFIX
 from recmesh.trainer.ps.assembly import Assembly
 from recmesh.trainer.ps.copying import Copy, Deliver, Order
 from recmesh.trainer.ps.latch import Latch
@@ -305,7 +306,7 @@ class ParameterServer:
             raise Unavailable("a snapshot is being copied", reason="BUSY")
 
     def _part_path(self, snapshot: int) -> Path:
-        name = f"recmesh-part.{self._job_id}.{self._ps}.{self.books.incarnation[:8]}.{snapshot}"
+        name = f"{PART_PREFIX}{self._job_id}.{self._ps}.{self.books.incarnation[:8]}.{snapshot}"
         return self._shm_dir / name
 
     def _count(self, what: str) -> None:

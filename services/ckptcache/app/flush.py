@@ -51,7 +51,7 @@ class Flusher:
     def adopt(self, job_id: str, number: int, part: Part, *, memory_bytes: int, flushed: bool) -> None:
         """Account for a copy that lies in memory under the part's name."""
         key = (job_id, number, part.ps)
-        self._copies[key] = Copy(job_id, number, part.ps, memory_bytes, flushed)
+        self._copies[key] = Copy(job_id, number, part.ps, memory_bytes, flushed, part.base)
         self._layouts[key] = part
         self._meter.memory(sum(copy.size_bytes for copy in self._copies.values()))
 

@@ -9,11 +9,10 @@ from recmesh.runtime.clock import Clock
 from recmesh.runtime.lifecycle import Loop
 from services.ckptcache.app.entry import Entries
 from services.ckptcache.app.flush import Flusher
-from services.ckptcache.app.ports import Policy
 from services.ckptcache.app.recover import Recovered, Recovery
 from services.ckptcache.store.memory import MemoryTier
 
-SWEEP_EVERY_S = 600.0
+SWEEP_EVERY_S = 20.0
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +29,12 @@ class CacheLife:
         entries: Entries,
         flusher: Flusher,
         memory: MemoryTier,
-        policy: Policy,
         clock: Clock,
         pool: ThreadPoolExecutor,
         drain_s: float,
     ) -> None:
         self._recovery, self._entries, self._flusher = recovery, entries, flusher
-        self._memory, self._policy, self._clock = memory, policy, clock
+        self._memory, self._clock = memory, clock
         self._sweeping = Loop("sweep", self._sweep, clock=clock)
         self._pool, self._drain_s = pool, drain_s
         self.recovered: Recovered | None = None
@@ -48,11 +46,9 @@ class CacheLife:
         await self._sweeping.start()
 
     async def _sweep(self) -> float:
-        removed = await asyncio.to_thread(
-            self._memory.sweep, now=self._clock.now(), older_than_s=self._policy.part_abandoned_after_s
-        )
+        removed = await asyncio.to_thread(self._memory.sweep, now=self._clock.now())
         if removed:
-            log.warning("removed %d parts that were never handed over", removed)
+            log.warning("removed %d parts whose parameter servers ended before they were handed over", removed)
         return SWEEP_EVERY_S
 
     async def stop(self) -> None:

@@ -50,7 +50,5 @@ class Policy:
     restore_grace_s: float = 600.0
     """A snapshot that was read this recently is not removed by retention."""
     part_limit_bytes: int = 1 << 40
-    part_abandoned_after_s: float = 6 * 3600.0
-    """A part in shared memory that nobody has handed over by then: its PS is gone."""
     abandoned_after_s: float = 86_400.0
     """What another node has been collecting for this long will not be finished: that node is gone."""
