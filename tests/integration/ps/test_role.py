@@ -275,6 +275,10 @@ def test_deltas_are_restored_onto_other_servers_and_damage_in_their_base_is_foun
         items = truth(range(208))[0]
         saved = read_table([open_part(uri) for uri in parts], "item")
         assert dict(zip(saved.ids.tolist(), saved.values[:, 0].tolist(), strict=True)) == items
+        for number, samples in ((1, 200), (3, 208)):
+            rows, dense = _read_without_recmesh(tmp_path / f"storage/checkpoints/job/{number:08d}")
+            assert rows == {str(id_): [n, n] for id_, n in truth(range(samples))[0].items()}
+            assert dense == [samples] * 2
         mesh.start(2, shm_dir=shm)
         wider = [*members, mesh.jobmaster.incarnation_of(2)]
         mesh.restore(wider, gen=2, snapshot=3, parts=parts)
@@ -310,6 +314,31 @@ def test_kill_9_in_the_middle_of_a_copy_leaves_nothing_in_shared_memory(nats: Na
         until(lambda: not left.exists(), timeout_s=60)
         assert [path for path in shm.rglob("*") if path.is_file()] == []
         assert list((tmp_path / "storage").rglob("group-*")) == []
+
+
+_READER = """
+import json, runpy, sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "recmesh":
+            raise ImportError("there is no recmesh here")
+
+sys.meta_path.insert(0, Nothing())
+tables, dense = runpy.run_path(sys.argv[1])["read"](sys.argv[2])
+assert not [name for name in sys.modules if name.startswith("recmesh")]
+print(json.dumps([tables["item"], [float(dense["w"].min()), float(dense["w"].max())]]))
+"""
+
+
+def _read_without_recmesh(folder: Path) -> tuple[dict[str, list[float]], list[float]]:
+    """Rows of `item`, and the bounds of the dense block, as the documented script reads them."""
+    script = Path(__file__).parents[3] / "docs/formats/read_snapshot.py"
+    done = subprocess.run([sys.executable, "-I", "-c", _READER, str(script), str(folder)],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    rows, dense = json.loads(done.stdout)
+    return rows, dense
 
 
 def _many_rows(mesh: World, incarnation: str, *, rows: int) -> None:

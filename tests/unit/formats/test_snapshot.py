@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 
-from recmesh.formats import Ledger
+from recmesh.formats import Ledger, slots_of
 from recmesh.formats.snapshot import (
     PartDocument,
     SnapshotError,
@@ -74,6 +75,13 @@ def test_the_documents_example_reads_it_without_recmesh() -> None:
     assert {id_: row.view(np.uint32).tolist() for id_, row in tables["item"].items()} == ITEMS
     assert {id_: row.tolist() for id_, row in tables["tag/é"].items()} == {i: [v] for i, v in TAGS.items()}
     assert {name: block.tolist() for name, block in dense.items()} == {"layer/weight": WEIGHT}
+
+
+def test_the_script_knows_the_slots_of_ids() -> None:
+    script = runpy.run_path(str(Path(__file__).parents[3] / "docs/formats/read_snapshot.py"))
+    ids = np.array([-(2**63), -1, 0, 1, 42, 2**62])
+    for name in ("item", "tag/é"):
+        assert [script["slot"](int(id_), name) for id_ in ids] == slots_of(ids, name).tolist()
 
 
 def test_columns_have_the_documented_types() -> None:
