@@ -1182,14 +1182,9 @@ Global___FreeRequest: typing_extensions.TypeAlias = FreeRequest
 class FreeReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ROWS_FIELD_NUMBER: builtins.int
-    rows: builtins.int
     def __init__(
         self,
-        *,
-        rows: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rows", b"rows"]) -> None: ...
 
 Global___FreeReply: typing_extensions.TypeAlias = FreeReply
 
@@ -1275,8 +1270,7 @@ class StageRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
-    TABLES_FIELD_NUMBER: builtins.int
-    DENSE_FIELD_NUMBER: builtins.int
+    MODEL_JSON_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     CHUNKS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
@@ -1288,11 +1282,9 @@ class StageRequest(google.protobuf.message.Message):
     sequence: builtins.int
     """from 0; one that came before is answered and has no effect"""
     slots: builtins.bytes
-    """with sequence 0, and so are tables and dense"""
-    @property
-    def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TableSpec]: ...
-    @property
-    def dense(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DenseSpec]: ...
+    """with sequence 0, and so is the model"""
+    model_json: builtins.str
+    """{"tables": [...], "dense": [...]} as in a snapshot's part.json"""
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RowStates]: ...
     @property
@@ -1307,12 +1299,11 @@ class StageRequest(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         sequence: builtins.int = ...,
         slots: builtins.bytes = ...,
-        tables: collections.abc.Iterable[Global___TableSpec] | None = ...,
-        dense: collections.abc.Iterable[Global___DenseSpec] | None = ...,
+        model_json: builtins.str = ...,
         rows: collections.abc.Iterable[Global___RowStates] | None = ...,
         chunks: collections.abc.Iterable[Global___ChunkState] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "dense", b"dense", "gen", b"gen", "incarnation", b"incarnation", "job_id", b"job_id", "move", b"move", "rows", b"rows", "sequence", b"sequence", "slots", b"slots", "source", b"source", "tables", b"tables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "gen", b"gen", "incarnation", b"incarnation", "job_id", b"job_id", "model_json", b"model_json", "move", b"move", "rows", b"rows", "sequence", b"sequence", "slots", b"slots", "source", b"source"]) -> None: ...
 
 Global___StageRequest: typing_extensions.TypeAlias = StageRequest
 

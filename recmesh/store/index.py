@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from recmesh.formats import table_salt
 from recmesh.runtime.errors import ResourceExhausted
-from recmesh.store.kernels import CAPACITY, FREED, NEXT, PARTITIONS
 from recmesh.store.memory import Region
+from recmesh.store.probing import CAPACITY, FREED, NEXT, PARTITIONS
 
 ENTRY_BYTES = 16
 _FIRST_ENTRIES = 256                         # one page per partition
@@ -15,7 +15,7 @@ MAX_TABLES = 65_536
 
 
 class Index:
-    """The arrays that kernels take; `kernels` says what is in them."""
+    """The arrays that kernels take; `probing` says what is in them."""
 
     def __init__(self, size_bytes: int) -> None:
         self._region = Region(size_bytes)

@@ -33,7 +33,8 @@ GRADS_2D = types.Array(types.float32, 2, "C", readonly=True)
 
 
 _SOURCES = (
-    "store/jit.py", "store/arithmetic.py", "store/kernels.py", "store/batch_kernels.py",
+    "store/jit.py", "store/arithmetic.py", "store/probing.py", "store/row_kernels.py", "store/kernels.py",
+    "store/batch_kernels.py",
     "formats/hashing.py", "formats/initial.py")
 
 

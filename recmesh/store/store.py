@@ -13,14 +13,18 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from recmesh.formats import SlotMask
 from recmesh.store.dense import DenseBlock, DenseRecord
 from recmesh.store.index import Index
-from recmesh.store.kernels import BLOCK
 from recmesh.store.memory import machine_memory_bytes
+from recmesh.store.row_kernels import BLOCK
 from recmesh.store.schema import DenseSchema, TableSchema
 from recmesh.store.table import RowBlock, Table
 
 _COPY_BLOCKS = 16                            # blocks decoded together: 16,384 rows
+_SECTION_IDS = 2048                          # whole rows moved while the mutex is held: well under 5 ms
+_SECTION_BYTES = 4 << 20
+_PIECE_BYTES = 64 << 20
 
 
 class Store:
@@ -149,43 +153,99 @@ class Store:
         with self._kernels():
             self.dense[record.block].load(record, changed=self.clock + 1)
 
+    def read_rows(self, table: int, ids: NDArray[np.int64]) -> RowBlock:
+        """The whole rows of those ids that exist, in the order of ids; each as it is at one moment."""
+        source = self.tables[table]
+        raw, found = np.empty((len(ids), source.width), np.float32), 0
+        for some in _sections(len(ids), source.width):
+            with self._kernels():
+                found += source.fetch(ids[some], raw[found:])
+        return source.decode(raw[:found])
+
+    def upsert_rows(self, table: int, rows: RowBlock) -> None:
+        """Whole rows as they are given, created or replaced; ResourceExhausted before any effect."""
+        with self.reserved({table: len(rows)}):
+            for some in _sections(len(rows), self.tables[table].width):
+                with self._kernels():
+                    self.tables[table].upsert(rows[some])
+
+    def remove_rows(self, table: int, ids: NDArray[np.int64]) -> int:
+        """The rows of ids are gone, as if they had never been; returns how many there were."""
+        removed = 0
+        for some in _sections(len(ids), self.tables[table].width):
+            with self._kernels():
+                removed += self.tables[table].remove(ids[some])
+        return removed
+
+    def scan(self, table: int, slots: SlotMask) -> Iterator[RowBlock]:
+        """The rows whose slot is in the set, in pieces of at most 16,384, beside pushes and removals.
+
+        Each row is whole. One that exists from start to end is given at least once: the pass goes from the
+        last place to the first, and a row only ever moves down. It may be given twice; then the last is newer.
+        """
+        source = self.tables[table]
+        room = max(1, min(_COPY_BLOCKS * BLOCK, _PIECE_BYTES // (4 * source.width)))
+        span = min(room, _span(source.width) * 4)          # most rows are only looked at
+        raw, found, hi = np.empty((room, source.width), np.float32), 0, source.rows
+        while hi > 0:
+            lo = max(0, hi - span)
+            with self._kernels():
+                found += source.pick(lo, hi, slots, raw[found:])
+            hi = lo
+            if found > room - span or hi == 0:
+                if found:
+                    yield source.decode(raw[:found])
+                found = 0
+
+    def read_chunk(self, block: int, chunk: int) -> DenseRecord:
+        """A chunk as it is; NotFound when it does not live here."""
+        with self._kernels():
+            return self.dense[block].read(chunk, number=block)
+
+    def upsert_chunk(self, record: DenseRecord) -> None:
+        """A chunk as it is given, created or replaced."""
+        with self._kernels():
+            self.dense[record.block].load(record, changed=self.clock + 1)
+
+    def remove_chunk(self, block: int, chunk: int) -> bool:
+        """The chunk is gone; whether it was there."""
+        with self._kernels():
+            return self.dense[block].remove(chunk)
+
     def mark(self) -> None:
         """Fix the state that `copy_rows` and `copy_dense` will give, whatever is applied meanwhile."""
         with self._mutex:
             for table in self.tables:
-                table.mark()
+                table.slab.mark()
             for block in self.dense:
-                for cell in block.chunks.values():
-                    cell.marked = True
+                block.mark()
 
     def unmark(self) -> None:
         """End of the copy, complete or not."""
         with self._mutex:
             for table in self.tables:
-                table.unmark()
+                table.slab.unmark()
             for block in self.dense:
-                for cell in block.chunks.values():
-                    cell.marked, cell.image = False, None
+                block.unmark()
 
     def copy_rows(self, table: int) -> Iterator[RowBlock]:
-        """The table's rows at the mark, in order of creation."""
-        source = self.tables[table]
+        """The table's rows at the mark, in order of their places."""
+        source, slab = self.tables[table], self.tables[table].slab
         raw = np.empty((_COPY_BLOCKS * BLOCK, source.width), np.float32)
-        for first in range(0, source.marked_blocks, _COPY_BLOCKS):
+        for first in range(0, slab.marked_blocks, _COPY_BLOCKS):
             rows = 0
-            for block in range(first, min(first + _COPY_BLOCKS, source.marked_blocks)):
+            for block in range(first, min(first + _COPY_BLOCKS, slab.marked_blocks)):
                 with self._kernels():
-                    rows += source.copy_block(block, raw[rows:rows + BLOCK])
+                    rows += slab.copy_block(block, raw[rows:rows + BLOCK])
             yield source.decode(raw[:rows])
 
     def copy_dense(self, block: int) -> Iterator[DenseRecord]:
         """The block's chunks at the mark."""
-        for chunk, cell in sorted(self.dense[block].chunks.items()):
+        with self._mutex:
+            marked = self.dense[block].marked()
+        for chunk, cell in marked:
             with self._kernels():
-                if not cell.marked:
-                    continue                 # created after the mark
-                image, updates = cell.image or (cell.cell.copy(), cell.updates)
-                cell.marked, cell.image = False, None
+                image, updates = cell.take_image()
             yield DenseRecord(block, chunk, image[:cell.length], image[cell.length:], updates)
 
     @property
@@ -200,3 +260,11 @@ class Store:
                 + sum(block.memory_bytes for block in self.dense))
 
 
+def _span(width: int) -> int:
+    """Rows of this many words to move in one section of the mutex."""
+    return max(1, min(_SECTION_IDS, _SECTION_BYTES // (4 * width)))
+
+
+def _sections(count: int, width: int) -> Iterator[slice]:
+    span = _span(width)
+    return (slice(lo, min(lo + span, count)) for lo in range(0, count, span))

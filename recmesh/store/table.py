@@ -5,17 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.formats import mix
+from recmesh.formats import SlotMask, mix
 from recmesh.runtime.errors import DataLoss, ResourceExhausted
-from recmesh.store import arithmetic, kernels
+from recmesh.store import arithmetic, kernels, row_kernels
 from recmesh.store.index import Index
-from recmesh.store.kernels import BLOCK, HEADER, MARKED, PENDING, ROWS, SAVED
-from recmesh.store.memory import Region
+from recmesh.store.row_kernels import HEADER
 from recmesh.store.schema import OPTIMIZERS, TableSchema
+from recmesh.store.slab import Slab
 
 _INIT_KINDS = {"zeros": arithmetic.ZEROS, "uniform": arithmetic.UNIFORM, "normal": arithmetic.NORMAL}
 _NO_COUNTS = np.empty(0, np.uint32)
-_MAX_ROWS = (1 << 32) - 2                    # a row number has 32 bits in the index
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,11 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __getitem__(self, rows: slice) -> "RowBlock":
+        """A run of rows, as views."""
+        return RowBlock(self.ids[rows], self.values[rows], self.state[rows], self.updates[rows],
+                        self.frequency[rows], self.last_step[rows])
+
     def select(self, keep: NDArray[np.bool_]) -> "RowBlock":
         """The rows where `keep` holds."""
         if keep.all():
@@ -50,16 +54,7 @@ class Table:
         self.schema, self.number = schema, number
         self._index, self._salt = index, index.add_table(number, schema.name)
         self.width = -(-(schema.dim + schema.state_width + HEADER) // 8) * 8
-        row_bytes = 4 * self.width
-        self._slab, self._log = Region(size_bytes), Region(size_bytes)
-        rows = min(_MAX_ROWS, min(self._slab.size_bytes, self._log.size_bytes) // row_bytes) // BLOCK * BLOCK
-        self.capacity = rows
-        self._saved_region = Region(4 * rows, huge_pages=False)
-        self._floats, self._words = self._slab.view(np.float32), self._slab.view(np.uint32)
-        self._longs, self._log_floats = self._slab.view(np.uint64), self._log.view(np.float32)
-        self._saved: NDArray[np.uint32] = self._saved_region.view(np.uint32)
-        self._block_state = np.zeros(rows // BLOCK, np.uint8)
-        self._meta = np.zeros(3, np.int64)
+        self.slab = Slab(self.width, size_bytes=size_bytes)
         self._seed_salt = np.uint64(int(self._salt) ^ mix(schema.init.seed))
         self._bias = schema.optimizer.bias()
 
@@ -71,12 +66,17 @@ class Table:
     @property
     def rows(self) -> int:
         """Rows there are."""
-        return int(self._meta[ROWS])
+        return self.slab.rows
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit in the address space."""
+        return self.slab.capacity
 
     @property
     def memory_bytes(self) -> int:
         """In rows, and in the log of a snapshot that is being copied."""
-        return (self.rows + int(self._meta[SAVED])) * 4 * self.width
+        return self.slab.memory_bytes
 
     def gather(self, ids: NDArray[np.int64], out: NDArray[np.float32], *, absent_as_zero: bool) -> int:
         """out[i] := values of ids[i]; initial values, or zero, where absent. Returns how many are absent."""
@@ -84,7 +84,7 @@ class Table:
         kind = arithmetic.ZEROS if absent_as_zero else _INIT_KINDS[init.kind]
         return int(kernels.gather(
             self._index.arena, self._index.parts, ids, np.uint64(self.number), self._salt,
-            self._floats, self.width, out.reshape(-1), self.schema.dim, kind, self._seed_salt, init.scale))
+            self.slab.floats, self.width, out.reshape(-1), self.schema.dim, kind, self._seed_salt, init.scale))
 
     def reserve(self, ids: int) -> None:
         """ResourceExhausted unless `ids` more rows fit."""
@@ -94,11 +94,11 @@ class Table:
     def apply(self, ids: NDArray[np.int64], grads: NDArray[np.float32], counts: NDArray[np.uint32] | None,
               *, step: int) -> int:
         """One optimizer step on the rows of ids; `step` is the group's before it. Returns rows created."""
-        optimizer, init = self.schema.optimizer, self.schema.init
+        optimizer, init, slab = self.schema.optimizer, self.schema.init, self.slab
         created = int(kernels.apply(
             self._index.arena, self._index.parts, self._index.ctl, self._index.freed, self._index.salts,
-            ids, np.uint64(self.number), self._salt, self._floats, self._log_floats, self._words, self._longs,
-            self.width, self.schema.dim, self.schema.state_width, self._meta, self._block_state, self._saved,
+            ids, np.uint64(self.number), self._salt, slab.floats, slab.log, slab.words, slab.longs,
+            self.width, self.schema.dim, self.schema.state_width, slab.meta, slab.block_state, slab.saved,
             grads.reshape(-1), _NO_COUNTS if counts is None else counts, OPTIMIZERS[optimizer.kind],
             optimizer.hyper(step), self._bias, np.uint64(step + 1), _INIT_KINDS[init.kind], self._seed_salt,
             init.scale))
@@ -107,16 +107,25 @@ class Table:
 
     def load(self, block: RowBlock) -> None:
         """Rows as they were saved; DataLoss when one is there already."""
-        index = self._index
         self.reserve(len(block))
-        index.reserve(len(block))
-        twice = kernels.load(
-            index.arena, index.parts, index.ctl, index.freed, index.salts, block.ids, np.uint64(self.number),
-            self._salt, self._floats, self._words, self._longs, self.width, self._meta,
-            block.values, block.state, block.updates, block.frequency, block.last_step)
-        index.collect()
+        self._index.reserve(len(block))
+        twice = self._put(block, replace=False)
         if twice >= 0:
             raise DataLoss(f"table {self.schema.name!r} has id {block.ids[twice]} twice in the snapshot")
+
+    def upsert(self, block: RowBlock) -> None:
+        """Rows as they are given, over those there are. The caller has reserved room."""
+        self._put(block, replace=True)
+
+    def _put(self, block: RowBlock, *, replace: bool) -> int:
+        index, slab = self._index, self.slab
+        place = row_kernels.put(
+            index.arena, index.parts, index.ctl, index.freed, index.salts, block.ids, np.uint64(self.number),
+            self._salt, slab.floats, slab.words, slab.longs, self.width, slab.log, slab.meta,
+            slab.block_state, slab.saved, block.values, block.state, block.updates, block.frequency,
+            block.last_step, int(replace))
+        index.collect()
+        return int(place)
 
     def adopt(self, block: RowBlock) -> None:
         """Rows of a table of the same ids and dim, with this optimizer's fresh state."""
@@ -127,32 +136,25 @@ class Table:
         self.load(RowBlock(block.ids, block.values, states, np.zeros_like(block.updates), block.frequency,
                            block.last_step))
 
-    def mark(self) -> None:
-        """From here on, the first update of each row saves it as it is now."""
-        self._meta[MARKED] = self._meta[ROWS]
-        self._block_state[:self.marked_blocks] = PENDING
+    def fetch(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> int:
+        """out [:n, width] := the rows of those ids that exist; returns n."""
+        return int(row_kernels.fetch(self._index.arena, self._index.parts, ids, np.uint64(self.number),
+                                     self._salt, self.slab.floats, self.width, out))
 
-    @property
-    def marked_rows(self) -> int:
-        """Rows at the mark."""
-        return int(self._meta[MARKED])
+    def remove(self, ids: NDArray[np.int64]) -> int:
+        """The rows of ids are gone; returns how many there were."""
+        index, slab = self._index, self.slab
+        slab.grown()
+        removed = int(row_kernels.remove(
+            index.arena, index.parts, index.salts, ids, np.uint64(self.number), self._salt, slab.floats,
+            slab.longs, self.width, slab.log, slab.meta, slab.block_state, slab.saved))
+        slab.shrink()
+        return removed
 
-    @property
-    def marked_blocks(self) -> int:
-        """Blocks that hold the rows at the mark."""
-        return -(-self.marked_rows // BLOCK)
-
-    def copy_block(self, block: int, out: NDArray[np.float32]) -> int:
-        """out [BLOCK, width] := the block at the mark; returns its rows."""
-        return int(kernels.copy_block(self._floats, self._log_floats, self._saved, self.width, self._meta,
-                                      self._block_state, block, out))
-
-    def unmark(self) -> None:
-        """The snapshot is copied, or given up: nothing is saved any more."""
-        self._block_state[:self.marked_blocks] = kernels.COPIED
-        self._saved_region.release(0, self._saved_region.size_bytes)
-        self._log.release(0, self._log.size_bytes)
-        self._meta[MARKED] = self._meta[SAVED] = 0
+    def pick(self, lo: int, hi: int, slots: SlotMask, out: NDArray[np.float32]) -> int:
+        """out [:n, width] := the rows at places [lo, hi) whose slot is in the set; returns n."""
+        return int(row_kernels.pick(self.slab.floats, self.slab.longs, self.width, lo, min(hi, self.rows),
+                                    self._salt, slots.view(np.uint8), out))
 
     def decode(self, raw: NDArray[np.float32]) -> RowBlock:
         """Rows of the slab [rows, width] as arrays of their own."""
@@ -165,5 +167,5 @@ class Table:
             np.ascontiguousarray(words[:, 5]), np.ascontiguousarray(longs[:, 1]))
 
     def read(self, lo: int, hi: int) -> RowBlock:
-        """Rows [lo, hi) in order of creation."""
-        return self.decode(self._floats[lo * self.width:hi * self.width].reshape(-1, self.width))
+        """Rows at places [lo, hi)."""
+        return self.decode(self.slab.floats[lo * self.width:hi * self.width].reshape(-1, self.width))

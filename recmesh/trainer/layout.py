@@ -159,17 +159,18 @@ def joined(tables: Sequence[EmbeddingTable], rows: Mapping[str, Floats]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One version of the slot map with the servers it names."""
+    """One version of the slot map."""
 
     gen: int
     version: int
     owners: Owners
     servers: tuple[int, ...]
+    """Who owns a slot, ascending: each gets a part of every batch. Members without slots get none."""
 
     @staticmethod
     def of(record: RunRecord) -> "Placement":
         """As the run record has it."""
-        servers = tuple(sorted(member.ps for member in record.members))
+        servers = tuple(int(ps) for ps in np.unique(record.owners))
         return Placement(record.gen, record.map_version, record.owners, servers)
 
 

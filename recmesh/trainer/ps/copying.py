@@ -137,6 +137,9 @@ class Copy(threading.Thread):
         names = [table_file_name(group, number) for group in range(len(self.order.cuts))]
         blocks = self._rows(number)
         if len(names) == 1:
+            slots = self.order.cuts[0].slots
+            if not slots.all():                # rows of other slots may be on their way in or out
+                blocks = (block.select(slots[slots_of(block.ids, schema.name)]) for block in blocks)
             with container.section(names[0]) as section:
                 rows = write_rows(arrow_sink(section), arrow, map(_columns, blocks))
             return [TableFile(number, names[0], rows)]

@@ -51,8 +51,8 @@ def load_parts(model: Model, parts: Sequence[Part], *, owned: SlotMask, fresh_le
 
 
 def _content(chain: Sequence[Level]) -> Declaration:
-    """Tables and blocks in the first part's order; every part of the chain has the same."""
-    documents = [part.document for level in chain for part in level.parts]
+    """Tables and blocks in the first part's order; every part of the chain that holds a slot has the same."""
+    documents = [part.document for level in chain for part in level.parts if part.document.groups]
     first = documents[0]
     for document in documents[1:]:
         if (document.tables, document.dense) != (first.tables, first.dense):

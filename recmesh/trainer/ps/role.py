@@ -19,7 +19,8 @@ from recmesh.runtime.shared_memory import remove_abandoned
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
 from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Beat, BeatReply, RunRecord
-from recmesh.trainer.ps.rpc import SERVICE_NAME, CheckpointClient, ParameterServerServicer, add_to_server
+from recmesh.trainer.ps.moves import Target
+from recmesh.trainer.ps.rpc import SERVICE_NAME, CheckpointClient, ParameterServerServicer, RemoteTarget, add_to_server
 from recmesh.trainer.ps.server import ParameterServer
 from recmesh.trainer.role import Heart, Identity, register, say_last
 from recmesh.trainer.wire import RemoteRuns
@@ -72,8 +73,12 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event) 
     remove_abandoned(shm_dir)
     address = env.get("RECMESH_PS_ADDRESS", "127.0.0.1:0")
     checkpoints = CheckpointClient(connect, address=env.get("RECMESH_CKPTCACHE", ""))
+
+    def reach(address: str) -> Target:
+        return RemoteTarget(sync_channel(address, token=identity.token or None), job_id=identity.job_id)
+
     server = ParameterServer(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
-                             deliver=checkpoints.deliver)
+                             deliver=checkpoints.deliver, reach=reach)
     servicer = ParameterServerServicer(server, job_id=identity.job_id)
     listener = sync_server("ps", address, [add_to_server(servicer)], token=identity.token or None,
                            service_names=[SERVICE_NAME], max_workers=_RPC_THREADS)
@@ -116,7 +121,7 @@ class Hearing:
         self, member: Membership, record: Callable[[], RunRecord], stopped: threading.Event
     ) -> None:
         self._member, self._record, self._stopped = member, record, stopped
-        self._seen: tuple[int, str] | None = None
+        self._seen: tuple[int, int, str] | None = None
 
     def heard(self, reply: BeatReply) -> None:
         """Sets `stopped` when jobmaster says so, or when the record means another process."""
@@ -124,7 +129,7 @@ class Hearing:
             log.info("jobmaster says: %s", reply.directive)
             self._stopped.set()
             return
-        now = (reply.gen, reply.phase)
+        now = (reply.gen, reply.map_version, reply.phase)
         if now == self._seen:
             return
         ended = self._member.ended(self._record())

@@ -66,11 +66,14 @@ class Fleet:
     ) -> dict[int, T]:
         """`call(ps, stub)` to every server of the placement, in parallel, each for as long as it takes.
 
-        Raises StaleGeneration, WrongMap (with the highest `since`), NoLongerWanted when `gone` is set, or the
+        Raises StaleGeneration, WrongMap (with the highest `since`, also when one is a member no more), NoLongerWanted when `gone` is set, or the
         first other error. Returns or raises only after every call has ended.
         """
         with self._lock:
             stubs = {ps: stub for (ps, _), stub in self._stubs.items() if ps in placement.servers}
+            newest = self._placement.version
+        if len(stubs) < len(placement.servers):
+            raise WrongMap(newest)     # one has left since: without its part the batch would not be whole
         abandon = _Either(gone)
 
         def one(ps: int, stub: ParameterServer) -> T:

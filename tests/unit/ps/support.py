@@ -163,7 +163,7 @@ class Mesh:
                 for id_, value in zip(rows.ids.tolist(), rows.values[:, 0].tolist(), strict=True):
                     assert id_ not in found[number]
                     found[number][id_] = value
-            for _, _, values in server.model.pull_dense(since=0)[0]:
+            for _, _, values in server.model.pull_dense(since=0, owned=server.books.owned)[0]:
                 dense += np.unique(values).tolist()
         return found[0], found[1], dense
 

@@ -222,7 +222,7 @@ def test_a_failure_inside_apply_ends_the_process(mesh: Mesh, monkeypatch: pytest
 def test_a_full_server_refuses_before_the_claim(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     server = mesh.servers[0]
     part = _part(mesh, 0, 8)
-    monkeypatch.setattr(server.model.store.tables[0], "capacity", 1)
+    monkeypatch.setattr(server.model.store.tables[0].slab, "capacity", 1)
     with pytest.raises(ResourceExhausted):
         server.push(part)
     assert not server.ledgers(mesh.gen).by_any
