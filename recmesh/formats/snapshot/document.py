@@ -40,6 +40,8 @@ class GroupDocument:
     tables: tuple[TableFile, ...]
     dense_file: str
     chunks: int
+    evicted: Mapping[int, int] = field(default_factory=dict)
+    """By slot, where there are any: updates of rows that were evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class PartDocument:
                 "step": group.step,
                 "tables": [{"table": t.table, "file": t.file, "rows": t.rows} for t in group.tables],
                 "dense": {"file": group.dense_file, "chunks": group.chunks},
+                "evicted": sorted(group.evicted.items()),
             } for group in self.groups],
             "files": [{"name": f.name, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in self.files],
         }, separators=(",", ":"))
@@ -127,7 +130,8 @@ def _group(value: Mapping[str, Any]) -> GroupDocument:
         int(value["group"]), from_runs(value["slots"]), Ledger.from_triples(value["ledger"]),
         int(value["step"]),
         tuple(TableFile(int(t["table"]), str(t["file"]), int(t["rows"])) for t in value["tables"]),
-        str(value["dense"]["file"]), int(value["dense"]["chunks"]))
+        str(value["dense"]["file"]), int(value["dense"]["chunks"]),
+        {int(slot): int(count) for slot, count in value.get("evicted", ())})
 
 
 def table_file_name(group: int, table: int) -> str:

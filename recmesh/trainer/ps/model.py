@@ -17,6 +17,9 @@ from recmesh.store import DenseRecord, DenseSchema, RowBlock, Store, TableSchema
 from recmesh.trainer.ps.messages import Declaration, DenseValues, Part, RowGrads, TableSize
 from recmesh.trainer.ps.refusals import NotDeclared
 
+TableIds = tuple[int, NDArray[np.int64]]
+"""(table, ids)"""
+
 
 class Model:
     """Tables and dense blocks of one generation."""
@@ -132,7 +135,8 @@ class Model:
         place = next((i for i, old in enumerate(self.content.tables) if old.name == schema.name), None)
         if place is None:
             return self.store.add_table(schema)
-        if self.content.tables[place].optimizer.kind == schema.optimizer.kind:
+        old = self.content.tables[place]
+        if (old.optimizer.kind, old.dtype) == (schema.optimizer.kind, schema.dtype):
             self.store.tables[self._tables[place]].use(schema)
             return self._tables[place]
         return self.store.replace_table(self._tables[place], schema)
@@ -218,16 +222,23 @@ class Model:
             new[self._tables[grads.table]] += len(grads.ids)
         return self.store.reserved(new)
 
-    def apply(self, part: Part, *, slots: SlotMask | None, step: int) -> None:
-        """One optimizer step on what lies in these slots (None: on all of the part). Must not fail."""
+    def apply(self, part: Part, *, slots: SlotMask, whole: bool, step: int) -> list[TableIds]:
+        """One optimizer step on what lies in the group's slots; `whole`: all of the part does. Must not fail.
+
+        Returns the ids that each table evicted, of these slots.
+        """
+        evicted = []
         for grads in part.tables:
-            chosen = grads if slots is None else self._only(grads, slots)
+            chosen = grads if whole else self._only(grads, slots)
             if len(chosen.ids):
                 dim = self.content.tables[chosen.table].dim
-                self.store.apply(self._tables[chosen.table], chosen.ids, chosen.grads.reshape(-1, dim),
-                                 chosen.counts, step=step)
+                gone = self.store.apply(self._tables[chosen.table], chosen.ids, chosen.grads.reshape(-1, dim),
+                                        chosen.counts, step=step, slots=slots)
+                if len(gone):
+                    evicted.append((chosen.table, gone))
         self.store.apply_dense([(self._dense[block], chunk, grad) for block, chunk, grad in part.dense
-                                if slots is None or slots[self._chunk_slots[block][chunk]]], step=step)
+                                if whole or slots[self._chunk_slots[block][chunk]]], step=step)
+        return evicted
 
     def _only(self, grads: RowGrads, slots: SlotMask) -> RowGrads:
         places = np.empty(len(grads.ids), np.int64)

@@ -57,6 +57,8 @@ def _load(model: Model, part: Part, owned: SlotMask, *, fresh: bool) -> list[Cut
         if not mine.any():
             continue
         cuts.append(Cut(mine, group.ledger, group.step))
+        if not fresh:
+            model.store.add_evicted({slot: n for slot, n in group.evicted.items() if mine[slot]})
         whole = bool((mine == group.slots).all())
         for file in group.tables:
             name = model.content.tables[file.table].name
