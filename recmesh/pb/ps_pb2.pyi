@@ -45,11 +45,11 @@ class OptimizerSpec(google.protobuf.message.Message):
     PARAMS_FIELD_NUMBER: builtins.int
     SCHEDULE_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """sgd | adagrad | rowwise_adagrad | adam | accumulate"""
+    """sgd | adagrad | rowwise_adagrad | adam | ftrl | accumulate"""
     lr: builtins.float
     @property
     def params(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """beta1, beta2, eps, initial_accumulator, weight_decay"""
+        """beta1, beta2, eps, initial_accumulator, weight_decay, l1, l2"""
 
     @property
     def schedule(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LrPoint]:
@@ -116,8 +116,20 @@ class TableSpec(google.protobuf.message.Message):
     DIM_FIELD_NUMBER: builtins.int
     OPTIMIZER_FIELD_NUMBER: builtins.int
     INIT_FIELD_NUMBER: builtins.int
+    MIN_FREQUENCY_FIELD_NUMBER: builtins.int
+    TTL_STEPS_FIELD_NUMBER: builtins.int
+    MAX_BYTES_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
     name: builtins.str
     dim: builtins.int
+    min_frequency: builtins.int
+    """occurrences from which on an id is trained; 0 means 1"""
+    ttl_steps: builtins.int
+    """rows not updated for so many steps go; 0: none"""
+    max_bytes: builtins.int
+    """of the rows on all servers; the rarest go beyond; 0: no bound"""
+    dtype: builtins.str
+    """of values: float32 (also when empty) | bfloat16"""
     @property
     def optimizer(self) -> Global___OptimizerSpec: ...
     @property
@@ -129,9 +141,13 @@ class TableSpec(google.protobuf.message.Message):
         dim: builtins.int = ...,
         optimizer: Global___OptimizerSpec | None = ...,
         init: Global___InitSpec | None = ...,
+        min_frequency: builtins.int = ...,
+        ttl_steps: builtins.int = ...,
+        max_bytes: builtins.int = ...,
+        dtype: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["init", b"init", "optimizer", b"optimizer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dim", b"dim", "init", b"init", "name", b"name", "optimizer", b"optimizer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dim", b"dim", "dtype", b"dtype", "init", b"init", "max_bytes", b"max_bytes", "min_frequency", b"min_frequency", "name", b"name", "optimizer", b"optimizer", "ttl_steps", b"ttl_steps"]) -> None: ...
 
 Global___TableSpec: typing_extensions.TypeAlias = TableSpec
 
@@ -399,8 +415,11 @@ class GroupCut(google.protobuf.message.Message):
     LEDGER_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    EVICTED_FIELD_NUMBER: builtins.int
     step: builtins.int
     slots: builtins.bytes
+    evicted: builtins.bytes
+    """uint64 little-endian [4096]: updates of evicted rows, by slot; empty: none"""
     @property
     def ledger(self) -> recmesh.pb.common_pb2.Ledger: ...
     def __init__(
@@ -409,9 +428,10 @@ class GroupCut(google.protobuf.message.Message):
         ledger: recmesh.pb.common_pb2.Ledger | None = ...,
         step: builtins.int = ...,
         slots: builtins.bytes = ...,
+        evicted: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger", b"ledger"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ledger", b"ledger", "slots", b"slots", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evicted", b"evicted", "ledger", b"ledger", "slots", b"slots", "step", b"step"]) -> None: ...
 
 Global___GroupCut: typing_extensions.TypeAlias = GroupCut
 

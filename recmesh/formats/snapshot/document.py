@@ -44,6 +44,8 @@ class GroupDocument:
     tables: tuple[TableFile, ...]
     dense_file: str
     chunks: int
+    evicted: Mapping[int, int] = field(default_factory=dict)
+    """By slot, where there are any: updates of rows that were evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class PartDocument:
                 "step": group.step,
                 "tables": [_table_to_json(table) for table in group.tables],
                 "dense": {"file": group.dense_file, "chunks": group.chunks},
+                **({"evicted": sorted(group.evicted.items())} if group.evicted else {}),
             } for group in self.groups],
             "files": [{"name": f.name, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in self.files],
         }, separators=(",", ":"))
@@ -138,7 +141,8 @@ def _group(value: Mapping[str, Any]) -> GroupDocument:
         int(value["group"]), from_runs(value["slots"]), Ledger.from_triples(value["ledger"]),
         int(value["step"]),
         tuple(_table(table) for table in value["tables"]),
-        str(value["dense"]["file"]), int(value["dense"]["chunks"]))
+        str(value["dense"]["file"]), int(value["dense"]["chunks"]),
+        {int(slot): int(count) for slot, count in value.get("evicted", ())})
 
 
 def _table(value: Mapping[str, Any]) -> TableFile:

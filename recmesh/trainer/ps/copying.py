@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from recmesh.formats import slots_of
@@ -118,8 +119,10 @@ class Copy(threading.Thread):
         for group, cut in enumerate(order.cuts):
             name = dense_file_name(group)
             chunks = container.write_dense(name, [chunk for slot, chunk in records if cut.slots[slot]])
+            evicted = self._model.store.evicted_at_mark * cut.slots
             groups.append(GroupDocument(
-                group, cut.slots, cut.ledger, cut.step, tuple(tables[group]), name, chunks))
+                group, cut.slots, cut.ledger, cut.step, tuple(tables[group]), name, chunks,
+                {slot: int(evicted[slot]) for slot in np.flatnonzero(evicted).tolist()}))
         document = PartDocument(
             order.job_id, order.gen, order.snapshot, order.ps, order.map_version, tuple(groups),
             tuple({**table_to_json(table), "state_width": table.state_width} for table in content.tables),

@@ -44,6 +44,8 @@ def load_parts(model: Model, parts: Sequence[Part], *, owned: SlotMask, fresh_le
                 mine = group.slots & owned
                 if mine.any():
                     cuts.append(Cut(mine, group.ledger, group.step))
+                    if not fresh_ledger:
+                        model.store.add_evicted({slot: n for slot, n in group.evicted.items() if mine[slot]})
                     _load_dense(model, part, group, mine)
     except SnapshotError as error:
         raise DataLoss(str(error), reason="SNAPSHOT_DAMAGED") from error

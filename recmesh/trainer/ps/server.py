@@ -156,7 +156,7 @@ class ParameterServer:
                     claim = self.books.claim(part.batch, epoch=part.epoch)
                 try:
                     for group, step in zip(claim.groups, claim.steps, strict=True):
-                        self.model.apply(part, slots=None if claim.whole else group.slots, step=step)
+                        self.model.apply(part, slots=group.slots, whole=claim.whole, step=step)
                     with self._ledger:
                         self.books.commit(claim)
                         self._ledger.notify_all()
@@ -202,6 +202,7 @@ class ParameterServer:
                 cuts = load_parts(model, self._sources(order), owned=owned, fresh_ledger=order.fresh_ledger)
             with self.latch.exclusive():
                 self.model = model
+                model.store.share = float(owned.mean())
                 self._job_id, self._ps = order.job_id, order.ps
                 self.books.begin(gen=order.gen, since=order.slot_map.version, owned=owned,
                                  cuts=[cut for cut in cuts if cut.slots.any()], voids=order.voids)
