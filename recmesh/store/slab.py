@@ -10,6 +10,7 @@ from recmesh.store.memory import Region
 from recmesh.store.row_kernels import BLOCK, MARKED, PENDING, ROWS, SAVED, Places
 
 _MAX_ROWS = (1 << 31) - 2                    # a place has 31 bits in the index
+_AHEAD_BYTES, _AHEAD_SHARE = 32 << 20, 8      # of the log have memory before they are needed; at most, of the rows
 _SPARE_BYTES = 8 << 20                       # kept behind the last row: not every removal asks the kernel
 
 
@@ -32,6 +33,8 @@ class Slab:
         self.arrays: tuple[Any, ...] = Places(
             self.floats, self.words, self.longs, self.log, self.meta, self.block_state, self.saved)
         self._touched = 0                    # places below may have memory
+        self._log_ready = 0                  # bytes of the log that have memory
+        self._to_clean = (0, 0)              # places marked by the last snapshot, bytes of its log
 
     @property
     def rows(self) -> int:
@@ -54,6 +57,18 @@ class Slab:
         """Note the rows there are, before some go."""
         self._touched = max(self._touched, self.rows)
 
+    def make_ready(self) -> None:
+        """Memory for what a snapshot will have to save, so that no update waits until the kernel has cleared pages.
+
+        Before the mark and during the copy; it needs no lock.
+        """
+        self._saved_region.populate(0, 4 * self.rows)
+        ahead = min(_AHEAD_BYTES, self.rows * self.row_bytes // _AHEAD_SHARE)
+        wanted = int(self.meta[SAVED]) * self.row_bytes + ahead
+        if wanted > self._log_ready:
+            self._log.populate(self._log_ready, wanted)
+            self._log_ready = wanted
+
     def mark(self) -> None:
         """From here on, the first change of each place saves what it held."""
         self.meta[MARKED] = self.meta[ROWS]
@@ -75,8 +90,14 @@ class Slab:
                                           self.block_state, block, out))
 
     def unmark(self) -> None:
-        """The snapshot is copied, or given up: nothing is saved any more."""
+        """The snapshot is copied, or given up: nothing is saved any more. `clean` must follow before a mark."""
         self.block_state[:self.marked_blocks] = row_kernels.COPIED
-        self._saved_region.release(0, self._saved_region.size_bytes)
-        self._log.release(0, self._log.size_bytes)
+        self._to_clean = self.marked_rows, max(self._log_ready, int(self.meta[SAVED]) * self.row_bytes)
         self.meta[MARKED] = self.meta[SAVED] = 0
+
+    def clean(self) -> None:
+        """Forget what was saved; nobody else looks at it, so this needs no lock, however much it is."""
+        places, log_bytes = self._to_clean
+        self.saved[:places] = 0
+        self._log.release(0, log_bytes)
+        self._log_ready, self._to_clean = 0, (0, 0)

@@ -23,6 +23,7 @@ from recmesh.store.schema import DenseSchema, TableSchema
 from recmesh.store.slab import Slab
 from recmesh.store.table import Raw, RowBlock, Table
 
+_YIELD_S = 20e-6
 _COPY_BLOCKS = 16                            # blocks decoded together: 16,384 rows
 _SECTION_IDS = 2048                          # whole rows moved while the mutex is held: well under 5 ms
 _SECTION_BYTES = 4 << 20
@@ -261,11 +262,23 @@ class Store:
     def unmark(self) -> None:
         """End of the copy, complete or not."""
         with self._mutex:
-            for table in self.tables:
-                table.slab.unmark()
-                table.candidates.unmark()
+            slabs = self._slabs()
+            for slab in slabs:
+                slab.unmark()
             for block in self.dense:
                 block.unmark()
+        for slab in slabs:
+            slab.clean()
+
+    def make_ready(self) -> None:
+        """Before a mark: memory for what it will make updates save."""
+        with self._mutex:
+            slabs = self._slabs()
+        for slab in slabs:
+            slab.make_ready()
+
+    def _slabs(self) -> list[Slab]:
+        return [slab for table in self.tables for slab in (table.slab, table.candidates)]
 
     def copy_rows(self, table: int) -> Iterator[RowBlock]:
         """The table's rows at the mark, in order of their places."""
@@ -277,6 +290,8 @@ class Store:
                 for block in range(first, min(first + _COPY_BLOCKS, slab.marked_blocks)):
                     with self._kernels():
                         rows += slab.copy_block(block, raw[rows:rows + BLOCK])
+                    time.sleep(_YIELD_S)     # a lock is not handed over: who waits for it must get a chance
+                slab.make_ready()
                 yield source.decode(raw[:rows], slab)
 
     def copy_dense(self, block: int) -> Iterator[DenseRecord]:

@@ -13,7 +13,7 @@ from services.ckptcache import ops, rpc
 from services.ckptcache.app.checkpoints import Checkpoints
 from services.ckptcache.app.entry import Entries
 from services.ckptcache.app.figures import Figures
-from services.ckptcache.app.flush import Flusher
+from services.ckptcache.app.flush import Flusher, step_back
 from services.ckptcache.app.life import CacheLife
 from services.ckptcache.app.ports import Policy
 from services.ckptcache.app.recover import Recovery
@@ -44,7 +44,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     catalogue = Catalogue(bus.kv(BUCKET))
     announce = BusAnnouncements(bus)
     figures = Figures(Metrics("ckptcache"), clock=system_clock)
-    pool = ThreadPoolExecutor(settings.checkpoint_flush_threads, thread_name_prefix="flush")
+    pool = ThreadPoolExecutor(settings.checkpoint_flush_threads, thread_name_prefix="flush", initializer=step_back)
     entries = Entries()
     flusher = Flusher(
         files=files,

@@ -1,6 +1,8 @@
 """The background half of a snapshot: the marked state, block by block, into one file of shared memory."""
 
 import logging
+import os
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -35,6 +37,11 @@ from recmesh.trainer.ps.ledger import Cut
 from recmesh.trainer.ps.model import Model
 
 log = logging.getLogger(__name__)
+
+_NICE = 5
+"""Of the thread that hashes and writes: nobody waits for it, and pushes need the processor."""
+_BLOCKS_AHEAD = 4
+_WAIT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +78,78 @@ Deliver = Callable[[Written, threading.Event], bool]
 """Hands a part over; True when the receiver owns the file now. The event says that nobody wants it more."""
 
 
+class _Reader(threading.Thread):
+    """Copies the marked rows out of the store, in order of tables, a few blocks ahead of who writes them.
+
+    It holds the store's mutex at times, so it runs at the priority of pushes: a thread that is held up with the
+    mutex in its hands would hold them up.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(name="snapshot-reader", daemon=True)
+        self._model, self._stopped = model, threading.Event()
+        self._blocks: queue.Queue[RowBlock | BaseException | None] = queue.Queue(_BLOCKS_AHEAD)
+
+    def run(self) -> None:
+        """Each table's blocks, then None."""
+        try:
+            for number in range(len(self._model.content.tables)):
+                for block in self._model.store.copy_rows(self._model.store_table(number)):
+                    if not self._put(block):
+                        return
+                self._put(None)
+        except Exception as error:
+            self._put(error)
+
+    def _put(self, item: RowBlock | BaseException | None) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._blocks.put(item, timeout=_WAIT_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def rows(self, cancelled: threading.Event) -> Iterator[RowBlock]:
+        """The blocks of the next table; Cancelled when the event is set."""
+        while True:
+            if cancelled.is_set():
+                raise Cancelled
+            try:
+                item = self._blocks.get(timeout=_WAIT_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def stop(self) -> None:
+        """Returns when it does not touch the store any more."""
+        self._stopped.set()
+        self.join()
+
+
 class Copy(threading.Thread):
     """Writes and delivers one part, then ends the copy-on-write. `cancel()` makes it stop soon."""
 
     def __init__(self, model: Model, order: Order, *, path: Path, deliver: Deliver) -> None:
         super().__init__(name=f"snapshot-{order.snapshot}", daemon=True)
+        self._reader = _Reader(model)
         self.order, self._model, self._path, self._deliver = order, model, path, deliver
         self.cancelled = threading.Event()
         self._unmarked = threading.Event()
         self.error: BaseException | None = None
 
+    def start(self) -> None:
+        """After the mark. The reader first: a thread inherits the priority of the one that starts it."""
+        self._reader.start()
+        super().start()
+
     def run(self) -> None:
         """Write, stop saving pre-images, deliver."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             try:
                 container = Container(self._path)
@@ -92,6 +159,7 @@ class Copy(threading.Thread):
                     container.discard()
                     raise
             finally:
+                self._reader.stop()
                 self._model.store.unmark()
                 self._unmarked.set()
             with container:
@@ -186,9 +254,7 @@ class Copy(threading.Thread):
 
     def _rows(self, number: int) -> Iterator[RowBlock]:
         changes, name = self.order.changes, self._model.content.tables[number].name
-        for block in self._model.store.copy_rows(self._model.store_table(number)):
-            if self.cancelled.is_set():
-                raise Cancelled
+        for block in self._reader.rows(self.cancelled):
             if changes.base:
                 block = block.select(changes.keep(slots_of(block.ids, name), block.last_step))
             yield block

@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ from recmesh.trainer.wire import RemoteRuns
 log = logging.getLogger(__name__)
 
 _RPC_THREADS = 16
+_SWITCH_S = 0.0005
+"""A push that waits for the interpreter while a snapshot is written gets it after so long; the default is 5 ms."""
 _DRAIN_S = 5.0
 """Pushes under way end within it; a push is milliseconds."""
 
@@ -41,6 +44,7 @@ def main(env: Mapping[str, str]) -> int:
         return MISTAKE
     stopped = threading.Event()
     _stop_on_signals(stopped)
+    sys.setswitchinterval(_SWITCH_S)
     try:
         return serve(identity, env, stopped)
     except NoLongerWanted:

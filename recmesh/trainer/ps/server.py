@@ -273,6 +273,7 @@ class ParameterServer:
                 raise FailedPrecondition(f"snapshot {self._marked[0]} was cut after {snapshot}",
                                          reason="STALE_SNAPSHOT")
             self._stop_copy()
+            self.model.store.make_ready()
             with self.latch.exclusive() as held:
                 cuts, since = self.books.cut(), self.books.since
                 changes = self.model.baselines.changes(base, since=since)

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +19,14 @@ from services.ckptcache.store.files import Cancelled, SnapshotFiles
 from services.ckptcache.store.memory import MemoryTier, read_range
 
 log = logging.getLogger(__name__)
+
+
+NICE = 10
+
+
+def step_back() -> None:
+    """For the threads that write to storage: nobody waits for them, and training needs the processor."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 class Flusher:
