@@ -30,17 +30,18 @@ def main(task: dict[str, object]) -> int:
     stub = ParameterServerStub(sync_channel(str(task["address"]), token=str(task["token"])))
     going = [True]
     signal.signal(signal.SIGTERM, lambda *_: going.clear())
-    common = {"job_id": str(task["job_id"]), "gen": int(str(task["gen"])), "map_version": 1}
+    job_id, gen = str(task["job_id"]), int(str(task["gen"]))
     with Path(str(task["times"])).open("wb", buffering=0) as times:
         for step in count(int(str(task["first"]))):
             if not going:
                 return 0
             ids, counts = batches[step % BATCHES]
-            rows = stub.Pull(ps_pb2.PullRequest(
-                **common, tables=[ps_pb2.TableIds(table=0, ids=ids.tobytes())]), timeout=60.0).rows[0]
+            asked = [ps_pb2.TableIds(table=0, ids=ids.tobytes())]
+            rows = stub.Pull(ps_pb2.PullRequest(job_id=job_id, gen=gen, map_version=1, tables=asked),
+                             timeout=60.0).rows[0]
             grads = np.frombuffer(rows, np.float32).reshape(-1, dim) * np.float32(1e-3)
             reply = stub.Push(ps_pb2.PushRequest(
-                **common, batch=[common_pb2.Piece(line=0, lo=step, hi=step + 1)],
+                job_id=job_id, gen=gen, map_version=1, batch=[common_pb2.Piece(line=0, lo=step, hi=step + 1)],
                 tables=[ps_pb2.TableGrads(table=0, ids=ids.tobytes(), grads=grads.tobytes(),
                                           counts=counts.astype(np.uint32).tobytes())]), timeout=60.0)
             if reply.status != ps_pb2.PushReply.APPLIED:

@@ -24,11 +24,12 @@ def header(part: Part) -> pb.StorePartRequest:
 
 
 def snapshot(
-    value: Snapshot, *, uri: Callable[[int], str], in_memory: bool, manifest_json: str = ""
+    value: Snapshot, *, uri: Callable[[int], str], in_memory: bool, at_peer: bool, manifest_json: str = ""
 ) -> pb.Snapshot:
     """A snapshot as callers see it. uri: of the job's snapshot with a number."""
     links = (Link(value.number, value.expected), *value.chain)
-    tiers = (["memory"] if in_memory else []) + (["storage"] if value.usable else [])
+    there = {"memory": in_memory, "peer": at_peer, "storage": value.usable}
+    tiers = [tier for tier, held in there.items() if held]
     return pb.Snapshot(
         job_id=value.job_id,
         snapshot=value.number,

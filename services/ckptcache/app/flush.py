@@ -12,6 +12,7 @@ from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
 from services.ckptcache.app.entry import Entry, in_background
 from services.ckptcache.app.ports import Announcements, Meter, Policy
+from services.ckptcache.app.replicate import Replicator
 from services.ckptcache.domain.parts import Part
 from services.ckptcache.domain.retention import Copy, to_evict
 from services.ckptcache.domain.snapshot import State, failed, with_stored
@@ -39,10 +40,12 @@ class Flusher:
         memory: MemoryTier,
         pool: ThreadPoolExecutor,
         policy: Policy,
+        replicator: Replicator,
         announce: Announcements,
         meter: Meter,
         clock: Clock,
     ) -> None:
+        self._replicator = replicator
         self._files, self._memory, self._pool, self._policy = files, memory, pool, policy
         self._announce, self._meter, self._clock = announce, meter, clock
         self._copies: dict[tuple[str, int, int], Copy] = {}
@@ -68,6 +71,7 @@ class Flusher:
     def start(self, entry: Entry, part: Part) -> None:
         """Begin to write a part whose copy was adopted."""
         entry.writing[part.ps] = in_background(self._write(entry, part), name=f"flush {entry.key} {part.ps}")
+        self._replicator.offer(*entry.key, gen=entry.snapshot.gen, part=part)
 
     async def _write(self, entry: Entry, part: Part) -> None:
         snapshot = entry.snapshot
@@ -133,6 +137,7 @@ class Flusher:
             await asyncio.wait(writers)
         job_id, number = entry.key
         self.forget(lambda copy: (copy.job_id, copy.number) == (job_id, number))
+        self._replicator.forget(job_id, number)
         await asyncio.to_thread(self._files.delete, job_id, number)
 
     async def settled(self) -> None:

@@ -276,8 +276,8 @@ def test_deltas_are_restored_onto_other_servers_and_damage_in_their_base_is_foun
         saved = read_table([open_part(uri) for uri in parts], "item")
         assert dict(zip(saved.ids.tolist(), saved.values[:, 0].tolist(), strict=True)) == items
         for number, samples in ((1, 200), (3, 208)):
-            rows, dense = _read_without_recmesh(tmp_path / f"storage/checkpoints/job/{number:08d}")
-            assert rows == {str(id_): [n, n] for id_, n in truth(range(samples))[0].items()}
+            found, dense = _read_without_recmesh(tmp_path / f"storage/checkpoints/job/{number:08d}")
+            assert found == {str(id_): [n, n] for id_, n in truth(range(samples))[0].items()}
             assert dense == [samples] * 2
         mesh.start(2, shm_dir=shm)
         wider = [*members, mesh.jobmaster.incarnation_of(2)]
