@@ -15,6 +15,7 @@ _MADV_POPULATE_WRITE = 23                   # Linux 5.14
 _ADDRESS_SPACE_BYTES = 1 << 45              # a quarter of what x86-64 gives a process
 _SMALLEST_BYTES = 64 << 20
 _SMALL_PAGES_BYTES = 4 << 20                # the start of a region keeps small pages: most tables are small
+_SLICE_BYTES = 2 << 20                      # a huge page
 PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None)                   # mmap.madvise keeps the interpreter's lock: nobody else would run
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -55,14 +56,17 @@ class Region:
     def release(self, lo_bytes: int, hi_bytes: int) -> None:
         """Give the pages that lie wholly inside back; they read as zero afterwards."""
         lo, hi = -(-lo_bytes // PAGE) * PAGE, hi_bytes // PAGE * PAGE
-        if lo < hi:
-            _libc.madvise(self._address + lo, hi - lo, mmap.MADV_DONTNEED)
+        self._in_slices(lo, hi, mmap.MADV_DONTNEED)
 
     def populate(self, lo_bytes: int, hi_bytes: int) -> None:
         """Make the pages now, so that who writes there first need not wait; what they hold stays as it is."""
         lo, hi = lo_bytes // PAGE * PAGE, min(-(-hi_bytes // PAGE) * PAGE, self.size_bytes)
-        if lo < hi:
-            _libc.madvise(self._address + lo, hi - lo, _MADV_POPULATE_WRITE)   # an old kernel refuses: advice only
+        self._in_slices(lo, hi, _MADV_POPULATE_WRITE)       # an old kernel refuses: advice only
+
+    def _in_slices(self, lo: int, hi: int, advice: int) -> None:
+        """The kernel locks the process's address space meanwhile, and every large allocation waits for that."""
+        for start in range(lo, hi, _SLICE_BYTES):
+            _libc.madvise(self._address + start, min(_SLICE_BYTES, hi - start), advice)
 
     def _advise(self, advice: str, lo: int, size: int) -> None:
         try:

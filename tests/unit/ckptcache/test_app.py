@@ -489,6 +489,22 @@ async def chain(node: Node, job_id: str = "job", *, upto: int, whole: int = 1, k
         await node.quiet()
 
 
+async def test_jobs_with_the_same_numbers_never_collide(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    jobs = {job: part(0, {"x.arrow": job.encode() * 50}) for job in ("a", "a-1", "a_1", "b")}
+    await asyncio.gather(*(node.committed(job, 1, what) for job, what in jobs.items()))
+    await node.app.delete("a", 0)
+    again = node.again()
+    await again.recover()
+    for job in ("a-1", "a_1", "b"):
+        uri = f"{node.storage.uri}/checkpoints/{job}/00000001/ps-000"
+        assert (await again.restore.locate(uri)).tier == "memory"
+        _, data = await again.restore.fetch(uri, "x.arrow")
+        assert b"".join([chunk async for chunk in data]) == job.encode() * 50
+    with pytest.raises(NotFound):
+        await again.restore.locate(f"{node.storage.uri}/checkpoints/a/00000001/ps-000")
+
+
 async def test_retention_keeps_what_a_kept_snapshot_builds_on(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await chain(node, upto=4, whole=2, keep=1)
