@@ -1,6 +1,7 @@
 """The compiled index: open addressing with linear probing, in partitions that grow one at a time.
 
-An entry is two words: the id, and (table << 32 | row + 1), 0 when free. The hash is
+An entry is two words: the id, and (table << 32 | place + 1), 0 when free; bit 31 says that the place is
+among the table's candidates, not its rows. The hash is
 splitmix64(id XOR table_salt); its bits 44..51, just below those that choose the slot, choose one of 256
 partitions, whose regions (a power of two of entries) lie in one reserved arena. A partition that fills moves
 to a region of twice the size at the arena's end: the longest pause is one 256th of a rehash.
@@ -10,7 +11,7 @@ it move up, so that no tombstone is left. Tables that evict as fast as they grow
 tombstones, lengthen each probe, and be rehashed for nothing.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,27 @@ INDEX = (U64, I64)                             # arena, parts [3, 256] flat: off
 GROWING_INDEX = (U64, I64, I64, I64, U64)      # and ctl, freed, salts
 
 ROW_MASK = np.uint64(0xFFFFFFFF)
+CANDIDATE = 1 << 31
 _PARTITION_SHIFT = np.uint64(44)
 _PARTITION_MASK = np.uint64(PARTITIONS - 1)
 _FREE = np.uint64(0)
 _GROW_NUMERATOR, _GROW_DENOMINATOR = 5, 8     # linear probing stays short up to 5/8
+
+
+class Entries(NamedTuple):
+    """The arrays of an index."""
+
+    arena: NDArray[np.uint64]
+    parts: NDArray[np.int64]
+    ctl: NDArray[np.int64]
+    freed: NDArray[np.int64]
+    salts: NDArray[np.uint64]
+
+
+@inline
+def word_of(table: Any, place: Any) -> Any:
+    """The second word of an entry; `place` as from `probe`."""
+    return (table << np.uint64(32)) | np.uint64(place + 1)
 
 
 @inline
@@ -42,7 +60,7 @@ def home(parts: NDArray[np.int64], h: Any) -> Any:
 
 @inline
 def probe(arena: NDArray[np.uint64], parts: NDArray[np.int64], h: Any, id_: Any, table: Any) -> Any:
-    """The row of (table, id), or -1."""
+    """The place of (table, id), or -1; from CANDIDATE on, less CANDIDATE, among the candidates."""
     p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
     offset, mask = parts[p], parts[PARTITIONS + p]
     k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask
@@ -79,12 +97,12 @@ def _grow(arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.i
 
 
 @inline
-def enter(arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.int64],
-           freed: NDArray[np.int64], salts: NDArray[np.uint64], h: Any, id_: Any, word: Any) -> None:
+def enter(entries: Entries, h: Any, id_: Any, word: Any) -> None:
     """Enter an id that is not in the index."""
+    arena, parts = entries.arena, entries.parts
     p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
     if _GROW_DENOMINATOR * (parts[2 * PARTITIONS + p] + 1) > _GROW_NUMERATOR * (parts[PARTITIONS + p] + 1):
-        _grow(arena, parts, ctl, freed, salts, p)
+        _grow(arena, parts, entries.ctl, entries.freed, entries.salts, p)
     offset, mask = parts[p], parts[PARTITIONS + p]
     k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask
     while arena[2 * (offset + k) + 1] != _FREE:
@@ -97,7 +115,7 @@ def enter(arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.i
 @inline
 def leave(arena: NDArray[np.uint64], parts: NDArray[np.int64], salts: NDArray[np.uint64], h: Any, id_: Any,
           table: Any) -> Any:
-    """Take (table, id) out of the index; returns its row, or -1 when it was not there."""
+    """Take (table, id) out of the index; returns its place as `probe`, or -1 when it was not there."""
     p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
     offset, mask = parts[p], parts[PARTITIONS + p]
     k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask

@@ -105,6 +105,8 @@ class FakeServers:
     def __init__(self) -> None:
         self.by_address: dict[str, FakeServer] = {}
         self.cuts: dict[tuple[str, int, int], list[Group]] = {}
+        self.bases: dict[tuple[str, int], tuple[int, bytes]] = {}
+        """By address and snapshot: generation and slots of the cut."""
         self.damaged: set[int] = set()
         self.restore_s, self.copy_s = 0.1, 0.2
         self.orders: list[RestoreOrder] = []
@@ -209,7 +211,7 @@ class FakeServers:
         return TakenOver(server.gen, server.term, 0, sending=tuple(server.sending), frozen=frozen)
 
     async def mark(
-        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int, base: int
     ) -> Cut:
         await asyncio.sleep(0.001)
         server = self._at(address)
@@ -219,7 +221,10 @@ class FakeServers:
         groups = tuple(
             GroupCut(ledger_of(group.applied), len(group.applied), _bits(group.slots)) for group in server.groups
         )
-        return Cut(ps, _bits(server.slots), groups, 0.1, 5, 500)
+        # A delta needs this process's own cut of the base, of the same slots.
+        known = self.bases.get((address, base)) == (gen, server.slots.tobytes())
+        self.bases[address, snapshot] = gen, server.slots.tobytes()
+        return Cut(ps, _bits(server.slots), groups, 0.1, 5, 500, base if known else 0)
 
     async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
         await asyncio.sleep(0)

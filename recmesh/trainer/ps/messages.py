@@ -118,6 +118,8 @@ class MarkResult:
     latch_ms: float
     rows: int
     size_bytes: int
+    base: int = 0
+    """The snapshot that the part builds on; 0: it is whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,13 @@ from recmesh.formats import CHUNK, SlotMask, chunk_count, slots_of, table_salt
 from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
 from recmesh.runtime.gates import gate
 from recmesh.store import DenseRecord, DenseSchema, RowBlock, Store, TableSchema, kernels
+from recmesh.trainer.ps.baseline import Baselines
 from recmesh.trainer.ps.changes import ChangeLog
 from recmesh.trainer.ps.messages import Declaration, DenseValues, Part, RowGrads, TableSize
 from recmesh.trainer.ps.refusals import NotDeclared
+
+TableIds = tuple[int, NDArray[np.int64]]
+"""(table, ids)"""
 
 
 class Model:
@@ -28,6 +32,7 @@ class Model:
         self.content = Declaration()
         """What the store holds, in the order of the numbers on the wire and in snapshots."""
         self.declared = False
+        self.baselines = Baselines()
         self.changes: ChangeLog | None = None
         """What pushes change in slots that are being copied to another server."""
         self._tables: list[int] = []
@@ -89,6 +94,7 @@ class Model:
 
     def _set(self, content: Declaration) -> None:
         self.content = content
+        self.baselines.clear()
         self._salts = [np.uint64(table_salt(table.name)) for table in content.tables]
         self._chunk_slots = [slots_of(np.arange(self.store.dense[number].count), block.name)
                              for number, block in zip(self._dense, content.dense, strict=True)]
@@ -136,7 +142,8 @@ class Model:
         place = next((i for i, old in enumerate(self.content.tables) if old.name == schema.name), None)
         if place is None:
             return self.store.add_table(schema)
-        if self.content.tables[place].optimizer.kind == schema.optimizer.kind:
+        old = self.content.tables[place]
+        if (old.optimizer.kind, old.dtype) == (schema.optimizer.kind, schema.dtype):
             self.store.tables[self._tables[place]].use(schema)
             return self._tables[place]
         return self.store.replace_table(self._tables[place], schema)
@@ -223,23 +230,31 @@ class Model:
             new[self._tables[grads.table]] += len(grads.ids)
         return self.store.reserved(new)
 
-    def apply(self, part: Part, *, slots: SlotMask | None, step: int) -> None:
-        """One optimizer step on what lies in these slots (None: on all of the part). Must not fail."""
+    def apply(self, part: Part, *, slots: SlotMask, whole: bool, step: int) -> list[TableIds]:
+        """One optimizer step on what lies in the group's slots; `whole`: all of the part does. Must not fail.
+
+        Returns the ids that each table evicted, of these slots.
+        """
+        evicted = []
         for grads in part.tables:
-            chosen = grads if slots is None else self._only(grads, slots)
+            chosen = grads if whole else self._only(grads, slots)
             if len(chosen.ids):
                 dim = self.content.tables[chosen.table].dim
-                self.store.apply(self._tables[chosen.table], chosen.ids, chosen.grads.reshape(-1, dim),
-                                 chosen.counts, step=step)
+                gone = self.store.apply(self._tables[chosen.table], chosen.ids, chosen.grads.reshape(-1, dim),
+                                        chosen.counts, step=step, slots=slots)
+                if len(gone):
+                    evicted.append((chosen.table, gone))
+                    self.baselines.note_removed(chosen.table, gone)
         gate("ps.rows", part.batch)
-        dense = [entry for entry in part.dense if slots is None or slots[self._chunk_slots[entry[0]][entry[1]]]]
+        dense = [entry for entry in part.dense if whole or slots[self._chunk_slots[entry[0]][entry[1]]]]
         self.store.apply_dense([(self._dense[block], chunk, grad) for block, chunk, grad in dense], step=step)
         if self.changes is not None:
-            self._log_changes(self.changes, part)
+            self._log_changes(self.changes, part, evicted)
+        return evicted
 
-    def _log_changes(self, changes: ChangeLog, part: Part) -> None:
-        for grads in part.tables:
-            changes.rows(grads.table, grads.ids, salt=self._salts[grads.table])
+    def _log_changes(self, changes: ChangeLog, part: Part, evicted: Sequence[TableIds]) -> None:
+        for table, ids in [*((grads.table, grads.ids) for grads in part.tables), *evicted]:
+            changes.rows(table, ids, salt=self._salts[table])
         changes.chunks([(block, chunk) for block, chunk, _ in part.dense
                         if changes.slots[self._chunk_slots[block][chunk]]])
 

@@ -8,12 +8,14 @@ signal while its slots move away; default 25).
 import logging
 import os
 import resource
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.rpc import sync_channel, sync_server
+from recmesh.runtime.shared_memory import remove_abandoned
 from recmesh.trainer.breaking import broken_rule
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
 from recmesh.trainer.patience import NoLongerWanted
@@ -29,6 +31,8 @@ from recmesh.trainer.wire import RemoteRuns
 log = logging.getLogger(__name__)
 
 _RPC_THREADS = 16
+_SWITCH_S = 0.0005
+"""A push that waits for the interpreter while a snapshot is written gets it after so long; the default is 5 ms."""
 _DRAIN_S = 5.0
 """Pushes under way end within it; a push is milliseconds."""
 
@@ -42,6 +46,7 @@ def main(env: Mapping[str, str]) -> int:
         return MISTAKE
     stopped, notice = threading.Event(), Notice(patience_s=float(env.get("RECMESH_NOTICE_S") or PATIENCE_S))
     notice.listen()
+    sys.setswitchinterval(_SWITCH_S)
     try:
         return serve(identity, env, stopped, notice)
     except NoLongerWanted:
@@ -71,7 +76,7 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event, 
         connect(identity.jobmaster), job_id=identity.job_id, role=identity.role, index=identity.index,
         incarnation=identity.incarnation, host=identity.host, pid=identity.pid)
     shm_dir = Path(env.get("RECMESH_SHM_DIR") or "/dev/shm")
-    remove_leftovers(shm_dir, identity.job_id, identity.index)
+    remove_abandoned(shm_dir)
     address = env.get("RECMESH_PS_ADDRESS", "127.0.0.1:0")
     checkpoints = CheckpointClient(connect, address=env.get("RECMESH_CKPTCACHE", ""))
 
@@ -158,7 +163,3 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def remove_leftovers(shm_dir: Path, job_id: str, index: int) -> None:
-    """Parts that an earlier process of this PS left in shared memory when it was killed."""
-    for path in shm_dir.glob(f"recmesh-part.{job_id}.{index}.*"):
-        path.unlink(missing_ok=True)

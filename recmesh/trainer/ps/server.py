@@ -22,6 +22,7 @@ from recmesh.formats.snapshot import Part as SnapshotPart
 from recmesh.formats.snapshot import open_part
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.runtime.gates import gate
+from recmesh.runtime.shared_memory import PART_PREFIX
 from recmesh.trainer.ps.assembly import Assembly
 from recmesh.trainer.ps.copying import Copy, Deliver, Order
 from recmesh.trainer.ps.latch import Latch
@@ -159,7 +160,7 @@ class ParameterServer:
                 gate("ps.apply", part.batch)
                 try:
                     for group, step in zip(claim.groups, claim.steps, strict=True):
-                        self.model.apply(part, slots=None if claim.whole else group.slots, step=step)
+                        self.model.apply(part, slots=group.slots, whole=claim.whole, step=step)
                     with self._ledger:
                         self.books.commit(claim)
                         self._ledger.notify_all()
@@ -207,6 +208,7 @@ class ParameterServer:
             gate("ps.restore", f"snapshot {order.snapshot}, {model.store.rows} rows")
             with self.latch.exclusive():
                 self.model = model
+                model.store.share = float(owned.mean())
                 self._job_id, self._ps = order.job_id, order.ps
                 self.books.begin(gen=order.gen, since=order.slot_map.version, owned=owned,
                                  cuts=[cut for cut in cuts if cut.slots.any()], voids=order.voids)
@@ -263,8 +265,11 @@ class ParameterServer:
             self.books.accept_term(term)
             return self.moves.receiver.abort(gen, move)
 
-    def mark(self, gen: int, term: int, snapshot: int) -> MarkResult:
-        """Cut a snapshot; its copy goes on in the background. Repeating the last mark repeats its answer."""
+    def mark(self, gen: int, term: int, snapshot: int, *, base: int = 0) -> MarkResult:
+        """Cut a snapshot; its copy goes on in the background. Repeating the last mark repeats its answer.
+
+        It builds on `base`, a committed snapshot of this generation, where this server can; the answer says so.
+        """
         with self._commands():
             self.books.accept_term(term)
             self.books.check_generation(gen)
@@ -274,16 +279,19 @@ class ParameterServer:
                 raise FailedPrecondition(f"snapshot {self._marked[0]} was cut after {snapshot}",
                                          reason="STALE_SNAPSHOT")
             self._stop_copy()
+            self.model.store.make_ready()
             with self.latch.exclusive() as held:
-                cuts = self.books.cut()
-                order = Order(self._job_id, gen, snapshot, self._ps, self.books.since, cuts)
+                cuts, since = self.books.cut(), self.books.since
+                changes = self.model.baselines.changes(base, since=since)
+                self.model.baselines.cut(snapshot, cuts, since=since)
+                order = Order(self._job_id, gen, snapshot, self._ps, since, cuts, changes)
                 copy = Copy(self.model, order, path=self._part_path(snapshot), deliver=self._deliver)
                 self.model.store.mark()
                 copy.start()
                 self._copy = copy              # before a declaration may look whether one is under way
                 latch_ms = held.milliseconds
             result = MarkResult(self.books.owned.copy(), cuts, latch_ms, self.model.store.rows,
-                                self.model.store.memory_bytes)
+                                self.model.store.memory_bytes, changes.base)
             self._marked = (snapshot, result)
             gate("ps.mark", f"snapshot {snapshot}")
             return result
@@ -369,7 +377,7 @@ class ParameterServer:
             raise Unavailable("a snapshot is being copied", reason="BUSY")
 
     def _part_path(self, snapshot: int) -> Path:
-        name = f"recmesh-part.{self._job_id}.{self._ps}.{self.books.incarnation[:8]}.{snapshot}"
+        name = f"{PART_PREFIX}{self._job_id}.{self._ps}.{self.books.incarnation[:8]}.{snapshot}"
         return self._shm_dir / name
 
     def _count(self, what: str) -> None:

@@ -67,13 +67,13 @@ class _Coverage(ParameterServer):
 
 
 class _OneCut(ParameterServer):
-    def mark(self, gen: int, term: int, snapshot: int) -> MarkResult:
+    def mark(self, gen: int, term: int, snapshot: int, *, base: int = 0) -> MarkResult:
         """Ledgers now, rows a moment later; pushes go on in between."""
         early = self.books.cut()
         time.sleep(TORN_S)
         whole, self.books.cut = self.books.cut, lambda: early   # type: ignore[method-assign]  # that is the tear
         try:
-            return super().mark(gen, term, snapshot)
+            return super().mark(gen, term, snapshot, base=base)
         finally:
             self.books.cut = whole  # type: ignore[method-assign]
 

@@ -1,7 +1,8 @@
 """Snapshots (S1 to S4) and quarantine: structural operations on an open generation, one at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from recmesh.runtime.errors import MeshError, MeshFault, Unavailable
 from recmesh.runtime.gates import gate
@@ -30,17 +31,18 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
         await run.change_record(lambda record: records.finishing(record, term=record.term))
     await run.no_move_pending()
     record = await run.change_record(lambda now: records.mark(now, term=now.term, gen=now.gen))
-    number = record.marking
+    number, previous = record.marking, await _last_manifest(run, record)
     gate("jobmaster.mark", f"snapshot {number}")
     try:
         await run.context.peers.checkpoints.begin(
             run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.owning],
             label=label,
         )
-        cuts = await _mark(run, record, number)
+        base = snapshots.base_for(previous, gen=record.gen, full_every=run.spec.checkpoint.full_every)
+        cuts = await _mark(run, record, number, base=base)
         snapshots.check_partition(cuts)
         await _stored(run, number)
-        manifest = _manifest(run, record, number, cuts, label)
+        manifest = _manifest(run, record, number, cuts, label, chain=snapshots.chain_on(previous, cuts))
         await run.context.store.save_manifest(run.job_id, number, manifest)
     except (MeshError, snapshots.NotAPartition, Aborted) as error:
         await abort(run, number, gen=record.gen, reason=str(error))
@@ -53,12 +55,18 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
     await _commit(run, record, number, cuts, asked=asked)
 
 
-async def _mark(run: Run, record: RunRecord, number: int) -> list[Cut]:
+async def _last_manifest(run: Run, record: RunRecord) -> Mapping[str, Any] | None:
+    """Of the last committed snapshot; None when there is none, and the next one is whole."""
+    return await run.context.store.manifest(run.job_id, record.last_committed) if record.last_committed else None
+
+
+async def _mark(run: Run, record: RunRecord, number: int, *, base: int) -> list[Cut]:
     servers = run.context.peers.servers
 
     async def mark(member: Member) -> Cut:
         return await servers.mark(
-            member.address, ps=member.ps, job_id=run.job_id, gen=record.gen, term=record.term, snapshot=number
+            member.address, ps=member.ps, job_id=run.job_id, gen=record.gen, term=record.term, snapshot=number,
+            base=base,
         )
 
     return list(await asyncio.gather(*map(mark, record.owning)))
@@ -83,17 +91,19 @@ async def _stored(run: Run, number: int) -> None:
             raise Aborted(f"not stored after {run.context.limits.snapshot_timeout_s:g} s: {reason}")
 
 
-def _manifest(run: Run, record: RunRecord, number: int, cuts: list[Cut], label: str) -> dict[str, object]:
+def _manifest(
+    run: Run, record: RunRecord, number: int, cuts: list[Cut], label: str, *, chain: Sequence[Mapping[str, Any]]
+) -> dict[str, object]:
     manifest = dict(
         snapshots.manifest(
             job_id=run.job_id, gen=record.gen, snapshot=number, map_version=record.map_version, cuts=cuts,
             voids=record.voids, partly_applied=record.partly_applied,
             log_last_sequence=run.status.log_last_sequence, total=run.status.total,
-            created=run.context.clock.now(), label=label,
+            created=run.context.clock.now(), label=label, chain=chain,
         )
     )
     parts = snapshots.part_uris(
-        run.context.storage_uri, job_id=run.job_id, snapshot=number, ps=[cut.ps for cut in cuts]
+        run.context.storage_uri, job_id=run.job_id, snapshot=number, ps=[cut.ps for cut in cuts], chain=chain
     )
     return manifest | {"parts": parts}
 

@@ -248,9 +248,9 @@ class Servers(Protocol):
         ...
 
     async def mark(
-        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int, base: int
     ) -> Cut:
-        """Cuts the snapshot; its blocks go to ckptcache in the background."""
+        """Cuts the snapshot, as a delta on `base` where the PS can; its blocks go to ckptcache in the background."""
         ...
 
     async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:

@@ -210,16 +210,16 @@ class GrpcServers:
         )
 
     async def mark(
-        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int, base: int
     ) -> Cut:
         """See `peers.Servers`."""
-        request = ps_pb2.MarkRequest(job_id=job_id, gen=gen, term=term, snapshot=snapshot)
+        request = ps_pb2.MarkRequest(job_id=job_id, gen=gen, term=term, snapshot=snapshot, base=base)
         reply = await self._stub(address).Mark(request, timeout=60.0)
         groups = tuple(
             GroupCut(normal(_intervals(group.ledger.intervals)), group.step, group.slots)
             for group in reply.groups
         )
-        return Cut(ps, reply.slots, groups, reply.latch_ms, reply.rows, reply.size_bytes)
+        return Cut(ps, reply.slots, groups, reply.latch_ms, reply.rows, reply.size_bytes, reply.base)
 
     async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
         """See `peers.Servers`."""

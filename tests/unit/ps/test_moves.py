@@ -125,6 +125,27 @@ def test_a_late_freeze_of_an_aborted_move_is_void(mesh: ElasticMesh) -> None:
     _check(mesh)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_source_that_was_never_told_how_a_move_ended_learns_it_from_the_next(mesh: ElasticMesh, frozen: bool) -> None:
+    mesh.train([(0, 0, 16)])
+    first = _half(mesh, 0)
+    mesh.begin_move(0, 1, first)
+    move = mesh.move
+    assert move is not None
+    if frozen:
+        mesh.freeze("unanswered")
+        mesh.owners = np.where(first, 1, mesh.owners).astype(np.uint16)
+        mesh.version = move.version
+    mesh.move = None                                           # jobmaster has decided, and its word was lost
+    mesh.begin_move(0, 1, _half(mesh, 0))
+    mesh.train([(0, 16, 20)])
+    assert mesh.freeze("answered").installed
+    mesh.decide()
+    with pytest.raises(FailedPrecondition):
+        mesh.members[0].freeze(mesh.gen, 1, move.number, map_version=mesh.reserve())
+    _check(mesh)
+
+
 def test_slots_that_come_back_find_no_rows_of_their_first_stay(mesh: ElasticMesh) -> None:
     mesh.train([(0, 0, 16)])
     slots = _half(mesh, 0)

@@ -430,7 +430,7 @@ def test_chunks_that_a_loaded_block_lacks_are_made_of_the_declared_values() -> N
     model.load_chunk(DenseRecord(0, 1, np.full(3, 5, np.float32), np.empty(0, np.float32), 0))
     assert not model.declare(MODEL, [(0, chunk, np.ones(model.store.dense[0].length(chunk), np.float32))
                                      for chunk in (0, 1)], owned=everything)
-    chunks, _ = model.pull_dense(since=0, owned=np.ones(SLOTS, np.bool_))
+    chunks, _ = model.pull_dense(since=0, owned=everything)
     assert {chunk: float(values[0]) for _, chunk, values in chunks} == {0: 1.0, 1: 5.0}
 
 

@@ -221,7 +221,7 @@ def test_removed_rows_give_their_memory_back() -> None:
 def test_no_room_is_said_before_any_row_is_put() -> None:
     store = Store(memory_bytes=64 << 20)
     table = store.add_table(TableSchema("t", 512, Optimizer("adam")))
-    count = store.tables[table].capacity + 1
+    count = store.tables[table].slab.capacity + 1
     zeros = np.zeros(count, np.uint32)
     rows = RowBlock(np.arange(count), np.zeros((count, 512), np.float32), np.zeros((count, 1024), np.float32),
                     zeros, zeros, np.zeros(count, np.uint64))

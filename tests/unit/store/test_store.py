@@ -258,7 +258,7 @@ def test_a_replaced_table_keeps_values_and_starts_its_state_anew() -> None:
 def test_a_full_table_refuses_before_anything_changes() -> None:
     store = Store(memory_bytes=64 << 20)
     table = store.add_table(TableSchema("t", 16, Optimizer("adam")))
-    capacity = store.tables[table].capacity
+    capacity = store.tables[table].slab.capacity
     with pytest.raises(ResourceExhausted, match="is full"), store.reserved({table: capacity + 1}):
         pass
     with store.reserved({table: capacity // 2}), pytest.raises(ResourceExhausted), \

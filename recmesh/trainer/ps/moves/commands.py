@@ -31,7 +31,7 @@ class Moves:
         if sending is not None and sending.order.move == order.move:
             return sending.progress
         if sending is not None:
-            raise FailedPrecondition(f"move {sending.order.move} is not decided", reason="MOVE_UNDER_WAY")
+            self._supersede(sending, order.move)
         if (order.slots & ~home.books.owned).any() or not order.slots.any():
             raise FailedPrecondition("not all of these slots are owned here", reason="SLOTS_NOT_OWNED")
         if not home.model.declared:
@@ -109,6 +109,15 @@ class Moves:
             self._sending.stop()
             self._sending = None
         self.receiver.stop()
+
+    def _supersede(self, sending: Sending, move: int) -> None:
+        """jobmaster begins a move when the last is decided: one that was frozen and not taken back is done."""
+        if sending.order.move > move:
+            raise FailedPrecondition(f"move {sending.order.move} came after {move}", reason="MOVE_VOID")
+        if sending.is_frozen:
+            self.free(sending.order.gen, sending.order.move)
+        else:
+            self.resume(sending.order.gen, sending.order.move, map_version=0)
 
     def _check_valid(self, move: int) -> None:
         if move in self._voided:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recmesh.formats import SlotMask
 from recmesh.runtime.errors import FailedPrecondition, MeshError, MeshFault, Unavailable
@@ -71,6 +72,16 @@ class FreezeResult:
     delta_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is known of slots at the moment in which they leave."""
+
+    cuts: Sequence[Cut]
+    map_version: int
+    ids: dict[int, NDArray[np.int64]]
+    chunks: list[tuple[int, int]]
+
+
 class Sending(threading.Thread):
     """One move of this generation. The server calls `hold`, `let_go` and `install` in this order."""
 
@@ -83,6 +94,7 @@ class Sending(threading.Thread):
         self._rows = self._base_bytes = self._delta_bytes = 0
         self._copied = self._fresh = False
         self._error = ""
+        self._left: _Left | None = None
         self._install: InstallOrder | None = None
         self._latch_ms = 0.0
         self._frozen_at = 0.0
@@ -159,7 +171,7 @@ class Sending(threading.Thread):
     @property
     def is_frozen(self) -> bool:
         """The slots have left."""
-        return self._install is not None
+        return self._left is not None
 
     @property
     def is_installed(self) -> bool:
@@ -169,7 +181,7 @@ class Sending(threading.Thread):
     @property
     def cuts(self) -> Sequence[Cut]:
         """The ledgers that left with the slots."""
-        return self._install.cuts if self._install else ()
+        return self._left.cuts if self._left else ()
 
     def hold(self) -> None:
         """No stage is under way afterwards. FailedPrecondition when the copy is not whole, Unavailable when busy."""
@@ -187,17 +199,19 @@ class Sending(threading.Thread):
     def let_go(self, cuts: Sequence[Cut], *, map_version: int, latch_ms: float) -> None:
         """The slots have left this server with these ledgers; nothing changes their rows any more."""
         self._frozen_at, self._latch_ms = time.perf_counter(), latch_ms
-        cargo = joined(read_changes(self._model, *self.changes.drain()))
-        order = self.order
-        self._install = InstallOrder(
-            order.gen, order.move, self._source, order.incarnation, self._sequence, map_version, cuts, cargo)
+        self._left = _Left(cuts, map_version, *self.changes.drain())
 
     def install(self) -> FreezeResult:
         """Hand over. Not installed: the target has not answered, or was told never to; repeat, or resume."""
         if self._result:
             return self._result
-        if self._install is None:
+        if self._left is None:
             raise AssertionError("a move is installed after its freeze")
+        if self._install is None:
+            left, order = self._left, self.order
+            cargo = joined(read_changes(self._model, left.ids, left.chunks))
+            self._install = InstallOrder(order.gen, order.move, self._source, order.incarnation, self._sequence,
+                                         left.map_version, left.cuts, cargo)
         cargo, installed = self._install.cargo, False
         try:
             installed = self._target.install(self._install)

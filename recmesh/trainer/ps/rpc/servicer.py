@@ -42,7 +42,8 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
     def Mark(self, request: pb.MarkRequest, context: Any) -> pb.MarkReply:
         """See ParameterServer.mark."""
         self._check_job(request.job_id)
-        return convert.mark_reply(self._server.mark(request.gen, request.term, request.snapshot))
+        return convert.mark_reply(
+            self._server.mark(request.gen, request.term, request.snapshot, base=request.base))
 
     def AbortMark(self, request: pb.AbortMarkRequest, context: Any) -> pb.AbortMarkReply:
         """See ParameterServer.abort_mark."""
