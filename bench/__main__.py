@@ -11,7 +11,9 @@ from types import FrameType
 
 from bench.figures import Result
 
-_NOT_BENCHES = {"criteo", "figures", "mesh", "quotas", "synthetic", "peers", "__main__"}
+_NOT_BENCHES = {
+    "criteo", "figures", "mesh", "parameter_server", "quotas", "synthetic", "peers", "workloads", "__main__",
+}
 
 
 def names() -> list[str]:

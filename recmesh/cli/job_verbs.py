@@ -1,4 +1,4 @@
-"""submit, jobs, describe, events, stop, scale, checkpoints, checkpoint, delete, top."""
+"""submit, jobs, describe, events, stop, scale, resize, checkpoints, checkpoint, delete, top."""
 
 import json as json_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +32,7 @@ _JOB_COLUMNS = [
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this module."""
-    for verb in (submit, jobs, describe, events, stop, scale, checkpoints, checkpoint, delete, top):
+    for verb in (submit, jobs, describe, events, stop, scale, resize, checkpoints, checkpoint, delete, top):
         app.command()(verb)
 
 
@@ -188,6 +188,20 @@ def scale(
             print(
                 f"{found.name}: {role} {'is left to brain' if replicas is None else f'will be {replicas}'}."
             )
+
+
+def resize(
+    job: JobArgument,
+    role: Annotated[str, typer.Argument(help="ps, worker or evaluator.")],
+    cpu: Annotated[str | None, typer.Option(help="Cores of each process: 2, 500m.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of each process: 4Gi.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Give a role's processes another size: parameter servers one by one, while training goes on."""
+    with connect(home) as mesh:
+        found = mesh.resize(mesh.find_job(job), role, cpu=cpu, memory=memory)
+    when = "are replaced one by one" if role == "ps" else "will have it from their next start on"
+    print(f"{found.name}: {role} get another size; they {when}.")
 
 
 def checkpoints(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:

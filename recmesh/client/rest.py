@@ -129,6 +129,11 @@ class Client:
         body = {"role": role, "replicas": replicas}
         return self._view(Job, "POST", f"/v1/jobs/{_part(job_id)}:scale", json=body, retry=True)
 
+    def resize(self, job_id: str, role: str, *, cpu: str | float | None = None, memory: str | int | None = None) -> Job:
+        """Another size of a role's processes; what is None stays as it is."""
+        body = {"role": role, "cpu": cpu, "memory": memory}
+        return self._view(Job, "POST", f"/v1/jobs/{_part(job_id)}:resize", json=body, retry=True)
+
     def delete(self, job_id: str, *, force: bool = False) -> None:
         """Deletes an ended job's record and checkpoints; with `force` one that has not ended is stopped first."""
         timeout_s = max(self._timeout_s, _DELETE_S)

@@ -5,7 +5,7 @@ from typing import Any
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.spec.job import Optimizer
 
-SUPPORTED = "SGD, Adagrad or Adam"
+SUPPORTED = "SGD, Adagrad, Adam or Ftrl"
 _REASONS = {
     "clipnorm": "set training.clip_norm in the job: the servers see one worker's part of a gradient only",
     "global_clipnorm": "set training.clip_norm in the job instead",
@@ -14,6 +14,7 @@ _REASONS = {
     "loss_scale_factor": "values are float32; there is nothing to scale",
     "gradient_accumulation_steps": "raise training.batch_size in the job instead",
 }
+_FTRL = {"learning_rate_power": -0.5, "l2_shrinkage_regularization_strength": 0.0, "beta": 0.0}
 
 
 def translate(optimizer: Any) -> Optimizer:
@@ -43,6 +44,16 @@ def translate(optimizer: Any) -> Optimizer:
             refused.append(Violation("optimizer.amsgrad", "the servers' Adam has no amsgrad"))
         betas = {"beta1": float(config["beta_1"]), "beta2": float(config["beta_2"])}
         chosen = {"kind": "adam", "eps": float(config["epsilon"]), **betas}
+    elif kind == "Ftrl":
+        for setting, wanted in _FTRL.items():
+            if config.get(setting, wanted) != wanted:
+                refused.append(Violation(f"optimizer.{setting}", f"the servers' FTRL has {wanted} there"))
+        chosen = {
+            "kind": "ftrl",
+            "initial_accumulator": float(config["initial_accumulator_value"]),
+            "l1": float(config["l1_regularization_strength"]),
+            "l2": float(config["l2_regularization_strength"]),
+        }
     else:
         reason = f"keras.optimizers.{kind} is not applied by the servers: take {SUPPORTED}"
         raise InvalidArgument("the model's optimizer can't be used", violations=[Violation("optimizer", reason)])

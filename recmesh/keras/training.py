@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def attach(job: Job, model: keras.Model) -> Any:
     """Gives the model's parameters to the job's servers; returns the dataset for `model.fit`.
 
-    `model` is compiled, and built on `recmesh.keras.inputs(job)`. Its optimizer (SGD, Adagrad or Adam) says how the
-    servers update the dense parameters, and is never stepped here. `fit` ends when the job's data is trained;
+    `model` is compiled, and built on `recmesh.keras.inputs(job)`. Its optimizer (SGD, Adagrad, Adam or Ftrl) says how
+    the servers update the dense parameters, and is never stepped here. `fit` ends when the job's data is trained;
     its `epochs` stays 1, as epochs are the job's. Where only the model is wanted (evaluation, export) this does
     not return.
     """

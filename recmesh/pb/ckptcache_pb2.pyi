@@ -95,6 +95,7 @@ class StorePartRequest(google.protobuf.message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
     PART_JSON_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     gen: builtins.int
     snapshot: builtins.int
@@ -104,6 +105,8 @@ class StorePartRequest(google.protobuf.message.Message):
     size_bytes: builtins.int
     part_json: builtins.str
     """slots, groups with ledger and step, tables, dense blocks"""
+    node: builtins.str
+    """with HoldReplica: the node that sends"""
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PartFile]:
         """where each lies in the shared memory"""
@@ -119,8 +122,9 @@ class StorePartRequest(google.protobuf.message.Message):
         size_bytes: builtins.int = ...,
         files: collections.abc.Iterable[Global___PartFile] | None = ...,
         part_json: builtins.str = ...,
+        node: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["files", b"files", "gen", b"gen", "job_id", b"job_id", "part_json", b"part_json", "ps", b"ps", "shm_path", b"shm_path", "size_bytes", b"size_bytes", "snapshot", b"snapshot"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files", "gen", b"gen", "job_id", b"job_id", "node", b"node", "part_json", b"part_json", "ps", b"ps", "shm_path", b"shm_path", "size_bytes", b"size_bytes", "snapshot", b"snapshot"]) -> None: ...
 
 Global___StorePartRequest: typing_extensions.TypeAlias = StorePartRequest
 
@@ -290,6 +294,7 @@ class Snapshot(google.protobuf.message.Message):
     MANIFEST_JSON_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
     LABEL_FIELD_NUMBER: builtins.int
+    BASES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     snapshot: builtins.int
     gen: builtins.int
@@ -304,12 +309,17 @@ class Snapshot(google.protobuf.message.Message):
     manifest_json: builtins.str
     """with Get and Commit"""
     label: builtins.str
+    """of the whole chain, its own first"""
     @property
     def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """memory, storage"""
 
     @property
     def parts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def bases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """what it builds on, newest first"""
+
     def __init__(
         self,
         *,
@@ -327,8 +337,9 @@ class Snapshot(google.protobuf.message.Message):
         manifest_json: builtins.str = ...,
         parts: collections.abc.Iterable[builtins.str] | None = ...,
         label: builtins.str = ...,
+        bases: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed", b"committed", "created", b"created", "gen", b"gen", "job_id", b"job_id", "label", b"label", "manifest_json", b"manifest_json", "parts", b"parts", "rows", b"rows", "samples", b"samples", "size_bytes", b"size_bytes", "snapshot", b"snapshot", "state", b"state", "tiers", b"tiers", "uri", b"uri"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bases", b"bases", "committed", b"committed", "created", b"created", "gen", b"gen", "job_id", b"job_id", "label", b"label", "manifest_json", b"manifest_json", "parts", b"parts", "rows", b"rows", "samples", b"samples", "size_bytes", b"size_bytes", "snapshot", b"snapshot", "state", b"state", "tiers", b"tiers", "uri", b"uri"]) -> None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
 
@@ -433,15 +444,18 @@ class FetchPartRequest(google.protobuf.message.Message):
 
     PART_URI_FIELD_NUMBER: builtins.int
     FILE_FIELD_NUMBER: builtins.int
+    STORAGE_ONLY_FIELD_NUMBER: builtins.int
     part_uri: builtins.str
     file: builtins.str
+    storage_only: builtins.bool
     def __init__(
         self,
         *,
         part_uri: builtins.str = ...,
         file: builtins.str = ...,
+        storage_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["file", b"file", "part_uri", b"part_uri"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["file", b"file", "part_uri", b"part_uri", "storage_only", b"storage_only"]) -> None: ...
 
 Global___FetchPartRequest: typing_extensions.TypeAlias = FetchPartRequest
 
@@ -477,3 +491,41 @@ class DeleteReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["deleted", b"deleted"]) -> None: ...
 
 Global___DeleteReply: typing_extensions.TypeAlias = DeleteReply
+
+@typing.final
+class HoldReplicaReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___HoldReplicaReply: typing_extensions.TypeAlias = HoldReplicaReply
+
+@typing.final
+class DropReplicaRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    SNAPSHOT_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    snapshot: builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        snapshot: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "snapshot", b"snapshot"]) -> None: ...
+
+Global___DropReplicaRequest: typing_extensions.TypeAlias = DropReplicaRequest
+
+@typing.final
+class DropReplicaReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___DropReplicaReply: typing_extensions.TypeAlias = DropReplicaReply

@@ -89,6 +89,26 @@ class CheckpointsStub(object):
                 request_serializer=recmesh_dot_pb_dot_ckptcache__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.DeleteReply.FromString,
                 _registered_method=True)
+        self.HoldReplica = channel.stream_unary(
+                '/recmesh.ckptcache.v1.Checkpoints/HoldReplica',
+                request_serializer=recmesh_dot_pb_dot_ckptcache__pb2.PartChunk.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.HoldReplicaReply.FromString,
+                _registered_method=True)
+        self.LocateReplica = channel.unary_unary(
+                '/recmesh.ckptcache.v1.Checkpoints/LocateReplica',
+                request_serializer=recmesh_dot_pb_dot_ckptcache__pb2.LocateRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.LocateReply.FromString,
+                _registered_method=True)
+        self.FetchReplica = channel.unary_stream(
+                '/recmesh.ckptcache.v1.Checkpoints/FetchReplica',
+                request_serializer=recmesh_dot_pb_dot_ckptcache__pb2.FetchPartRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.PartChunk.FromString,
+                _registered_method=True)
+        self.DropReplica = channel.unary_unary(
+                '/recmesh.ckptcache.v1.Checkpoints/DropReplica',
+                request_serializer=recmesh_dot_pb_dot_ckptcache__pb2.DropReplicaRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.DropReplicaReply.FromString,
+                _registered_method=True)
 
 
 class CheckpointsServicer(object):
@@ -165,6 +185,32 @@ class CheckpointsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldReplica(self, request_iterator, context):
+        """Between the ckptcaches of two nodes: copies of parts in the other's memory.
+        First message: header, with the sender's node; then the files, one behind the other. Again: changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LocateReplica(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchReplica(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropReplica(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CheckpointsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -222,6 +268,26 @@ def add_CheckpointsServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.DeleteRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_ckptcache__pb2.DeleteReply.SerializeToString,
+            ),
+            'HoldReplica': grpc.stream_unary_rpc_method_handler(
+                    servicer.HoldReplica,
+                    request_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.PartChunk.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ckptcache__pb2.HoldReplicaReply.SerializeToString,
+            ),
+            'LocateReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateReplica,
+                    request_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.LocateRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ckptcache__pb2.LocateReply.SerializeToString,
+            ),
+            'FetchReplica': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchReplica,
+                    request_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.FetchPartRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ckptcache__pb2.PartChunk.SerializeToString,
+            ),
+            'DropReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropReplica,
+                    request_deserializer=recmesh_dot_pb_dot_ckptcache__pb2.DropReplicaRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ckptcache__pb2.DropReplicaReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -521,6 +587,114 @@ class Checkpoints(object):
             '/recmesh.ckptcache.v1.Checkpoints/Delete',
             recmesh_dot_pb_dot_ckptcache__pb2.DeleteRequest.SerializeToString,
             recmesh_dot_pb_dot_ckptcache__pb2.DeleteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldReplica(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/recmesh.ckptcache.v1.Checkpoints/HoldReplica',
+            recmesh_dot_pb_dot_ckptcache__pb2.PartChunk.SerializeToString,
+            recmesh_dot_pb_dot_ckptcache__pb2.HoldReplicaReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ckptcache.v1.Checkpoints/LocateReplica',
+            recmesh_dot_pb_dot_ckptcache__pb2.LocateRequest.SerializeToString,
+            recmesh_dot_pb_dot_ckptcache__pb2.LocateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/recmesh.ckptcache.v1.Checkpoints/FetchReplica',
+            recmesh_dot_pb_dot_ckptcache__pb2.FetchPartRequest.SerializeToString,
+            recmesh_dot_pb_dot_ckptcache__pb2.PartChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ckptcache.v1.Checkpoints/DropReplica',
+            recmesh_dot_pb_dot_ckptcache__pb2.DropReplicaRequest.SerializeToString,
+            recmesh_dot_pb_dot_ckptcache__pb2.DropReplicaReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -201,7 +201,71 @@ _CheckpointsDeleteType = typing_extensions.TypeVar(
     ],
 )
 
-class CheckpointsStub(typing.Generic[_CheckpointsBeginType, _CheckpointsStorePartType, _CheckpointsStreamPartType, _CheckpointsAwaitType, _CheckpointsCommitType, _CheckpointsAbortType, _CheckpointsListType, _CheckpointsGetType, _CheckpointsLocateType, _CheckpointsFetchPartType, _CheckpointsDeleteType]):
+_CheckpointsHoldReplicaType = typing_extensions.TypeVar(
+    '_CheckpointsHoldReplicaType',
+    grpc.StreamUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.PartChunk,
+        recmesh.pb.ckptcache_pb2.HoldReplicaReply,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.PartChunk,
+        recmesh.pb.ckptcache_pb2.HoldReplicaReply,
+    ],
+    default=grpc.StreamUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.PartChunk,
+        recmesh.pb.ckptcache_pb2.HoldReplicaReply,
+    ],
+)
+
+_CheckpointsLocateReplicaType = typing_extensions.TypeVar(
+    '_CheckpointsLocateReplicaType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.LocateRequest,
+        recmesh.pb.ckptcache_pb2.LocateReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.LocateRequest,
+        recmesh.pb.ckptcache_pb2.LocateReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.LocateRequest,
+        recmesh.pb.ckptcache_pb2.LocateReply,
+    ],
+)
+
+_CheckpointsFetchReplicaType = typing_extensions.TypeVar(
+    '_CheckpointsFetchReplicaType',
+    grpc.UnaryStreamMultiCallable[
+        recmesh.pb.ckptcache_pb2.FetchPartRequest,
+        recmesh.pb.ckptcache_pb2.PartChunk,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        recmesh.pb.ckptcache_pb2.FetchPartRequest,
+        recmesh.pb.ckptcache_pb2.PartChunk,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        recmesh.pb.ckptcache_pb2.FetchPartRequest,
+        recmesh.pb.ckptcache_pb2.PartChunk,
+    ],
+)
+
+_CheckpointsDropReplicaType = typing_extensions.TypeVar(
+    '_CheckpointsDropReplicaType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.DropReplicaRequest,
+        recmesh.pb.ckptcache_pb2.DropReplicaReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.DropReplicaRequest,
+        recmesh.pb.ckptcache_pb2.DropReplicaReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.DropReplicaRequest,
+        recmesh.pb.ckptcache_pb2.DropReplicaReply,
+    ],
+)
+
+class CheckpointsStub(typing.Generic[_CheckpointsBeginType, _CheckpointsStorePartType, _CheckpointsStreamPartType, _CheckpointsAwaitType, _CheckpointsCommitType, _CheckpointsAbortType, _CheckpointsListType, _CheckpointsGetType, _CheckpointsLocateType, _CheckpointsFetchPartType, _CheckpointsDeleteType, _CheckpointsHoldReplicaType, _CheckpointsLocateReplicaType, _CheckpointsFetchReplicaType, _CheckpointsDropReplicaType]):
     @typing.overload
     def __init__(self: CheckpointsStub[
         grpc.UnaryUnaryMultiCallable[
@@ -247,6 +311,22 @@ class CheckpointsStub(typing.Generic[_CheckpointsBeginType, _CheckpointsStorePar
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.ckptcache_pb2.DeleteRequest,
             recmesh.pb.ckptcache_pb2.DeleteReply,
+        ],
+        grpc.StreamUnaryMultiCallable[
+            recmesh.pb.ckptcache_pb2.PartChunk,
+            recmesh.pb.ckptcache_pb2.HoldReplicaReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ckptcache_pb2.LocateRequest,
+            recmesh.pb.ckptcache_pb2.LocateReply,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            recmesh.pb.ckptcache_pb2.FetchPartRequest,
+            recmesh.pb.ckptcache_pb2.PartChunk,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ckptcache_pb2.DropReplicaRequest,
+            recmesh.pb.ckptcache_pb2.DropReplicaReply,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -296,6 +376,22 @@ class CheckpointsStub(typing.Generic[_CheckpointsBeginType, _CheckpointsStorePar
             recmesh.pb.ckptcache_pb2.DeleteRequest,
             recmesh.pb.ckptcache_pb2.DeleteReply,
         ],
+        grpc.aio.StreamUnaryMultiCallable[
+            recmesh.pb.ckptcache_pb2.PartChunk,
+            recmesh.pb.ckptcache_pb2.HoldReplicaReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ckptcache_pb2.LocateRequest,
+            recmesh.pb.ckptcache_pb2.LocateReply,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            recmesh.pb.ckptcache_pb2.FetchPartRequest,
+            recmesh.pb.ckptcache_pb2.PartChunk,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ckptcache_pb2.DropReplicaRequest,
+            recmesh.pb.ckptcache_pb2.DropReplicaReply,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Begin: _CheckpointsBeginType
@@ -324,6 +420,17 @@ class CheckpointsStub(typing.Generic[_CheckpointsBeginType, _CheckpointsStorePar
     FetchPart: _CheckpointsFetchPartType
 
     Delete: _CheckpointsDeleteType
+
+    HoldReplica: _CheckpointsHoldReplicaType
+    """Between the ckptcaches of two nodes: copies of parts in the other's memory.
+    First message: header, with the sender's node; then the files, one behind the other. Again: changes nothing.
+    """
+
+    LocateReplica: _CheckpointsLocateReplicaType
+
+    FetchReplica: _CheckpointsFetchReplicaType
+
+    DropReplica: _CheckpointsDropReplicaType
 
 CheckpointsAsyncStub: typing_extensions.TypeAlias = CheckpointsStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -369,6 +476,22 @@ CheckpointsAsyncStub: typing_extensions.TypeAlias = CheckpointsStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.ckptcache_pb2.DeleteRequest,
         recmesh.pb.ckptcache_pb2.DeleteReply,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.PartChunk,
+        recmesh.pb.ckptcache_pb2.HoldReplicaReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.LocateRequest,
+        recmesh.pb.ckptcache_pb2.LocateReply,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        recmesh.pb.ckptcache_pb2.FetchPartRequest,
+        recmesh.pb.ckptcache_pb2.PartChunk,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ckptcache_pb2.DropReplicaRequest,
+        recmesh.pb.ckptcache_pb2.DropReplicaReply,
     ],
 ]
 
@@ -454,5 +577,36 @@ class CheckpointsServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.ckptcache_pb2.DeleteRequest,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.ckptcache_pb2.DeleteReply, collections.abc.Awaitable[recmesh.pb.ckptcache_pb2.DeleteReply]]: ...
+
+    @abc.abstractmethod
+    def HoldReplica(
+        self,
+        request_iterator: _MaybeAsyncIterator[recmesh.pb.ckptcache_pb2.PartChunk],
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ckptcache_pb2.HoldReplicaReply, collections.abc.Awaitable[recmesh.pb.ckptcache_pb2.HoldReplicaReply]]:
+        """Between the ckptcaches of two nodes: copies of parts in the other's memory.
+        First message: header, with the sender's node; then the files, one behind the other. Again: changes nothing.
+        """
+
+    @abc.abstractmethod
+    def LocateReplica(
+        self,
+        request: recmesh.pb.ckptcache_pb2.LocateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ckptcache_pb2.LocateReply, collections.abc.Awaitable[recmesh.pb.ckptcache_pb2.LocateReply]]: ...
+
+    @abc.abstractmethod
+    def FetchReplica(
+        self,
+        request: recmesh.pb.ckptcache_pb2.FetchPartRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[recmesh.pb.ckptcache_pb2.PartChunk], collections.abc.AsyncIterator[recmesh.pb.ckptcache_pb2.PartChunk]]: ...
+
+    @abc.abstractmethod
+    def DropReplica(
+        self,
+        request: recmesh.pb.ckptcache_pb2.DropReplicaRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ckptcache_pb2.DropReplicaReply, collections.abc.Awaitable[recmesh.pb.ckptcache_pb2.DropReplicaReply]]: ...
 
 def add_CheckpointsServicer_to_server(servicer: CheckpointsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -168,6 +168,30 @@ class ScaleRequest(google.protobuf.message.Message):
 Global___ScaleRequest: typing_extensions.TypeAlias = ScaleRequest
 
 @typing.final
+class ResizeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    CPU_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    role: builtins.str
+    cpu: builtins.float
+    memory_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        role: builtins.str = ...,
+        cpu: builtins.float = ...,
+        memory_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu", b"cpu", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "role", b"role"]) -> None: ...
+
+Global___ResizeRequest: typing_extensions.TypeAlias = ResizeRequest
+
+@typing.final
 class CheckpointReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -658,7 +682,7 @@ class RunRecord(google.protobuf.message.Message):
     reserved_version: builtins.int
     """the highest map version ever reserved"""
     pending: builtins.str
-    """"" | mark:N | rollback | void:M"""
+    """"" | mark:N | rollback | void:N | move:N"""
     revision: builtins.int
     @property
     def map(self) -> recmesh.pb.common_pb2.SlotMap: ...

@@ -59,6 +59,11 @@ class JobsStub(object):
                 request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
                 _registered_method=True)
+        self.Resize = channel.unary_unary(
+                '/recmesh.jobmaster.v1.Jobs/Resize',
+                request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.ResizeRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
+                _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/recmesh.jobmaster.v1.Jobs/Checkpoint',
                 request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.JobRequest.SerializeToString,
@@ -110,6 +115,13 @@ class JobsServicer(object):
 
     def Scale(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resize(self, request, context):
+        """Another size of a role's processes: parameter servers are replaced one by one while they train, others at their next start.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -166,6 +178,11 @@ def add_JobsServicer_to_server(servicer, server):
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
                     request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.ScaleRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.SerializeToString,
+            ),
+            'Resize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resize,
+                    request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.ResizeRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
@@ -323,6 +340,33 @@ class Jobs(object):
             target,
             '/recmesh.jobmaster.v1.Jobs/Scale',
             recmesh_dot_pb_dot_jobmaster__pb2.ScaleRequest.SerializeToString,
+            recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.jobmaster.v1.Jobs/Resize',
+            recmesh_dot_pb_dot_jobmaster__pb2.ResizeRequest.SerializeToString,
             recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
             options,
             channel_credentials,

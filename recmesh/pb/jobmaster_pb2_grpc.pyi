@@ -105,6 +105,22 @@ _JobsScaleType = typing_extensions.TypeVar(
     ],
 )
 
+_JobsResizeType = typing_extensions.TypeVar(
+    '_JobsResizeType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.ResizeRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.ResizeRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.ResizeRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+)
+
 _JobsCheckpointType = typing_extensions.TypeVar(
     '_JobsCheckpointType',
     grpc.UnaryUnaryMultiCallable[
@@ -169,7 +185,7 @@ _JobsEventsType = typing_extensions.TypeVar(
     ],
 )
 
-class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _JobsStopType, _JobsScaleType, _JobsCheckpointType, _JobsDeleteType, _JobsLogsType, _JobsEventsType]):
+class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _JobsStopType, _JobsScaleType, _JobsResizeType, _JobsCheckpointType, _JobsDeleteType, _JobsLogsType, _JobsEventsType]):
     @typing.overload
     def __init__(self: JobsStub[
         grpc.UnaryUnaryMultiCallable[
@@ -190,6 +206,10 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.jobmaster_pb2.ScaleRequest,
+            recmesh.pb.jobmaster_pb2.Job,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.ResizeRequest,
             recmesh.pb.jobmaster_pb2.Job,
         ],
         grpc.UnaryUnaryMultiCallable[
@@ -233,6 +253,10 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
             recmesh.pb.jobmaster_pb2.Job,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.ResizeRequest,
+            recmesh.pb.jobmaster_pb2.Job,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.jobmaster_pb2.JobRequest,
             recmesh.pb.jobmaster_pb2.CheckpointReply,
         ],
@@ -259,6 +283,9 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
     Stop: _JobsStopType
 
     Scale: _JobsScaleType
+
+    Resize: _JobsResizeType
+    """Another size of a role's processes: parameter servers are replaced one by one while they train, others at their next start."""
 
     Checkpoint: _JobsCheckpointType
 
@@ -289,6 +316,10 @@ JobsAsyncStub: typing_extensions.TypeAlias = JobsStub[
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.jobmaster_pb2.ScaleRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.ResizeRequest,
         recmesh.pb.jobmaster_pb2.Job,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
@@ -344,6 +375,14 @@ class JobsServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.jobmaster_pb2.ScaleRequest,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.jobmaster_pb2.Job, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.Job]]: ...
+
+    @abc.abstractmethod
+    def Resize(
+        self,
+        request: recmesh.pb.jobmaster_pb2.ResizeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.jobmaster_pb2.Job, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.Job]]:
+        """Another size of a role's processes: parameter servers are replaced one by one while they train, others at their next start."""
 
     @abc.abstractmethod
     def Checkpoint(

@@ -45,11 +45,11 @@ class OptimizerSpec(google.protobuf.message.Message):
     PARAMS_FIELD_NUMBER: builtins.int
     SCHEDULE_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """sgd | adagrad | rowwise_adagrad | adam | accumulate"""
+    """sgd | adagrad | rowwise_adagrad | adam | ftrl | accumulate"""
     lr: builtins.float
     @property
     def params(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """beta1, beta2, eps, initial_accumulator, weight_decay"""
+        """beta1, beta2, eps, initial_accumulator, weight_decay, l1, l2"""
 
     @property
     def schedule(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LrPoint]:
@@ -116,8 +116,20 @@ class TableSpec(google.protobuf.message.Message):
     DIM_FIELD_NUMBER: builtins.int
     OPTIMIZER_FIELD_NUMBER: builtins.int
     INIT_FIELD_NUMBER: builtins.int
+    MIN_FREQUENCY_FIELD_NUMBER: builtins.int
+    TTL_STEPS_FIELD_NUMBER: builtins.int
+    MAX_BYTES_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
     name: builtins.str
     dim: builtins.int
+    min_frequency: builtins.int
+    """occurrences from which on an id is trained; 0 means 1"""
+    ttl_steps: builtins.int
+    """rows not updated for so many steps go; 0: none"""
+    max_bytes: builtins.int
+    """of the rows on all servers; the rarest go beyond; 0: no bound"""
+    dtype: builtins.str
+    """of values: float32 (also when empty) | bfloat16"""
     @property
     def optimizer(self) -> Global___OptimizerSpec: ...
     @property
@@ -129,9 +141,13 @@ class TableSpec(google.protobuf.message.Message):
         dim: builtins.int = ...,
         optimizer: Global___OptimizerSpec | None = ...,
         init: Global___InitSpec | None = ...,
+        min_frequency: builtins.int = ...,
+        ttl_steps: builtins.int = ...,
+        max_bytes: builtins.int = ...,
+        dtype: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["init", b"init", "optimizer", b"optimizer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dim", b"dim", "init", b"init", "name", b"name", "optimizer", b"optimizer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dim", b"dim", "dtype", b"dtype", "init", b"init", "max_bytes", b"max_bytes", "min_frequency", b"min_frequency", "name", b"name", "optimizer", b"optimizer", "ttl_steps", b"ttl_steps"]) -> None: ...
 
 Global___TableSpec: typing_extensions.TypeAlias = TableSpec
 
@@ -339,10 +355,13 @@ class MarkRequest(google.protobuf.message.Message):
     GEN_FIELD_NUMBER: builtins.int
     TERM_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     gen: builtins.int
     term: builtins.int
     snapshot: builtins.int
+    base: builtins.int
+    """a committed snapshot of the same generation to build on; 0: none"""
     def __init__(
         self,
         *,
@@ -350,8 +369,9 @@ class MarkRequest(google.protobuf.message.Message):
         gen: builtins.int = ...,
         term: builtins.int = ...,
         snapshot: builtins.int = ...,
+        base: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "snapshot", b"snapshot", "term", b"term"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "gen", b"gen", "job_id", b"job_id", "snapshot", b"snapshot", "term", b"term"]) -> None: ...
 
 Global___MarkRequest: typing_extensions.TypeAlias = MarkRequest
 
@@ -364,11 +384,14 @@ class MarkReply(google.protobuf.message.Message):
     LATCH_MS_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     slots: builtins.bytes
     """512-byte bitmap of owned slots"""
     latch_ms: builtins.float
     rows: builtins.int
     size_bytes: builtins.int
+    base: builtins.int
+    """what the part builds on: the request's base, or 0 where it is whole"""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupCut]: ...
     def __init__(
@@ -379,8 +402,9 @@ class MarkReply(google.protobuf.message.Message):
         latch_ms: builtins.float = ...,
         rows: builtins.int = ...,
         size_bytes: builtins.int = ...,
+        base: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["groups", b"groups", "latch_ms", b"latch_ms", "rows", b"rows", "size_bytes", b"size_bytes", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "groups", b"groups", "latch_ms", b"latch_ms", "rows", b"rows", "size_bytes", b"size_bytes", "slots", b"slots"]) -> None: ...
 
 Global___MarkReply: typing_extensions.TypeAlias = MarkReply
 
@@ -391,8 +415,11 @@ class GroupCut(google.protobuf.message.Message):
     LEDGER_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    EVICTED_FIELD_NUMBER: builtins.int
     step: builtins.int
     slots: builtins.bytes
+    evicted: builtins.bytes
+    """uint64 little-endian [4096]: updates of evicted rows, by slot; empty: none"""
     @property
     def ledger(self) -> recmesh.pb.common_pb2.Ledger: ...
     def __init__(
@@ -401,9 +428,10 @@ class GroupCut(google.protobuf.message.Message):
         ledger: recmesh.pb.common_pb2.Ledger | None = ...,
         step: builtins.int = ...,
         slots: builtins.bytes = ...,
+        evicted: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger", b"ledger"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ledger", b"ledger", "slots", b"slots", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evicted", b"evicted", "ledger", b"ledger", "slots", b"slots", "step", b"step"]) -> None: ...
 
 Global___GroupCut: typing_extensions.TypeAlias = GroupCut
 
@@ -1174,14 +1202,9 @@ Global___FreeRequest: typing_extensions.TypeAlias = FreeRequest
 class FreeReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ROWS_FIELD_NUMBER: builtins.int
-    rows: builtins.int
     def __init__(
         self,
-        *,
-        rows: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rows", b"rows"]) -> None: ...
 
 Global___FreeReply: typing_extensions.TypeAlias = FreeReply
 
@@ -1267,8 +1290,7 @@ class StageRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
-    TABLES_FIELD_NUMBER: builtins.int
-    DENSE_FIELD_NUMBER: builtins.int
+    MODEL_JSON_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     CHUNKS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
@@ -1280,11 +1302,9 @@ class StageRequest(google.protobuf.message.Message):
     sequence: builtins.int
     """from 0; one that came before is answered and has no effect"""
     slots: builtins.bytes
-    """with sequence 0, and so are tables and dense"""
-    @property
-    def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TableSpec]: ...
-    @property
-    def dense(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DenseSpec]: ...
+    """with sequence 0, and so is the model"""
+    model_json: builtins.str
+    """{"tables": [...], "dense": [...]} as in a snapshot's part.json"""
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RowStates]: ...
     @property
@@ -1299,12 +1319,11 @@ class StageRequest(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         sequence: builtins.int = ...,
         slots: builtins.bytes = ...,
-        tables: collections.abc.Iterable[Global___TableSpec] | None = ...,
-        dense: collections.abc.Iterable[Global___DenseSpec] | None = ...,
+        model_json: builtins.str = ...,
         rows: collections.abc.Iterable[Global___RowStates] | None = ...,
         chunks: collections.abc.Iterable[Global___ChunkState] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "dense", b"dense", "gen", b"gen", "incarnation", b"incarnation", "job_id", b"job_id", "move", b"move", "rows", b"rows", "sequence", b"sequence", "slots", b"slots", "source", b"source", "tables", b"tables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "gen", b"gen", "incarnation", b"incarnation", "job_id", b"job_id", "model_json", b"model_json", "move", b"move", "rows", b"rows", "sequence", b"sequence", "slots", b"slots", "source", b"source"]) -> None: ...
 
 Global___StageRequest: typing_extensions.TypeAlias = StageRequest
 

@@ -16,7 +16,7 @@ RoleName = Literal["ps", "worker", "data", "evaluator"]
 class Optimizer(Spec):
     """How the parameter servers apply gradients."""
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adagrad"
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = "adagrad"
     lr: float = Field(default=0.02, gt=0)
     beta1: Share = 0.9
     beta2: Share = 0.999
@@ -24,6 +24,24 @@ class Optimizer(Spec):
     initial_accumulator: float = Field(default=0.0, ge=0)
     """adagrad: 0 as in torch; TensorFlow starts at 0.1, which holds rare rows back."""
     weight_decay: float = Field(default=0.0, ge=0)
+    l1: float = Field(default=0.0, ge=0)
+    """ftrl: weights that the data does not pull further are exactly zero."""
+    l2: float = Field(default=0.0, ge=0)
+    """ftrl: as TensorFlow counts it (half of the paper's)."""
+
+
+class TablePolicy(Spec):
+    """Which ids of an embedding table get a row, which rows go again, and how values are stored."""
+
+    min_frequency: int = Field(default=1, ge=1, lt=2**32)
+    """An id that occurred less often reads as its initial value and is not trained; it takes 32 bytes and an entry of
+    the index. The occurrence that reaches it is the first that counts."""
+    ttl_steps: int = Field(default=0, ge=0, lt=2**62)
+    """Rows that no batch of so many in succession touched are evicted; 0: none. An id that comes back starts anew."""
+    max_bytes: Memory | None = None
+    """Of the table's rows (not of the index), over all servers by their share of slots; beyond, the rarest go."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of stored values; bfloat16 halves them, rounding by chance. The optimizer's state is float32."""
 
 
 class LrPoint(Spec):
@@ -127,6 +145,8 @@ class Training(Spec):
     """For the dense part, and for tables that name none of their own."""
     table_optimizers: dict[str, Optimizer] = {}
     """By table; `*` stands for all others. A table that the model does not have is refused."""
+    tables: dict[str, TablePolicy] = {}
+    """By table; `*` stands for all others. A table that the model does not have is refused."""
     lr_schedule: list[LrPoint] = []
     clip_norm: float | None = Field(default=None, gt=0)
     """Global norm to which the gradients of a batch are clipped."""
@@ -178,7 +198,10 @@ class CheckpointPolicy(Spec):
 
     every_s: float = Field(default=60, gt=0)
     keep: PositiveInt = 3
-    """The newest committed ones; never fewer than one."""
+    """The newest committed ones, and what they build on; never fewer than one."""
+    full_every: PositiveInt = 5
+    """Every n-th snapshot is whole; those between hold what changed since the one before, and a restore reads
+    them all. 1: every snapshot is whole."""
 
 
 class InitFrom(Spec):

@@ -13,12 +13,12 @@ from recmesh.formats.hashing import GOLDEN
 from recmesh.formats.initial import ACKLAM_A, ACKLAM_B, ACKLAM_C, ACKLAM_D, ACKLAM_LOW, LN2
 from recmesh.store.jit import inline
 
-SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, ACCUMULATE = range(5)
+SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, ACCUMULATE, FTRL = range(6)
 ZEROS, UNIFORM, NORMAL = range(3)
 
 # Places in the `hyper` array (float32).
-LR, BETA1, BETA2, EPS, WEIGHT_DECAY, INITIAL_ACCUMULATOR = range(6)
-HYPERS = 6
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, INITIAL_ACCUMULATOR, L1, L2 = range(8)
+HYPERS = 8
 
 _GOLDEN = np.uint64(GOLDEN)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -87,6 +87,44 @@ def fill_initial(values: NDArray[np.float32], id_: Any, kind: int, seed_salt: An
 
 
 @inline
+def bits_of(x: Any) -> Any:
+    """The word of a float32."""
+    return np.float32(x).view(np.uint32)
+
+
+@inline
+def unpack(words: NDArray[np.uint32], start: int, dim: int, out: NDArray[np.float32]) -> None:
+    """out[:dim] := the bfloat16 values in words[start:], two in each."""
+    for j in range(dim):
+        half = (words[start + (j >> 1)] >> np.uint32(16 * (j & 1))) & np.uint32(0xFFFF)
+        out[j] = np.uint32(half << np.uint32(16)).view(np.float32)
+
+
+@inline
+def pack(values: NDArray[np.float32], dim: int, words: NDArray[np.uint32], start: int, noise: Any) -> None:
+    """words[start:] := the values in bfloat16: to the nearest where noise is 0, else up or down by chance.
+
+    Rounding by chance, with a probability that keeps the mean, lets updates below half a unit add up (Gupta
+    et al., ICML 2015). The chance is a hash of `noise`, so that the same push leaves the same row.
+    """
+    chance = noise
+    for j in range(0, dim, 2):
+        pair = np.uint32(0)
+        for k in range(min(2, dim - j)):
+            bits = bits_of(values[j + k])
+            if values[j + k] != values[j + k]:
+                half = np.uint32((bits >> np.uint32(16)) | np.uint32(0x40))
+            elif noise == np.uint64(0):
+                odd = (bits >> np.uint32(16)) & np.uint32(1)
+                half = np.uint32((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+            else:
+                chance = mix64(chance)
+                half = np.uint32((bits + np.uint32(chance >> np.uint64(48))) >> np.uint32(16))
+            pair |= np.uint32((half & np.uint32(0xFFFF)) << np.uint32(16 * k))
+        words[start + (j >> 1)] = pair
+
+
+@inline
 def fill_state(state: NDArray[np.float32], kind: int, hyper: NDArray[np.float32]) -> None:
     """Optimizer state of a row that was never updated."""
     start = np.float32(0.0)
@@ -94,18 +132,23 @@ def fill_state(state: NDArray[np.float32], kind: int, hyper: NDArray[np.float32]
         start = hyper[INITIAL_ACCUMULATOR]
     for j in range(state.size):
         state[j] = start
+    if kind == FTRL:
+        for j in range(state.size // 2):
+            state[j] = hyper[INITIAL_ACCUMULATOR]
 
 
 @inline
 def update_rows(
     kind: int, slab: NDArray[np.float32], starts: NDArray[np.int64], n: int, dim: int,
-    grads: NDArray[np.float32], first: int, t: NDArray[np.int64], hyper: NDArray[np.float32],
+    grads: NDArray[np.float32], sources: NDArray[np.int64], t: NDArray[np.int64], hyper: NDArray[np.float32],
     bias: NDArray[np.float32],
 ) -> None:
     """One optimizer step on n rows: row i has its values at slab[starts[i]:], its state behind them, and its
-    gradient at grads[(first + i)·dim:]; t[i] counts its own steps, this one included.
+    gradient at grads[sources[i]·dim:]; t[i] counts its own steps, this one included.
 
-    state: none | sum of squares [dim] | mean sum of squares [1] | m [dim], v [dim] | none. bias holds Adam's
+    state: none | sum of squares [dim] | mean sum of squares [1] | m [dim], v [dim] | none | FTRL's n [dim],
+    z [dim] (McMahan et al., KDD 2013, algorithm 1; l2 counts twice in the denominator, as in TensorFlow, and
+    beta is 0). bias holds Adam's
     1/(1-β1^t), 1/sqrt(1-β2^t) for t below a bound. The switch is outside the loop over rows: a call per row
     costs more than its arithmetic.
     """
@@ -113,20 +156,20 @@ def update_rows(
     if kind == ACCUMULATE:
         for i in range(n):
             values = slab[starts[i]:starts[i] + dim]
-            grad = grads[(first + i) * dim:(first + i) * dim + dim]
+            grad = grads[sources[i] * dim:sources[i] * dim + dim]
             for j in range(dim):
                 values[j] += grad[j]
     elif kind == SGD:
         for i in range(n):
             values = slab[starts[i]:starts[i] + dim]
-            grad = grads[(first + i) * dim:(first + i) * dim + dim]
+            grad = grads[sources[i] * dim:sources[i] * dim + dim]
             for j in range(dim):
                 values[j] -= lr * (grad[j] + decay * values[j])
     elif kind == ADAGRAD:
         for i in range(n):
             values = slab[starts[i]:starts[i] + dim]
             sums = slab[starts[i] + dim:starts[i] + 2 * dim]
-            grad = grads[(first + i) * dim:(first + i) * dim + dim]
+            grad = grads[sources[i] * dim:sources[i] * dim + dim]
             for j in range(dim):
                 g = grad[j] + decay * values[j]
                 total = sums[j] + g * g
@@ -135,7 +178,7 @@ def update_rows(
     elif kind == ROWWISE_ADAGRAD:
         for i in range(n):
             values = slab[starts[i]:starts[i] + dim]
-            grad = grads[(first + i) * dim:(first + i) * dim + dim]
+            grad = grads[sources[i] * dim:sources[i] * dim + dim]
             squares = 0.0
             for j in range(dim):
                 g = grad[j] + decay * values[j]
@@ -145,6 +188,21 @@ def update_rows(
             rate = lr / (math.sqrt(total) + eps)
             for j in range(dim):
                 values[j] -= rate * (grad[j] + decay * values[j])
+    elif kind == FTRL:
+        l1, ridge = hyper[L1], np.float32(2.0) * hyper[L2]
+        for i in range(n):
+            values = slab[starts[i]:starts[i] + dim]
+            sums = slab[starts[i] + dim:starts[i] + 2 * dim]
+            linear = slab[starts[i] + 2 * dim:starts[i] + 3 * dim]
+            grad = grads[sources[i] * dim:sources[i] * dim + dim]
+            for j in range(dim):
+                g = grad[j] + decay * values[j]
+                total = sums[j] + g * g
+                inverse_rate = math.sqrt(total) / lr
+                z = linear[j] + g - (inverse_rate - math.sqrt(sums[j]) / lr) * values[j]
+                sums[j] = total
+                linear[j] = z
+                values[j] = (min(max(z, -l1), l1) - z) / (inverse_rate + ridge)
     else:
         beta1, beta2 = hyper[BETA1], hyper[BETA2]
         rest1, rest2 = np.float32(1.0) - beta1, np.float32(1.0) - beta2
@@ -152,7 +210,7 @@ def update_rows(
             values = slab[starts[i]:starts[i] + dim]
             m = slab[starts[i] + dim:starts[i] + 2 * dim]
             v = slab[starts[i] + 2 * dim:starts[i] + 3 * dim]
-            grad = grads[(first + i) * dim:(first + i) * dim + dim]
+            grad = grads[sources[i] * dim:sources[i] * dim + dim]
             if 2 * t[i] + 1 < bias.size:
                 rate, root = lr * bias[2 * t[i]], bias[2 * t[i] + 1]
             else:

@@ -1,12 +1,14 @@
-"""The index of all rows of a store: (table, id) -> row."""
+"""The index of all rows of a store: (table, id) -> place."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recmesh.formats import table_salt
 from recmesh.runtime.errors import ResourceExhausted
-from recmesh.store.kernels import CAPACITY, FREED, NEXT, PARTITIONS
 from recmesh.store.memory import Region
+from recmesh.store.probing import CAPACITY, FREED, NEXT, PARTITIONS, Entries
 
 ENTRY_BYTES = 16
 _FIRST_ENTRIES = 256                         # one page per partition
@@ -15,7 +17,7 @@ MAX_TABLES = 65_536
 
 
 class Index:
-    """The arrays that kernels take; `kernels` says what is in them."""
+    """The arrays that kernels take; `probing` says what is in them."""
 
     def __init__(self, size_bytes: int) -> None:
         self._region = Region(size_bytes)
@@ -28,6 +30,7 @@ class Index:
         self.ctl[CAPACITY] = self._region.size_bytes // ENTRY_BYTES
         self.freed = np.zeros(2 * _FREED_LOG, np.int64)
         self.salts = np.zeros(MAX_TABLES, np.uint64)
+        self.arrays: tuple[Any, ...] = Entries(self.arena, self.parts, self.ctl, self.freed, self.salts)
 
     def add_table(self, number: int, name: str) -> np.uint64:
         """The salt of a new table."""

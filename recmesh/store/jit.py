@@ -33,7 +33,8 @@ GRADS_2D = types.Array(types.float32, 2, "C", readonly=True)
 
 
 _SOURCES = (
-    "store/jit.py", "store/arithmetic.py", "store/kernels.py", "store/batch_kernels.py",
+    "store/jit.py", "store/arithmetic.py", "store/probing.py", "store/row_kernels.py", "store/kernels.py",
+    "store/batch_kernels.py",
     "formats/hashing.py", "formats/initial.py")
 
 
@@ -45,10 +46,13 @@ def _fingerprint() -> str:
 _FINGERPRINT = _fingerprint()
 
 
-def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
-    """Compile a function of these argument types now, to be called without the GIL."""
+def kernel(result: Any, *arguments: Any) -> Callable[[F], Callable[..., Any]]:
+    """Compile a function of these argument types now, to be called without the GIL.
 
-    def decorate(function: F) -> F:
+    Its parameters are not kept for the type checker: callers spread tuples of arrays over them.
+    """
+
+    def decorate(function: F) -> Callable[..., Any]:
         dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
         dispatcher.enable_caching()
         cache_file = getattr(dispatcher._cache, "_cache_file", None)   # no public way to the stamp
@@ -56,7 +60,7 @@ def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
             cache_file._source_stamp = _FINGERPRINT
         dispatcher.compile(result(*arguments))
         dispatcher.disable_compile()
-        compiled: F = dispatcher
+        compiled: Callable[..., Any] = dispatcher
         return compiled
 
     return decorate

@@ -1,21 +1,7 @@
-"""The compiled kernels of the store: one index for all tables, rows in slabs, fused optimizers.
+"""The hot kernels of the store: look up and gather, look up and update, for pushes and pulls.
 
-**Index.** Open addressing with linear probing over entries of two words: the id, and (table << 32 | row + 1),
-0 when free. The hash is splitmix64(id XOR table_salt); its bits 44..51, just below those that choose the
-slot, choose one of 256 partitions, whose regions (a power of two of entries) lie in one reserved arena. A
-partition that fills moves to a region of twice the size at the arena's end: the longest pause is one 256th of
-a rehash.
-
-**Row.** `width` float32 words: values [dim], optimizer state [k], padding, then a header of six words: id
-(2), last step (2), own update count, frequency. One row is one run of memory, so that an update misses the
-cache once, and a block of rows is copied whole, metadata and all.
-
-**Copy on write.** While a snapshot is copied, `block_state[b]` says of each block of BLOCK rows whether it is
-still to be copied (PENDING). The first update of a row in a pending block appends the row as it was to the
-table's log, and enters its place in `saved`. Whole blocks are copied, but single rows are saved: a batch
-touches a few rows of almost every block.
-
-Ids arrive in blocks of LANE: hash all and prefetch the index, probe all and prefetch the rows, then work.
+`probing` says how an id finds its row, `row_kernels` what a row is and how snapshots see it. Ids arrive in
+blocks of LANE: hash all and prefetch the index, probe all and prefetch the rows, then work.
 """
 
 from typing import Any
@@ -23,55 +9,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.store.arithmetic import fill_initial, fill_state, mix64, update_rows
+from recmesh.store.arithmetic import fill_initial, fill_state, mix64, pack, unpack, update_rows
 from recmesh.store.jit import (
     COUNTS,
     F32,
-    F32_2D,
     GRADS,
-    GRADS_2D,
     I64,
     IDS,
     INT,
     NONE,
     REAL,
-    STEPS,
     U8,
     U32,
-    U64,
     WORD,
     inline,
     kernel,
     prefetch,
 )
+from recmesh.store.probing import CANDIDATE, GROWING_INDEX, INDEX, Entries, enter, home, probe, repoint, word_of
+from recmesh.store.row_kernels import (
+    BLOCK_BITS,
+    CANDIDATE_WIDTH,
+    HEADER,
+    LAYOUT,
+    MARKED,
+    PENDING,
+    ROWS,
+    SLAB,
+    START,
+    Layout,
+    Places,
+    Start,
+    begin_row,
+    save_row,
+    set_header,
+    vacate,
+    value_words,
+)
 
-PARTITIONS = 256
 LANE = 32
-BLOCK = 1024
-BLOCK_BITS = 10
-HEADER = 6
-"""Words at a row's end: id, id, last step, last step, updates, frequency."""
-
-COPIED, PENDING = range(2)
-
-# Places in `ctl` (int64): of the index arena, and of the log of regions that a growth left.
-NEXT, CAPACITY, FREED = range(3)
-# Places in a table's `meta` (int64): rows there are, rows at the mark, rows saved in the log since.
-ROWS, MARKED, SAVED = range(3)
-
-_PARTITION_SHIFT = np.uint64(44)
-_PARTITION_MASK = np.uint64(PARTITIONS - 1)
-_ROW_MASK = np.uint64(0xFFFFFFFF)
-_FREE = np.uint64(0)
-_GROW_NUMERATOR, _GROW_DENOMINATOR = 5, 8     # linear probing stays short up to 5/8
-
-_INDEX = (U64, I64)                            # arena, parts [3, 256] flat: offset, mask, used
-
-
-@inline
-def _home(parts: NDArray[np.int64], h: Any) -> Any:
-    p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    return parts[p] + (np.int64(h & np.uint64(0xFFFFFFFFFFF)) & parts[PARTITIONS + p])
 
 
 @inline
@@ -82,214 +58,161 @@ def _prefetch_words(slab: NDArray[np.float32], first: int, n: int) -> None:
     prefetch(slab, first + n - 1)
 
 
-@inline
-def _probe(arena: NDArray[np.uint64], parts: NDArray[np.int64], h: Any, id_: Any, table: Any) -> Any:
-    """The row of (table, id), or -1."""
-    p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    offset, mask = parts[p], parts[PARTITIONS + p]
-    k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask
-    while True:
-        word = arena[2 * (offset + k) + 1]
-        if word == _FREE:
-            return -1
-        if arena[2 * (offset + k)] == id_ and (word >> np.uint64(32)) == table:
-            return np.int64(word & _ROW_MASK) - 1
-        k = (k + 1) & mask
-
-
-@inline
-def _grow(arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.int64],
-          freed: NDArray[np.int64], salts: NDArray[np.uint64], p: Any) -> None:
-    """Move partition p to a region of twice its size; the caller checked that the arena has room."""
-    old, size = parts[p], parts[PARTITIONS + p] + 1
-    new, mask = ctl[NEXT], 2 * size - 1
-    ctl[NEXT] += 2 * size
-    for i in range(old, old + size):
-        word = arena[2 * i + 1]
-        if word != _FREE:
-            id_ = arena[2 * i]
-            h = mix64(id_ ^ salts[np.int64(word >> np.uint64(32))])
-            k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask
-            while arena[2 * (new + k) + 1] != _FREE:
-                k = (k + 1) & mask
-            arena[2 * (new + k)] = id_
-            arena[2 * (new + k) + 1] = word
-    parts[p], parts[PARTITIONS + p] = new, mask
-    if 2 * ctl[FREED] + 1 < freed.size:        # a full log only keeps pages that could have been returned
-        freed[2 * ctl[FREED]], freed[2 * ctl[FREED] + 1] = old, size
-        ctl[FREED] += 1
-
-
-@inline
-def _enter(arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.int64],
-           freed: NDArray[np.int64], salts: NDArray[np.uint64], h: Any, id_: Any, word: Any) -> None:
-    """Enter an id that is not in the index."""
-    p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    if _GROW_DENOMINATOR * (parts[2 * PARTITIONS + p] + 1) > _GROW_NUMERATOR * (parts[PARTITIONS + p] + 1):
-        _grow(arena, parts, ctl, freed, salts, p)
-    offset, mask = parts[p], parts[PARTITIONS + p]
-    k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask
-    while arena[2 * (offset + k) + 1] != _FREE:
-        k = (k + 1) & mask
-    arena[2 * (offset + k)] = id_
-    arena[2 * (offset + k) + 1] = word
-    parts[2 * PARTITIONS + p] += 1
-
-
-@inline
-def _save_row(slab: NDArray[np.float32], log: NDArray[np.float32], saved: NDArray[np.uint32],
-              meta: NDArray[np.int64], width: int, row: int) -> None:
-    source = slab[row * width:(row + 1) * width]
-    target = log[meta[SAVED] * width:(meta[SAVED] + 1) * width]
-    for j in range(np.uint64(width)):
-        target[j] = source[j]
-    meta[SAVED] += 1
-    saved[row] = np.uint32(meta[SAVED])
-
-
-@kernel(INT, *_INDEX, IDS, WORD, WORD, F32, INT, F32, INT, INT, WORD, REAL)
+@kernel(INT, *INDEX, IDS, WORD, WORD, F32, U32, *LAYOUT, F32, INT, WORD, REAL)
 def gather(
     arena: NDArray[np.uint64], parts: NDArray[np.int64], ids: NDArray[np.int64], table: Any, salt: Any,
-    slab: NDArray[np.float32], width: int, out: NDArray[np.float32],
-    dim: int, initial: int, seed_salt: Any, scale: float,
+    slab: NDArray[np.float32], words: NDArray[np.uint32], width: int, dim: int, state_width: int, half: int,
+    min_frequency: int, out: NDArray[np.float32], initial: int, seed_salt: Any, scale: float,
 ) -> int:
-    """out[i·dim:] := the values of ids[i], initial where absent; inserts nothing. Returns the absent."""
+    """out[i·dim:] := the values of ids[i], initial where absent or a candidate. Inserts nothing.
+
+    Returns how many are absent or candidates.
+    """
     absent = 0
+    taken = (dim + 1) >> 1 if half else dim
+    packed = np.empty(dim if half else 0, np.uint32)
     hashes = np.empty(LANE, np.uint64)
     rows = np.empty(LANE, np.int64)
     for lo in range(0, ids.size, LANE):
         n = min(LANE, ids.size - lo)
         for i in range(n):
             hashes[i] = mix64(np.uint64(ids[lo + i]) ^ salt)
-            prefetch(arena, 2 * _home(parts, hashes[i]))
-        for i in range(n):
-            row = _probe(arena, parts, hashes[i], np.uint64(ids[lo + i]), table)
-            rows[i] = row
-            if row >= 0:
-                _prefetch_words(slab, row * width, dim)
+            prefetch(arena, 2 * home(parts, hashes[i]))
         missed = 0
         for i in range(n):
-            if rows[i] < 0:
+            row = probe(arena, parts, hashes[i], np.uint64(ids[lo + i]), table)
+            if row < 0 or row >= CANDIDATE:
+                row = -1
                 missed += 1
             else:
-                source = slab[rows[i] * width:rows[i] * width + dim]
-                target = out[(lo + i) * dim:(lo + i) * dim + dim]
-                for j in range(dim):
-                    target[j] = source[j]
+                _prefetch_words(slab, row * width, taken)
+            rows[i] = row
+        if half:
+            for i in range(n):
+                if rows[i] >= 0:
+                    unpack(words, rows[i] * width, dim, out[(lo + i) * dim:(lo + i) * dim + dim])
+        else:
+            for i in range(n):
+                if rows[i] >= 0:
+                    source = slab[rows[i] * width:rows[i] * width + dim]
+                    target = out[(lo + i) * dim:(lo + i) * dim + dim]
+                    for j in range(dim):
+                        target[j] = source[j]
         if missed:
             absent += missed
             for i in range(n):
                 if rows[i] < 0:
-                    fill_initial(out[(lo + i) * dim:(lo + i) * dim + dim], np.uint64(ids[lo + i]), initial,
-                                 seed_salt, scale)
+                    target = out[(lo + i) * dim:(lo + i) * dim + dim]
+                    fill_initial(target, np.uint64(ids[lo + i]), initial, seed_salt, scale)
+                    if half:
+                        pack(target, dim, packed, 0, np.uint64(0))
+                        unpack(packed, 0, dim, target)
     return absent
 
 
-@kernel(INT, *_INDEX, I64, I64, U64, IDS, WORD, WORD, F32, F32, U32, U64, INT, INT,
-        INT, I64, U8, U32, GRADS, COUNTS, INT, F32, F32, WORD, INT, WORD, REAL)
+@inline
+def _meet(entries: Entries, rows: Places, candidates: Places, layout: Layout, start: Start, place: int, h: Any,
+          id_: Any, count: Any, step: Any, table: Any, salt: Any, scratch: NDArray[np.float32]) -> Any:
+    """An id that has no row yet: count it, or give it one when it is frequent enough; its row, or -1."""
+    updates, frequency = np.uint32(0), np.uint32(0)
+    if place >= 0:
+        end = (place - CANDIDATE + 1) * CANDIDATE_WIDTH
+        updates, frequency = candidates.words[end - 2], candidates.words[end - 1]
+    if np.int64(frequency) + np.int64(count) < layout.min_frequency:
+        if place < 0:
+            place = candidates.meta[ROWS] + CANDIDATE
+            candidates.meta[ROWS] += 1
+            enter(entries, h, id_, word_of(table, place))
+        save_row(candidates, CANDIDATE_WIDTH, place - CANDIDATE)
+        set_header(candidates, CANDIDATE_WIDTH, place - CANDIDATE, id_, step, updates + np.uint32(1),
+                   frequency + count)
+        return -1
+    row = rows.meta[ROWS]
+    rows.meta[ROWS] += 1
+    if place < 0:
+        enter(entries, h, id_, word_of(table, row))
+    else:
+        repoint(entries.arena, entries.parts, h, id_, word_of(table, row))
+        vacate(entries, candidates, CANDIDATE_WIDTH, place - CANDIDATE, table, salt, CANDIDATE)
+    begin_row(rows, layout, start, row, id_, scratch)
+    set_header(rows, layout.width, row, id_, step, updates, frequency)
+    return row
+
+
+@kernel(NONE, *GROWING_INDEX, *SLAB, *SLAB, *LAYOUT, *START, IDS, WORD, WORD, GRADS, COUNTS, F32, WORD)
 def apply(
     arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.int64], freed: NDArray[np.int64],
-    salts: NDArray[np.uint64], ids: NDArray[np.int64], table: Any, salt: Any,
-    slab: NDArray[np.float32], log: NDArray[np.float32], words: NDArray[np.uint32],
-    longs: NDArray[np.uint64], width: int, dim: int, state_width: int, meta: NDArray[np.int64],
-    block_state: NDArray[np.uint8], saved: NDArray[np.uint32], grads: NDArray[np.float32],
-    counts: NDArray[np.uint32], kind: int, hyper: NDArray[np.float32], bias: NDArray[np.float32], step: Any,
-    initial: int, seed_salt: Any, scale: float,
-) -> int:
-    """One optimizer step on the rows of ids, which are created where absent. Returns rows created.
+    salts: NDArray[np.uint64],
+    floats: NDArray[np.float32], words: NDArray[np.uint32], longs: NDArray[np.uint64], log: NDArray[np.float32],
+    meta: NDArray[np.int64], block_state: NDArray[np.uint8], saved: NDArray[np.uint32],
+    c_floats: NDArray[np.float32], c_words: NDArray[np.uint32], c_longs: NDArray[np.uint64],
+    c_log: NDArray[np.float32], c_meta: NDArray[np.int64], c_block_state: NDArray[np.uint8],
+    c_saved: NDArray[np.uint32],
+    width: int, dim: int, state_width: int, half: int, min_frequency: int,
+    initial: int, seed_salt: Any, scale: float, kind: int, hyper: NDArray[np.float32],
+    ids: NDArray[np.int64], table: Any, salt: Any, grads: NDArray[np.float32], counts: NDArray[np.uint32],
+    bias: NDArray[np.float32], step: Any,
+) -> None:
+    """One optimizer step on the rows of ids, which are created where absent and frequent enough.
 
-    slab, words and longs are one memory. counts may be empty: each id occurred once.
+    grads: [ids · dim]. counts may be empty: each id occurred once.
     """
-    created = 0
+    entries = Entries(arena, parts, ctl, freed, salts)
+    rows = Places(floats, words, longs, log, meta, block_state, saved)
+    candidates = Places(c_floats, c_words, c_longs, c_log, c_meta, c_block_state, c_saved)
+    layout = Layout(width, dim, state_width, half, min_frequency)
+    start = Start(initial, seed_salt, scale, kind, hyper)
+    packed = value_words(layout)
+    unpacked = dim + state_width
+    scratch = np.empty(LANE * unpacked if half else 0, np.float32)
     hashes = np.empty(LANE, np.uint64)
-    rows, starts, steps = np.empty(LANE, np.int64), np.empty(LANE, np.int64), np.empty(LANE, np.int64)
+    found, sources = np.empty(LANE, np.int64), np.empty(LANE, np.int64)
+    starts, steps = np.empty(LANE, np.int64), np.empty(LANE, np.int64)
     for lo in range(0, ids.size, LANE):
         n = min(LANE, ids.size - lo)
         for i in range(n):
             hashes[i] = mix64(np.uint64(ids[lo + i]) ^ salt)
-            prefetch(arena, 2 * _home(parts, hashes[i]))
+            prefetch(arena, 2 * home(parts, hashes[i]))
         for i in range(n):
             id_ = np.uint64(ids[lo + i])
-            row = _probe(arena, parts, hashes[i], id_, table)
-            if row < 0:
-                row = meta[ROWS]
-                meta[ROWS] += 1
-                created += 1
-                word = (table << np.uint64(32)) | np.uint64(row + 1)
-                _enter(arena, parts, ctl, freed, salts, hashes[i], id_, word)
-                start = row * width
-                fill_initial(slab[start:start + dim], id_, initial, seed_salt, scale)
-                fill_state(slab[start + dim:start + dim + state_width], kind, hyper)
-                longs[(start + width - HEADER) // 2] = id_
-                words[start + width - 2] = np.uint32(0)
-                words[start + width - 1] = np.uint32(0)
+            place = probe(arena, parts, hashes[i], id_, table)
+            if place < 0 or place >= CANDIDATE:
+                count = counts[lo + i] if counts.size else np.uint32(1)
+                place = _meet(entries, rows, candidates, layout, start, place, hashes[i], id_, count, step, table,
+                              salt, scratch)
             else:
-                _prefetch_words(slab, row * width, width)
-            rows[i] = row
+                _prefetch_words(floats, place * width, width)
+            found[i] = place
+        live = 0
         for i in range(n):
-            row = rows[i]
+            row = found[i]
+            if row < 0:
+                continue
+            # Checked here too: a call with tuples of arrays costs more than the check.
             if row < meta[MARKED] and block_state[row >> BLOCK_BITS] == PENDING and saved[row] == 0:
-                _save_row(slab, log, saved, meta, width, row)
-            start = row * width
-            starts[i] = start
-            steps[i] = np.int64(words[start + width - 2]) + 1
-            words[start + width - 2] += np.uint32(1)
-            words[start + width - 1] += counts[lo + i] if counts.size else np.uint32(1)
-            longs[(start + width - HEADER) // 2 + 1] = step
-        update_rows(kind, slab, starts, n, dim, grads, lo, steps, hyper, bias)
-    return created
-
-
-@kernel(INT, *_INDEX, I64, I64, U64, IDS, WORD, WORD, F32, U32, U64, INT, I64,
-        GRADS_2D, GRADS_2D, COUNTS, COUNTS, STEPS)
-def load(
-    arena: NDArray[np.uint64], parts: NDArray[np.int64], ctl: NDArray[np.int64], freed: NDArray[np.int64],
-    salts: NDArray[np.uint64], ids: NDArray[np.int64], table: Any, salt: Any,
-    slab: NDArray[np.float32], words: NDArray[np.uint32], longs: NDArray[np.uint64], width: int,
-    meta: NDArray[np.int64], values: NDArray[np.float32], states: NDArray[np.float32],
-    updates: NDArray[np.uint32], frequency: NDArray[np.uint32], last_step: NDArray[np.uint64],
-) -> int:
-    """Rows as they were saved; returns the index of the first id that is there already, or -1."""
-    dim, state_width = values.shape[1], states.shape[1]
-    for i in range(ids.size):
-        id_ = np.uint64(ids[i])
-        h = mix64(id_ ^ salt)
-        if _probe(arena, parts, h, id_, table) >= 0:
-            return i
-        row = meta[ROWS]
-        meta[ROWS] += 1
-        _enter(arena, parts, ctl, freed, salts, h, id_, (table << np.uint64(32)) | np.uint64(row + 1))
-        start = row * width
-        for j in range(dim):
-            slab[start + j] = values[i, j]
-        for j in range(state_width):
-            slab[start + dim + j] = states[i, j]
-        longs[(start + width - HEADER) // 2] = id_
-        longs[(start + width - HEADER) // 2 + 1] = last_step[i]
-        words[start + width - 2] = updates[i]
-        words[start + width - 1] = frequency[i]
-    return -1
-
-
-@kernel(INT, F32, F32, U32, INT, I64, U8, INT, F32_2D)
-def copy_block(
-    slab: NDArray[np.float32], log: NDArray[np.float32], saved: NDArray[np.uint32], width: int,
-    meta: NDArray[np.int64], block_state: NDArray[np.uint8], block: int, out: NDArray[np.float32],
-) -> Any:
-    """out := the rows of the block as they were at the mark; no update saves them from now on.
-
-    Returns how many rows of the block there were.
-    """
-    lo = block * BLOCK
-    hi = min(lo + BLOCK, meta[MARKED])
-    for row in range(lo, hi):
-        place = np.int64(saved[row])
-        source = log[(place - 1) * width:place * width] if place else slab[row * width:(row + 1) * width]
-        target = out[row - lo]
-        for j in range(np.uint64(width)):
-            target[j] = source[j]
-    block_state[block] = COPIED
-    return hi - lo
+                save_row(rows, width, row)
+            at = row * width
+            end = at + width
+            starts[live], sources[live] = at, lo + i
+            steps[live] = np.int64(words[end - 2]) + 1
+            words[end - 2] += np.uint32(1)
+            words[end - 1] += counts[lo + i] if counts.size else np.uint32(1)
+            longs[(end - HEADER) // 2 + 1] = step
+            live += 1
+        if not half:
+            update_rows(kind, floats, starts, live, dim, grads, sources, steps, hyper, bias)
+            continue
+        for i in range(live):
+            found[i], starts[i] = starts[i], i * unpacked
+            unpack(words, found[i], dim, scratch[starts[i]:starts[i] + dim])
+            for j in range(state_width):
+                scratch[starts[i] + dim + j] = floats[found[i] + packed + j]
+        update_rows(kind, scratch, starts, live, dim, grads, sources, steps, hyper, bias)
+        for i in range(live):
+            noise = mix64(np.uint64(ids[sources[i]]) ^ salt) + np.uint64(steps[i])
+            pack(scratch[starts[i]:starts[i] + dim], dim, words, found[i], noise | np.uint64(1))
+            for j in range(state_width):
+                floats[found[i] + packed + j] = scratch[starts[i] + dim + j]
 
 
 @kernel(NONE, INT, F32, INT, GRADS, INT, F32, F32)
@@ -299,7 +222,7 @@ def apply_dense(
 ) -> None:
     """One optimizer step on a chunk of a dense block: cell holds dim values, and their state behind them."""
     starts, steps = np.zeros(1, np.int64), np.full(1, t, np.int64)
-    update_rows(kind, cell, starts, 1, dim, grad, 0, steps, hyper, bias)
+    update_rows(kind, cell, starts, 1, dim, grad, np.zeros(1, np.int64), steps, hyper, bias)
 
 
 @kernel(NONE, F32, INT, F32)

@@ -1,5 +1,6 @@
 """Address space reserved once and backed by memory as it is touched, so that growth never copies."""
 
+import ctypes
 import mmap
 import os
 from typing import Any
@@ -10,10 +11,14 @@ from numpy.typing import NDArray
 from recmesh.runtime.errors import ResourceExhausted
 
 _MAP_NORESERVE = 0x4000                     # Linux; in the mmap module from Python 3.13 on
+_MADV_POPULATE_WRITE = 23                   # Linux 5.14
 _ADDRESS_SPACE_BYTES = 1 << 45              # a quarter of what x86-64 gives a process
 _SMALLEST_BYTES = 64 << 20
 _SMALL_PAGES_BYTES = 4 << 20                # the start of a region keeps small pages: most tables are small
+_SLICE_BYTES = 2 << 20                      # a huge page
 PAGE = mmap.PAGESIZE
+_libc = ctypes.CDLL(None)                   # mmap.madvise keeps the interpreter's lock: nobody else would run
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def machine_memory_bytes() -> int:
@@ -39,6 +44,7 @@ class Region:
                         "see ulimit -v and vm.overcommit_memory", reason="ADDRESS_SPACE") from error
                 size = max(_SMALLEST_BYTES, size // 2 // PAGE * PAGE)
         self.size_bytes = size
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._advise("MADV_DONTDUMP", 0, size)
         if huge_pages:
             self._advise("MADV_HUGEPAGE", _SMALL_PAGES_BYTES, size - _SMALL_PAGES_BYTES)
@@ -50,8 +56,17 @@ class Region:
     def release(self, lo_bytes: int, hi_bytes: int) -> None:
         """Give the pages that lie wholly inside back; they read as zero afterwards."""
         lo, hi = -(-lo_bytes // PAGE) * PAGE, hi_bytes // PAGE * PAGE
-        if lo < hi:
-            self._memory.madvise(mmap.MADV_DONTNEED, lo, hi - lo)
+        self._in_slices(lo, hi, mmap.MADV_DONTNEED)
+
+    def populate(self, lo_bytes: int, hi_bytes: int) -> None:
+        """Make the pages now, so that who writes there first need not wait; what they hold stays as it is."""
+        lo, hi = lo_bytes // PAGE * PAGE, min(-(-hi_bytes // PAGE) * PAGE, self.size_bytes)
+        self._in_slices(lo, hi, _MADV_POPULATE_WRITE)       # an old kernel refuses: advice only
+
+    def _in_slices(self, lo: int, hi: int, advice: int) -> None:
+        """The kernel locks the process's address space meanwhile, and every large allocation waits for that."""
+        for start in range(lo, hi, _SLICE_BYTES):
+            _libc.madvise(self._address + start, min(_SLICE_BYTES, hi - start), advice)
 
     def _advise(self, advice: str, lo: int, size: int) -> None:
         try:

@@ -18,7 +18,9 @@ OPTIMIZERS = {
     "rowwise_adagrad": arithmetic.ROWWISE_ADAGRAD,
     "adam": arithmetic.ADAM,
     "accumulate": arithmetic.ACCUMULATE,
+    "ftrl": arithmetic.FTRL,
 }
+DTYPES = ("float32", "bfloat16")
 _BIAS_STEPS = 65_536    # Adam's bias corrections are looked up to here, and computed beyond
 
 
@@ -33,6 +35,10 @@ class Optimizer:
     eps: float = 1e-8
     initial_accumulator: float = 0.1
     weight_decay: float = 0.0
+    l1: float = 0.0
+    """ftrl: values whose pull stays below it are exactly zero."""
+    l2: float = 0.0
+    """ftrl: as TensorFlow counts it, twice in the denominator."""
     schedule: tuple[tuple[int, float], ...] = ()
     """(step, factor), ascending: lr is multiplied by the factor, linear between points, constant outside."""
 
@@ -45,12 +51,12 @@ class Optimizer:
 
     def state_width(self, dim: int) -> int:
         """float32 of state beside `dim` values."""
-        return {"adagrad": dim, "rowwise_adagrad": 1, "adam": 2 * dim}.get(self.kind, 0)
+        return {"adagrad": dim, "rowwise_adagrad": 1, "adam": 2 * dim, "ftrl": 2 * dim}.get(self.kind, 0)
 
     def hyper(self, step: int) -> NDArray[np.float32]:
         """The kernels' numbers, in the order of `recmesh.store.arithmetic`."""
         return np.array([self.rate(step), self.beta1, self.beta2, self.eps, self.weight_decay,
-                         self.initial_accumulator], np.float32)
+                         self.initial_accumulator, self.l1, self.l2], np.float32)
 
     def bias(self) -> NDArray[np.float32]:
         """Adam's 1/(1-β1^t) and 1/sqrt(1-β2^t), interleaved by t (t = 0 is never used)."""
@@ -73,10 +79,12 @@ class Optimizer:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(Violation(f"{path}.{name}", f"in [0, 1), not {getattr(self, name)}"))
-        for name in ("eps", "initial_accumulator", "weight_decay"):
+        for name in ("eps", "initial_accumulator", "weight_decay", "l1", "l2"):
             if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 reason = f"finite and not negative, not {getattr(self, name)}"
                 found.append(Violation(f"{path}.{name}", reason))
+        if self.kind == "ftrl" and self.lr == 0:
+            found.append(Violation(f"{path}.lr", "ftrl divides by it: above 0"))
         steps = [step for step, _ in self.schedule]
         if steps != sorted(set(steps)):
             found.append(Violation(f"{path}.schedule", "steps must ascend"))
@@ -100,6 +108,19 @@ class TableSchema:
     dim: int
     optimizer: Optimizer = field(default_factory=Optimizer)
     init: Init = field(default_factory=Init)
+    min_frequency: int = 1
+    """How often an id must occur before it is trained; until then it reads as its initial value."""
+    ttl_steps: int = 0
+    """Rows that the last so many steps of their group did not update go; 0: none do."""
+    max_bytes: int = 0
+    """Of the whole table's rows, over all servers; the rarest go. 0: no bound."""
+    dtype: str = "float32"
+    """Of the values; optimizer state is float32."""
+
+    @property
+    def half(self) -> bool:
+        """Whether values are bfloat16."""
+        return self.dtype == "bfloat16"
 
     @property
     def state_width(self) -> int:
@@ -116,6 +137,11 @@ class TableSchema:
             found.append(Violation(f"{path}.dim", f"from 1 to 65536, not {self.dim}"))
         if self.init.kind not in initial.KINDS:
             found.append(Violation(f"{path}.init.kind", f"one of {', '.join(initial.KINDS)}"))
+        if self.dtype not in DTYPES:
+            found.append(Violation(f"{path}.dtype", f"one of {', '.join(DTYPES)}, not {self.dtype!r}"))
+        for name, least in (("min_frequency", 1), ("ttl_steps", 0), ("max_bytes", 0)):
+            if not least <= getattr(self, name) < 1 << 62:
+                found.append(Violation(f"{path}.{name}", f"at least {least}, not {getattr(self, name)}"))
         if found:
             raise InvalidArgument(f"table {self.name!r} cannot be declared", violations=found)
 
@@ -151,8 +177,9 @@ def table_to_json(schema: TableSchema) -> dict[str, Any]:
 
 def table_from_json(value: Mapping[str, Any]) -> TableSchema:
     """The inverse of `table_to_json`."""
-    init = Init(**value["init"])
-    return TableSchema(str(value["name"]), int(value["dim"]), _optimizer(value["optimizer"]), init)
+    policy = {key: value[key] for key in ("min_frequency", "ttl_steps", "max_bytes", "dtype") if key in value}
+    return TableSchema(str(value["name"]), int(value["dim"]), _optimizer(value["optimizer"]),
+                       Init(**value["init"]), **policy)
 
 
 def dense_to_json(schema: DenseSchema) -> dict[str, Any]:

@@ -18,9 +18,11 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 def main() -> int:
     """Dispatches; each role loads only what it needs."""
+    from recmesh.runtime import gates
     from recmesh.trainer.memory import keep_freed_memory
 
     keep_freed_memory()
+    gates.install(os.environ, who=f"{os.environ.get('RECMESH_ROLE')}-{os.environ.get('RECMESH_ROLE_INDEX', '0')}")
     try:
         if os.environ.get("RECMESH_ROLE") == "ps":
             from recmesh.trainer.ps.role import main as run_ps

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recmesh.formats import CHUNK, chunk_count, slots_of
 from recmesh.runtime.errors import InvalidArgument, Violation
-from recmesh.spec.job import TrainingJob
+from recmesh.spec.job import TablePolicy, TrainingJob
 from recmesh.store import dedup
 from recmesh.trainer.memory import aligned
 from recmesh.trainer.ports import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequence[DenseBlock]) -> Declared:
     """What the parameter servers are told, with the job's optimizers, schedule and seed filled in.
 
-    InvalidArgument names optimizers of tables that the model does not have.
+    InvalidArgument names optimizers and policies of tables that the model does not have.
     """
     training = spec.training
     schedule = tuple(training.lr_schedule)
@@ -39,7 +39,10 @@ def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequ
     if dense_default.kind == "rowwise_adagrad":   # of tables only: dense blocks get it element by element
         dense_default = dense_default.model_copy(update={"kind": "adagrad"})
     others = training.table_optimizers.get("*", training.optimizer)
-    _check_table_optimizers(training.table_optimizers, [table.name for table in tables])
+    policies, other_policy = training.tables, training.tables.get("*", TablePolicy())
+    names = [table.name for table in tables]
+    _check_tables(training.table_optimizers, names, field="table_optimizers")
+    _check_tables(training.tables, names, field="tables")
     return Declared(
         tables=tuple(
             TableDeclaration(
@@ -49,6 +52,7 @@ def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequ
                 init=table.init,
                 seed=training.seed,
                 schedule=schedule,
+                policy=policies.get(table.name) or table.policy or other_policy,
             )
             for table in tables
         ),
@@ -66,14 +70,14 @@ def declaration(spec: TrainingJob, tables: Sequence[EmbeddingTable], dense: Sequ
     )
 
 
-def _check_table_optimizers(given: Iterable[str], tables: Sequence[str]) -> None:
+def _check_tables(given: Iterable[str], tables: Sequence[str], *, field: str) -> None:
     reason = f"the model has no such table; it has {', '.join(tables) or 'none'}"
     wrong = [
-        Violation(f"training.table_optimizers.{name}", reason)
+        Violation(f"training.{field}.{name}", reason)
         for name in given if name != "*" and name not in tables
     ]
     if wrong:
-        raise InvalidArgument("an optimizer is for a table that is not there", violations=wrong)
+        raise InvalidArgument(f"training.{field} names a table that is not there", violations=wrong)
 
 
 class DenseLayout:
@@ -159,17 +163,18 @@ def joined(tables: Sequence[EmbeddingTable], rows: Mapping[str, Floats]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One version of the slot map with the servers it names."""
+    """One version of the slot map."""
 
     gen: int
     version: int
     owners: Owners
     servers: tuple[int, ...]
+    """Who owns a slot, ascending: each gets a part of every batch. Members without slots get none."""
 
     @staticmethod
     def of(record: RunRecord) -> "Placement":
         """As the run record has it."""
-        servers = tuple(sorted(member.ps for member in record.members))
+        servers = tuple(int(ps) for ps in np.unique(record.owners))
         return Placement(record.gen, record.map_version, record.owners, servers)
 
 

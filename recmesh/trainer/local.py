@@ -158,7 +158,8 @@ class LocalSession:
         self.store.mark()
         try:
             for number, table in enumerate(self.declared.tables):
-                blocks = list(self.store.copy_rows(number))
+                blocks = [block.select(block.frequency >= table.policy.min_frequency)
+                          for block in self.store.copy_rows(number)]
                 none = (np.empty(0, np.int64), np.empty((0, table.dim), np.float32))
                 ids = np.concatenate([none[0], *(block.ids for block in blocks)])
                 values = np.concatenate([none[1], *(block.values for block in blocks)])
@@ -224,7 +225,10 @@ class LocalSession:
 
 def _table_schema(table: TableDeclaration) -> TableSchema:
     init = StoreInit(table.init.kind, table.init.scale, table.seed)
-    return TableSchema(table.name, table.dim, _optimizer(table.optimizer, table.schedule), init)
+    policy = table.policy
+    return TableSchema(
+        table.name, table.dim, _optimizer(table.optimizer, table.schedule), init, policy.min_frequency,
+        policy.ttl_steps, policy.max_bytes or 0, policy.dtype)
 
 
 def _optimizer(optimizer: Optimizer | None, schedule: Sequence[LrPoint]) -> StoreOptimizer:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.spec.job import LrPoint, Optimizer
+from recmesh.spec.job import LrPoint, Optimizer, TablePolicy
 from recmesh.trainer.session import Floats, Init, Ints
 
 if TYPE_CHECKING:
@@ -200,6 +200,7 @@ class TableDeclaration:
     init: Init
     seed: int
     schedule: tuple[LrPoint, ...] = ()
+    policy: TablePolicy = field(default_factory=TablePolicy)
 
 
 @dataclass(frozen=True)

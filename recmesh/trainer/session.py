@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
 from recmesh.spec.dataset import Feature
-from recmesh.spec.job import Optimizer, TrainingJob
+from recmesh.spec.job import Optimizer, TablePolicy, TrainingJob
 
 if TYPE_CHECKING:
     from recmesh.data import Batch
@@ -76,6 +76,8 @@ class EmbeddingTable:
     optimizer: Optimizer | None = None
     """None: what the job says for this table (`training.table_optimizers`), else `training.optimizer`."""
     init: Init = field(default_factory=Init.uniform)
+    policy: TablePolicy | None = None
+    """None: what the job says for this table (`training.tables`), else rows for all ids, for ever."""
 
     def __post_init__(self) -> None:
         """Refuses what can't be a table."""

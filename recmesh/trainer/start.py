@@ -11,7 +11,9 @@ from typing import Any
 
 from recmesh.runtime.errors import CallerError, MeshError
 from recmesh.runtime.rpc import sync_channel
+from recmesh.runtime.rpc.detour import PROXY, detour
 from recmesh.spec.job import TrainingJob
+from recmesh.trainer.breaking import broken_rule
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY, exit_code_of
 from recmesh.trainer.lean import keep_pandas_out
 from recmesh.trainer.patience import NoLongerWanted
@@ -37,12 +39,18 @@ class Context:
     """Set by SIGTERM and SIGINT."""
     on_stop: list[Callable[[], None]]
     """Called by the signal handler: quick; they do no more than set an event."""
+    broken: str = ""
+    """The rule that a chaos run switches off."""
+    proxy: str = ""
+    """Through which a chaos run sends the calls to parameter servers."""
     in_user_code: bool = False
     stepped: bool = False
 
     def server(self, member: Member) -> RemoteServer:
         """A parameter server, over a connection that ends with its `close`."""
-        return RemoteServer(self.channel(member.address), job_id=self.identity.job_id)
+        token = self.identity.token or None
+        channel = detour(self.proxy, member.address, token=token) if self.proxy else self.channel(member.address)
+        return RemoteServer(channel, job_id=self.identity.job_id)
 
     def shards(self) -> RemoteShards:
         """shardsvc."""
@@ -57,6 +65,7 @@ def run(env: Mapping[str, str]) -> int:
     _log_to_stderr(env.get("RECMESH_LOG_LEVEL", "INFO"))
     try:
         identity = Identity.from_env(env)
+        broken = broken_rule(env)
     except CallerError as error:
         say_last(str(error))
         return MISTAKE
@@ -88,7 +97,8 @@ def run(env: Mapping[str, str]) -> int:
     try:
         assignment = register(runs, gone=stopped)
         spec = TrainingJob.model_validate_json(assignment.spec_json)
-        context = Context(identity, assignment, spec, runs, channel, stopped, on_stop)
+        proxy = env.get(PROXY, "") if identity.role == "worker" else ""
+        context = Context(identity, assignment, spec, runs, channel, stopped, on_stop, broken, proxy)
         _role(identity.role)(context)
     except (NoLongerWanted, BuildOnly):
         return _done(identity, stopped)

@@ -21,6 +21,13 @@ class CkptcacheSettings(ServiceSettings):
     """Memory that copies of stored parts may hold."""
     checkpoint_memory_snapshots: int = Field(default=2, ge=0)
     """Newest snapshots of each job whose parts stay in memory."""
+    checkpoint_peers: tuple[str, ...] = ()
+    """host:port of other nodes' ckptcaches, of which one holds a copy of each part in its memory. A name that stands
+    for several addresses (a headless service of a DaemonSet) is one peer at each; the node itself is passed over."""
+    checkpoint_replica_memory_bytes: int = Field(default=4 << 30, ge=0)
+    """Memory that copies of other nodes' parts may hold here."""
+    checkpoint_replica_bytes_per_s: int = Field(default=256 << 20, ge=0)
+    """Rate of copies to a peer; 0: as fast as it goes."""
     checkpoint_keep: int = Field(default=3, ge=1)
     """Committed snapshots kept for a job that does not say how many."""
     checkpoint_max_age_s: float | None = Field(default=None, gt=0)

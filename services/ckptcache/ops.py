@@ -12,6 +12,8 @@ from services.ckptcache.app.checkpoints import Checkpoints
 from services.ckptcache.app.figures import Figures
 from services.ckptcache.app.flush import Flusher
 from services.ckptcache.app.ports import Policy
+from services.ckptcache.app.replicas import Replicas
+from services.ckptcache.app.replicate import Replicator
 from services.ckptcache.config import CkptcacheSettings
 from services.ckptcache.domain.snapshot import Snapshot, State
 from services.ckptcache.store.files import SnapshotFiles
@@ -32,9 +34,10 @@ class View:
 
     def __init__(
         self, checkpoints: Checkpoints, flusher: Flusher, figures: Figures, files: SnapshotFiles, *,
-        policy: Policy, clock: Clock,
+        replicas: Replicas, replicator: Replicator, policy: Policy, clock: Clock,
     ) -> None:  # fmt: skip
         self._checkpoints, self._flusher, self._figures = checkpoints, flusher, figures
+        self._replicas, self._replicator = replicas, replicator
         self._files, self._policy, self._clock = files, policy, clock
         self.recorder = Recorder("ops charts", self._probe)
 
@@ -46,7 +49,8 @@ class View:
                 Tiles("Now", self._tiles),
                 Table(
                     "Snapshots",
-                    ["job", "snapshot", "gen", "state", "parts", "rows", "samples", "size", "tiers", "age", "why"],
+                    ["job", "snapshot", "holds", "gen", "state", "parts", "rows", "samples", "size", "tiers", "age",
+                     "why"],
                     self._rows, empty="no job has cut a snapshot yet",
                 ),
                 Chart("Flush throughput", lambda: self.recorder.points(WRITTEN), unit="B/s"),
@@ -63,6 +67,8 @@ class View:
             "committed": sum(snapshot.state is State.COMMITTED for snapshot in known),
             "memory_bytes": self._figures.memory_bytes,
             "written_bytes": self._figures.total_written_bytes,
+            "replicated_bytes": self._figures.total_replicated_bytes,
+            "held_for_peers_bytes": self._replicas.size_bytes,
             "ended": dict(self._figures.ended_by_state),
         }
 
@@ -81,6 +87,8 @@ class View:
                  note="" if free is None else f"{text.size(free)} free"),
             Tile("in memory", text.size(self._figures.memory_bytes),
                  note=f"of {text.size(self._policy.memory_budget_bytes)}", spark=self.recorder.recent(MEMORY)),
+            Tile("for peers", text.size(self._replicas.size_bytes),
+                 note=f"of {text.size(self._policy.replica_budget_bytes)}"),
             Tile("being collected", collecting),
             Tile("flushing", f"{text.size(self._figures.bytes_per_s())}/s", spark=self.recorder.recent(WRITTEN)),
             Tile("failed or damaged", bad, tone=Tone.BAD if bad else Tone.PLAIN),
@@ -90,15 +98,24 @@ class View:
         held = {(copy.job_id, copy.number) for copy in self._flusher.copies}
         now = self._clock.now()
         for snapshot in reversed(self._checkpoints.local()):
-            tiers = (["memory"] if (snapshot.job_id, snapshot.number) in held else []) + (
-                ["storage"] if snapshot.usable else []
-            )
+            key = (snapshot.job_id, snapshot.number)
+            at_peer = bool(self._replicator.holders(*key))
+            there = {"memory": key in held, "peer": at_peer, "storage": snapshot.usable}
+            tiers = [tier for tier, has in there.items() if has]
             yield [
-                snapshot.job_id, snapshot.number, snapshot.gen, state(snapshot.state), _parts(snapshot),
-                text.count(snapshot.rows), text.count(snapshot.samples), text.size(snapshot.size_bytes),
+                snapshot.job_id, snapshot.number, _holds(snapshot), snapshot.gen, state(snapshot.state),
+                _parts(snapshot), text.count(snapshot.rows), text.count(snapshot.samples),
+                text.size(snapshot.size_bytes),
                 ", ".join(tiers), text.duration(max(0.0, now - snapshot.created)),
                 snapshot.reason or snapshot.label,
             ]  # fmt: skip
+
+
+def _holds(snapshot: Snapshot) -> str:
+    """All rows, or what changed since another."""
+    if snapshot.bases:
+        return f"changes since {snapshot.bases[0]}"
+    return "all" if snapshot.committed else ""
 
 
 def _parts(snapshot: Snapshot) -> Cell:

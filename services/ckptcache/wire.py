@@ -1,10 +1,10 @@
 """Protobuf in, domain out, and back."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from recmesh.pb import ckptcache_pb2 as pb
 from services.ckptcache.domain.parts import Part, PartFile, part_folder
-from services.ckptcache.domain.snapshot import Snapshot, State
+from services.ckptcache.domain.snapshot import Link, Snapshot, State
 
 
 def part_of(request: pb.StorePartRequest) -> Part:
@@ -23,9 +23,13 @@ def header(part: Part) -> pb.StorePartRequest:
     return pb.StorePartRequest(ps=part.ps, size_bytes=part.size_bytes, files=part_files(part), part_json=part.document)
 
 
-def snapshot(value: Snapshot, *, uri: str, in_memory: bool, manifest_json: str = "") -> pb.Snapshot:
-    """A snapshot as callers see it."""
-    tiers = (["memory"] if in_memory else []) + (["storage"] if value.usable else [])
+def snapshot(
+    value: Snapshot, *, uri: Callable[[int], str], in_memory: bool, at_peer: bool, manifest_json: str = ""
+) -> pb.Snapshot:
+    """A snapshot as callers see it. uri: of the job's snapshot with a number."""
+    links = (Link(value.number, value.expected), *value.chain)
+    there = {"memory": in_memory, "peer": at_peer, "storage": value.usable}
+    tiers = [tier for tier, held in there.items() if held]
     return pb.Snapshot(
         job_id=value.job_id,
         snapshot=value.number,
@@ -36,11 +40,12 @@ def snapshot(value: Snapshot, *, uri: str, in_memory: bool, manifest_json: str =
         rows=value.rows,
         size_bytes=value.size_bytes,
         samples=value.samples,
-        uri=uri,
+        uri=uri(value.number),
         tiers=tiers,
         manifest_json=manifest_json,
-        parts=[f"{uri}/{part_folder(ps)}" for ps in value.expected],
+        parts=[f"{uri(link.number)}/{part_folder(ps)}" for link in links for ps in link.ps],
         label=value.label,
+        bases=value.bases,
     )
 
 

@@ -24,7 +24,7 @@ from services.jobmaster.peers import Peers
 from services.jobmaster.peers.mesh import GrpcBrain, GrpcCheckpoints, GrpcModels, GrpcServers, GrpcShards
 from services.jobmaster.store import BUCKET, LEADER_BUCKET, JobStore
 
-KEPT_VARIABLES = ("RECMESH_TLS_", "RECMESH_OTLP_", "RECMESH_LOG_")
+KEPT_VARIABLES = ("RECMESH_TLS_", "RECMESH_OTLP_", "RECMESH_LOG_", "RECMESH_CHAOS")
 """Of the mesh's own variables, roles get only these; the others hold secrets and addresses of services."""
 
 

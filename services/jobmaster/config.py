@@ -18,10 +18,24 @@ class JobmasterSettings(ServiceSettings):
     heartbeat_s: float = Field(default=1.0, gt=0)
     silence_s: float = Field(default=20.0, gt=0)
     start_grace_s: float = Field(default=180.0, gt=0)
+    warm_up_s: float = Field(default=90.0, gt=0)
+    """Silence that is borne in the first `start_grace_s` of a process."""
+    retry_ceiling_s: float = Field(default=60.0, gt=0)
+    """The longest wait before a role that keeps dying is started again."""
     stall_s: float = Field(default=600.0, ge=0)
     """A worker that trains nothing for so long, though there is work, is replaced; 0: never."""
     drain_s: float = Field(default=30.0, gt=0)
     snapshot_timeout_s: float = Field(default=900.0, gt=0)
+    hot_window_s: float = Field(default=15.0, ge=0)
+    """Loads of parameter servers are compared over so long; 0: never."""
+    hot_ratio: float = Field(default=2.0, gt=1)
+    """So many times the load of its peers' median makes a parameter server hot, ..."""
+    hot_wait_share: float = Field(default=0.3, ge=0)
+    """... while calls to parameter servers take this part of a worker's step."""
+    hot_pause_s: float = Field(default=30.0, ge=0)
+    """After a decision on a hot parameter server the next one waits so long."""
+    replacement_s: float = Field(default=10.0, ge=0)
+    """A parameter server that must go waits so long for its replacement; then the others take its slots."""
     straggler_window_s: float = Field(default=15.0, ge=0)
     """Over so long a worker's progress is compared with its peers'; 0: stragglers are left alone."""
     straggler_below: float = Field(default=0.5, ge=0, lt=1)
@@ -56,7 +70,10 @@ class JobmasterSettings(ServiceSettings):
         """What the rules use."""
         return Limits(
             heartbeat_s=self.heartbeat_s, silence_s=self.silence_s, start_grace_s=self.start_grace_s,
+            warm_up_s=self.warm_up_s, retry_ceiling_s=self.retry_ceiling_s,
             stall_s=self.stall_s, drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
+            hot_window_s=self.hot_window_s, hot_ratio=self.hot_ratio, hot_wait_share=self.hot_wait_share,
+            hot_pause_s=self.hot_pause_s, replacement_s=self.replacement_s,
             straggler_window_s=self.straggler_window_s, straggler_below=self.straggler_below,
             straggler_above=self.straggler_above, straggler_cooldown_s=self.straggler_cooldown_s,
             straggler_batches=self.straggler_batches, backup_workers=self.backup_workers,

@@ -70,6 +70,9 @@ def watch_metrics(jobs: Jobs) -> None:
     metrics.gauge("samples_per_second", "Samples trained per second, all jobs").set_function(
         lambda: sum(run.status.samples_per_s for run in _training(jobs))
     )
+    metrics.gauge("moves_under_way", "Moves of slots between parameter servers, all jobs").set_function(
+        lambda: float(sum(run.record.move is not None for run in _runs(jobs)))
+    )
     metrics.gauge("role_processes", "Processes of roles that live").set_function(
         lambda: float(sum(role.is_live for run in _runs(jobs) for role in run.status.roles))
     )
@@ -104,6 +107,10 @@ def page(jobs: Jobs, charts: Recorder) -> Page:
                 lambda: _timeline_rows(jobs), empty="no trouble yet",
             ),
             Table("Transitions", ["at", "job", "from", "to", "why"], lambda: _transition_rows(jobs)),
+            Table(
+                "Slots moved", ["at", "job", "slots", "from", "to", "pause", "why"], lambda: _move_rows(jobs),
+                empty="none yet",
+            ),
             Log("Log"),
         ],
     )
@@ -224,3 +231,14 @@ def _transition_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
     steps.sort(key=lambda item: -item[0].at)
     for step, job_id in steps[:MAX_TRANSITIONS]:
         yield [_clock(step.at), job_id, step.source, state(step.target), step.reason]
+
+
+def _move_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
+    told = [(item, run.job_id) for run in _runs(jobs) for item in run.telling.history
+            if item["type"] == "job.slots_moved"]
+    told.sort(key=lambda pair: -pair[0]["at"])
+    for item, job_id in told[:MAX_TRANSITIONS]:
+        data = item["data"]
+        pause = "not known" if data["pause_ms"] is None else f"{data['pause_ms']:.0f} ms"
+        yield [_clock(item["at"]), job_id, data["slots"], f"ps {data['source']}", f"ps {data['target']}", pause,
+               data["reason"]]

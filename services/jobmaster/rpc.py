@@ -68,6 +68,14 @@ class JobsServicer(jobmaster_pb2_grpc.JobsServicer):
             )
         )
 
+    async def Resize(self, request: jobmaster_pb2.ResizeRequest, context: Any) -> jobmaster_pb2.Job:
+        """Another size of a role's processes."""
+        return job_message(
+            await self._jobs.resize(
+                request.job_id, role=request.role, cpu=request.cpu, memory_bytes=request.memory_bytes
+            )
+        )
+
     async def Checkpoint(
         self, request: jobmaster_pb2.JobRequest, context: Any
     ) -> jobmaster_pb2.CheckpointReply:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +13,10 @@ from recmesh.runtime.clock import Clock, system_clock
 from services.ckptcache.app.checkpoints import Checkpoints
 from services.ckptcache.app.entry import Entries
 from services.ckptcache.app.flush import Flusher
-from services.ckptcache.app.ports import Policy
+from services.ckptcache.app.ports import Peer, Peers, Policy
 from services.ckptcache.app.recover import Recovered, Recovery
+from services.ckptcache.app.replicas import Replicas
+from services.ckptcache.app.replicate import Replicator
 from services.ckptcache.app.restore import Restore
 from services.ckptcache.domain.parts import Part, PartFile
 from services.ckptcache.domain.snapshot import Snapshot, State
@@ -22,6 +24,7 @@ from services.ckptcache.store.catalogue import Catalogue
 from services.ckptcache.store.files import SnapshotFiles
 from services.ckptcache.store.local import LocalStorage
 from services.ckptcache.store.memory import MemoryTier
+from services.ckptcache.store.replicas import ReplicaShelf
 from services.ckptcache.store.storage import Storage
 
 _names = itertools.count()
@@ -62,6 +65,7 @@ class Told:
     damaged_numbers: list[int] = field(default_factory=list)
     bytes_written: int = 0
     memory_bytes: int = 0
+    bytes_replicated: int = 0
 
     def stored(self, snapshot: Snapshot, *, took_s: float) -> None:
         self.stored_numbers.append(snapshot.number)
@@ -78,8 +82,23 @@ class Told:
     def memory(self, size_bytes: int) -> None:
         self.memory_bytes = size_bytes
 
+    def replicated(self, size_bytes: int) -> None:
+        self.bytes_replicated += size_bytes
+
     def ended(self, state: str) -> None:
         del state
+
+
+class NoPeers:
+    """A node alone."""
+
+    configured: Sequence[str] = ()
+
+    async def all(self) -> Sequence[Peer]:
+        return []
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 def part(ps: int, contents: dict[str, bytes]) -> tuple[Part, bytes]:
@@ -106,6 +125,8 @@ class Node:
         memory_snapshots: int = 2,
         keep: int = 3,
         name: str = "node",
+        peers: Peers | None = None,
+        replica_budget_bytes: int = 1 << 30,
     ) -> None:
         self.folder, self.kv, self.clock, self.told = folder, kv or FakeKv(), clock, Told()
         self.shm = folder / "shm"
@@ -116,6 +137,7 @@ class Node:
             memory_snapshots=memory_snapshots,
             keep=keep,
             restore_grace_s=0.0,
+            replica_budget_bytes=replica_budget_bytes,
         )
         self.storage = storage or LocalStorage(folder / "storage")
         self.files = SnapshotFiles(self.storage)
@@ -123,11 +145,16 @@ class Node:
         self.catalogue = Catalogue(self.kv)
         self.entries = Entries()
         self.pool = ThreadPoolExecutor(2)
+        self.shelf = ReplicaShelf(self.shm)
+        self.peers = peers or NoPeers()
+        self.replicator = Replicator(self.peers, memory=self.memory, policy=self.policy, meter=self.told, clock=clock)
+        self.replicas = Replicas(self.shelf, policy=self.policy, clock=clock)
         self.flusher = Flusher(
             files=self.files,
             memory=self.memory,
             pool=self.pool,
             policy=self.policy,
+            replicator=self.replicator,
             announce=self.told,
             meter=self.told,
             clock=clock,
@@ -149,14 +176,17 @@ class Node:
             flusher=self.flusher,
             entries=self.entries,
             checkpoints=self.app,
+            shelf=self.shelf,
+            replicator=self.replicator,
             clock=clock,
         )
 
-    def again(self, **changes: int) -> "Node":
+    def again(self, *, memory_budget_bytes: int = 1 << 30, memory_snapshots: int = 2) -> "Node":
         """A new process over the same folder and catalogue."""
         return Node(
-            self.folder, storage=self.storage, kv=self.kv, clock=self.clock, name=self.policy.node, **changes
-        )
+            self.folder, storage=self.storage, kv=self.kv, clock=self.clock, name=self.policy.node,
+            peers=self.peers, memory_budget_bytes=memory_budget_bytes, memory_snapshots=memory_snapshots,
+        )  # fmt: skip
 
     async def recover(self) -> Recovered:
         return await Recovery(

@@ -1,8 +1,8 @@
 """Hand-written peers of jobmaster, and the processes of roles, on virtual time; `job_world` puts them together."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
@@ -11,8 +11,6 @@ from recmesh.runtime.errors import (
     Aborted,
     AlreadyExists,
     DataLoss,
-    DeadlineExceeded,
-    FailedPrecondition,
     InvalidArgument,
     MeshError,
     NotFound,
@@ -24,9 +22,7 @@ from recmesh.spec.job import TrainingJob
 from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.facts import JobFacts
-from services.jobmaster.domain.ledgers import Interval, Ledger, normal
-from services.jobmaster.domain.record import SLOTS
-from services.jobmaster.domain.snapshot import Cut, GroupCut
+from services.jobmaster.domain.ledgers import Interval, Ledger
 from services.jobmaster.peers import (
     AwaitState,
     Inspection,
@@ -37,12 +33,11 @@ from services.jobmaster.peers import (
     Planned,
     QueueProgress,
     Released,
-    RestoreOrder,
     RoleBounds,
     RunOrder,
     StoredSnapshot,
-    TakenOver,
 )
+from tests.support.job_servers import positions
 
 if TYPE_CHECKING:
     from tests.support.job_world import JobWorld
@@ -76,6 +71,8 @@ class FakeKeys:
     def __init__(self) -> None:
         self.data: dict[str, FakeEntry] = {}
         self.away = self.full = False
+        self.gate: Callable[[str], Awaitable[None]] | None = None
+        """Passed before and after each change of a run record."""
         self._revision = 0
 
     async def _touch(self) -> None:
@@ -99,11 +96,16 @@ class FakeKeys:
             raise ResourceExhausted("the data folder is full", reason="DATA_FOLDER_FULL")
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
+        if self.gate is not None and key.startswith("record."):
+            await self.gate("before write")
         await self._touch()
         self._check_room()
         if key not in self.data or self.data[key].revision != revision:
             raise Aborted(key)
-        return self._put(key, value)
+        after = self._put(key, value)
+        if self.gate is not None and key.startswith("record."):
+            await self.gate("after write")
+        return after
 
     async def put(self, key: str, value: bytes) -> int:
         await self._touch()
@@ -121,14 +123,6 @@ class FakeKeys:
         self._revision += 1
         self.data[key] = FakeEntry(value, self._revision)
         return self._revision
-
-
-def _positions(ledger: Sequence[Interval]) -> set[int]:
-    return {position for _, lo, hi in ledger for position in range(lo, hi)}
-
-
-def _ledger(positions: set[int]) -> Ledger:
-    return normal((0, position, position + 1) for position in positions)
 
 
 class FakeShards:
@@ -174,7 +168,7 @@ class FakeShards:
 
     async def open_run(self, order: RunOrder) -> OpenedRun:
         await self._touch()
-        done = _positions(order.done)
+        done = positions(order.done)
         if len(done) > self.log_end:
             self.log_end, known = 1 << 60, self.log_end
             raise DataLoss(f"the task log stops at {known}", reason="LOG_SHORT")
@@ -206,7 +200,7 @@ class FakeShards:
 
     async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
         await self._touch()
-        have = _positions(done)
+        have = positions(done)
         held = {p for chunk in self.leased[job_id].values() for p in chunk}
         known = have | held | set(self.to_do[job_id])
         orphans = [p for p in range(self.total) if p not in known]
@@ -291,109 +285,6 @@ class FakeCheckpoints:
     async def delete(self, job_id: str) -> None:
         await self._touch()
         self.deleted.append(job_id)
-
-
-@dataclass
-class FakeServer:
-    """One parameter server: what it has applied."""
-
-    incarnation: str
-    gen: int = 0
-    term: int = 0
-    owned: int = 0
-    slots: bytes = bytes(SLOTS // 8)
-    applied: set[int] = field(default_factory=set)
-    alive: bool = True
-    fresh: bool = False
-
-
-class FakeServers:
-    """Parameter servers by address; marks are remembered so that a restore can return to them."""
-
-    def __init__(self) -> None:
-        self.by_address: dict[str, FakeServer] = {}
-        self.cuts: dict[tuple[str, int, int], set[int]] = {}
-        self.damaged: set[int] = set()
-        self.restore_s = 0.1
-        self.orders: list[RestoreOrder] = []
-        self.voided: list[Interval] = []
-        self.slow_restores = 0
-        """Calls of restore that run out of time, though the server goes on."""
-        self.aborted_marks: list[int] = []
-
-    def _at(self, address: str) -> FakeServer:
-        server = self.by_address.get(address)
-        if server is None or not server.alive:
-            raise Unavailable(f"nobody at {address}")
-        return server
-
-    async def restore(self, address: str, order: RestoreOrder, *, timeout_s: float) -> int:
-        await asyncio.sleep(self.restore_s)
-        server = self._at(address)
-        if self.slow_restores:
-            self.slow_restores -= 1
-            raise DeadlineExceeded("still loading")
-        if order.incarnation != server.incarnation or order.gen <= server.gen:
-            raise FailedPrecondition("another incarnation, or an old generation")
-        self.orders.append(order)
-        if order.snapshot in self.damaged:
-            raise DataLoss(f"snapshot {order.snapshot} is damaged")
-        server.gen, server.term, server.fresh = order.gen, order.term, order.fresh_ledger
-        owners = memoryview(order.owners).cast("H")
-        bits = bytearray(SLOTS // 8)
-        for slot, owner in enumerate(owners):
-            if owner == order.ps:
-                bits[slot // 8] |= 1 << (slot % 8)
-        server.slots = bytes(bits)
-        server.applied = set()
-        if order.snapshot and not order.fresh_ledger:
-            cuts = [cut for (job, number, _), cut in self.cuts.items()
-                    if (job, number) == (order.job_id, order.snapshot)]
-            server.applied = set.intersection(*cuts)
-        server.applied |= _positions(order.voids)
-        return len(server.applied)
-
-    async def takeover(self, address: str, *, job_id: str, gen: int, term: int) -> TakenOver:
-        await asyncio.sleep(0)
-        server = self._at(address)
-        server.term = max(term, server.term)
-        return TakenOver(server.gen, server.term, 0)
-
-    def _check(self, server: FakeServer, gen: int, term: int) -> None:
-        if gen != server.gen or term < server.term:
-            raise FailedPrecondition("stale")
-
-    async def mark(
-        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
-    ) -> Cut:
-        await asyncio.sleep(0.001)
-        server = self._at(address)
-        self._check(server, gen, term)
-        self.cuts[job_id, snapshot, ps] = set(server.applied)
-        group = GroupCut(_ledger(server.applied), len(server.applied), server.slots)
-        return Cut(ps, server.slots, (group,), 0.1, 5, 500)
-
-    async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
-        await asyncio.sleep(0)
-        self._check(self._at(address), gen, term)
-        self.aborted_marks.append(snapshot)
-
-    async def void(
-        self, address: str, *, job_id: str, gen: int, term: int, batches: Sequence[Interval]
-    ) -> tuple[Interval, ...]:
-        await asyncio.sleep(0)
-        server = self._at(address)
-        self._check(server, gen, term)
-        server.applied |= _positions(batches)
-        self.voided += batches
-        return ()
-
-    async def ledgers(self, address: str, *, job_id: str, gen: int) -> tuple[Ledger, int]:
-        await asyncio.sleep(0)
-        return _ledger(self._at(address).applied), 7
-
-    def forget(self, address: str) -> None:
-        pass
 
 
 class FakeBrain:

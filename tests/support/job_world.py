@@ -23,7 +23,7 @@ from services.jobmaster.app.jobs import Jobs
 from services.jobmaster.app.roles import Roles
 from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.domain.limits import Limits
-from services.jobmaster.domain.vitals import Beat
+from services.jobmaster.domain.vitals import Beat, StepTimes
 from services.jobmaster.peers import (
     Peers,
 )
@@ -35,11 +35,10 @@ from tests.support.job_fakes import (
     FakeKeys,
     FakeModels,
     FakeProcess,
-    FakeServer,
-    FakeServers,
     FakeShards,
     LoopClock,
 )
+from tests.support.job_servers import FakeServer, FakeServers
 
 
 class JobWorld:
@@ -65,6 +64,13 @@ class JobWorld:
         self.rows_per_sample = self.row_bytes = 0
         """How parameter servers grow, as they tell it."""
         self.mistake = False
+        self.retries = 0
+        """Pushes that were sent again because their map was old."""
+        self.slowness: dict[str, float] = {}
+        """By process of a parameter server: how much longer its kernels take."""
+        self.step = StepTimes(pull_s=0.03, push_s=0.03, total_s=0.1, steps=10)
+        self.draining: set[str] = set()
+        """Processes whose machine asks them to go."""
         self.skipped_nan = 0
         self.metrics = {"auc": 0.75}
         self.evaluations: list[float] = []
@@ -93,8 +99,9 @@ class JobWorld:
         for runner in self.jobs.runners.values():
             for task in (*runner._tasks, *runner.run._kept):
                 task.cancel()
-            if runner._operation is not None:
-                runner._operation.cancel()
+            for lane in (runner._operation, runner._moves):
+                if lane.task is not None:
+                    lane.task.cancel()
         self.jobs.led.clear()
         await asyncio.sleep(0)
         self.jobs, self.roles = self._jobmaster()
@@ -167,7 +174,8 @@ class JobWorld:
                         rows=rows, memory_bytes=rows * self.row_bytes,
                         at=self.clock.now(), incarnation=incarnation, samples=samples, loss=0.5, auc=0.7,
                         window_samples=max(1, samples), skipped_nan=self.skipped_nan,
-                        draining=process.notified,
+                        draining=process.notified or order.name in self.draining, busy_s=self._busy_s(process),
+                        step=self.step,
                     )
                     answer = self.roles.heartbeat(
                         order.job_id, role=order.role, index=order.index, beat=beat
@@ -183,6 +191,11 @@ class JobWorld:
                 await self._report(process, incarnation, metrics={"auc": self.evaluations.pop(0)})
             await asyncio.sleep(self.step_s * process.slowness)
 
+    def _busy_s(self, process: FakeProcess) -> float:
+        """Time in kernels: a slot takes a microsecond per push."""
+        server = self.servers.by_address.get(f"{process.order.job_id}/{process.order.name}")
+        return 1e-6 * server.work * self.slowness.get(process.order.name, 1.0) if server is not None else 0.0
+
     async def _train(self, process: FakeProcess, worker: str) -> int:
         job_id = process.order.job_id
         try:
@@ -193,15 +206,20 @@ class JobWorld:
             return 0
         chunk = self.shards.lease(job_id, worker, record.gen)
         if self.poison is not None and self.poison in chunk:
-            servers = [self.servers.by_address[m.address] for m in record.members]
+            servers = [self.servers.by_address[m.address] for m in record.owning]
             if not all(self.poison in server.applied for server in servers):
                 return -1
         await asyncio.sleep(self.step_s / 2)
-        servers = [self.servers.by_address[member.address] for member in record.members]
-        for server in servers:
-            if server.alive and server.gen == record.gen:
-                server.applied |= set(chunk)
-        if all(server.alive and server.gen == record.gen for server in servers) and not self.shards.away:
+        while (answer := self.servers.push(record, chunk)) == "wrong_map":
+            self.retries += 1
+            await asyncio.sleep(0.002)
+            try:
+                record = await self.roles.record(job_id, newer_than_gen=0, wait_s=0)
+            except MeshError:
+                continue
+            if record.phase != "open":
+                return 0
+        if answer == "applied" and not self.shards.away:
             self.shards.complete(job_id, worker)
             return len(chunk)
         return 0

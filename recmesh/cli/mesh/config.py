@@ -60,6 +60,8 @@ class MeshConfig(Spec):
     api_key: SecretStr | None = None
     """What callers of gateway must show; needed beyond loopback. Or $RECMESH_API_KEY."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    restart_delay_s: float = Field(default=30.0, gt=0)
+    """The longest wait before a component that keeps dying is started again."""
     otlp_endpoint: str = ""
     storage: str = ""
     """Where checkpoints, models and code go: an fsspec URI; empty: the data folder."""

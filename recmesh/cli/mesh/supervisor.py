@@ -25,7 +25,7 @@ from recmesh.cli.mesh.disk import DiskWatch
 from recmesh.cli.mesh.home import Home, write_private
 from recmesh.cli.mesh.probes import Heard, ask
 from recmesh.cli.mesh.stop import stop_everything
-from recmesh.cli.mesh.watch import Action, State, Watch
+from recmesh.cli.mesh.watch import LARGEST_DELAY_S, Action, State, Watch
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.process import ProcessHandle, find, launch
 
@@ -137,6 +137,7 @@ class Supervisor:
                 log.info("%s adopted, pid %d", component.name, handle.pid)
                 kept.handle = handle
                 kept.watch.adopted(now)
+            kept.watch.largest_delay_s = float(asked.config.get("restart_delay_s", LARGEST_DELAY_S))
 
     def _end(self, handles: list[ProcessHandle]) -> None:
         for handle in handles:

@@ -54,6 +54,7 @@ class Watch:
     hopeless: bool = False
     since: float = 0.0
     next_start: float = 0.0
+    largest_delay_s: float = LARGEST_DELAY_S
     _heard: float = field(default=0.0, repr=False)
 
     def adopted(self, now: float) -> None:
@@ -74,7 +75,7 @@ class Watch:
             self.failed_starts += 1
             if exit_code in HOPELESS_EXITS or self.failed_starts >= MAX_FAILED_STARTS:
                 self.hopeless = True
-        self.next_start = now + min(FIRST_DELAY_S * 2**self.failures, LARGEST_DELAY_S)
+        self.next_start = now + min(FIRST_DELAY_S * 2 ** min(self.failures, 16), self.largest_delay_s)
         self.failures += 1
         self._enter(State.BACKOFF, now)
 

@@ -4,6 +4,7 @@ One folder per parameter server (`ps-000`), in it `part.json`, rows as Arrow IPC
 safetensors. Nothing is pickled.
 """
 
+from recmesh.formats.snapshot.chain import Level, Part, check_partition, levels, newest_rows
 from recmesh.formats.snapshot.document import (
     FileDocument,
     GroupDocument,
@@ -12,7 +13,6 @@ from recmesh.formats.snapshot.document import (
     TableFile,
 )
 from recmesh.formats.snapshot.reading import (
-    Part,
     StoredPart,
     dense_chunks,
     map_file,
@@ -28,14 +28,18 @@ __all__ = [
     "DenseChunk",
     "FileDocument",
     "GroupDocument",
+    "Level",
     "Part",
     "PartDocument",
     "RowColumns",
     "SnapshotError",
     "StoredPart",
     "TableFile",
+    "check_partition",
     "dense_chunks",
+    "levels",
     "map_file",
+    "newest_rows",
     "open_part",
     "read_dense",
     "read_dense_chunks",

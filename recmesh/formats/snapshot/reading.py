@@ -1,6 +1,6 @@
 """Reading snapshots from any fsspec file system; no service and no parameter server is needed.
 
-    parts = [open_part(uri) for uri in uris]        # the folders ps-000, ps-001, ...
+    parts = [open_part(uri) for uri in uris]        # the folders ps-000, ps-001, ..., also those of its chain
     table = read_table(parts, "item")               # ids and values of the whole table
     dense = read_dense(parts)                       # {"layer.weight": float32 array of the block's shape}
 """
@@ -8,29 +8,19 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recmesh.formats.hashing import CHUNK
+from recmesh.formats.hashing import CHUNK, SLOTS
+from recmesh.formats.snapshot.chain import Part, levels, newest_rows
 from recmesh.formats.snapshot.document import PART_DOCUMENT, FileDocument, PartDocument, SnapshotError
-from recmesh.formats.snapshot.rows import DenseChunk, RowColumns, read_dense_chunks, read_rows
+from recmesh.formats.snapshot.rows import DenseChunk, RowColumns, read_dense_chunks
 
 _HASH_BYTES = 16 << 20
-
-
-class Part(Protocol):
-    """Where a part can be read from."""
-
-    @property
-    def document(self) -> PartDocument:
-        """Its part.json."""
-
-    def open(self, name: str) -> Any:
-        """A file of the part as a pyarrow Buffer, verified; SnapshotError when it is damaged."""
 
 
 class StoredPart:
@@ -86,13 +76,8 @@ def verified(buffer: Any, expected: FileDocument) -> Any:
 
 
 def table_blocks(parts: Sequence[Part], table: str) -> Iterator[RowColumns]:
-    """Rows of a table from all parts and groups, in no particular order."""
-    for part in parts:
-        numbers = {n for n, schema in enumerate(part.document.tables) if schema["name"] == table}
-        for group in part.document.groups:
-            for file in group.tables:
-                if file.table in numbers:
-                    yield from read_rows(part.open(file.file))
+    """Rows of a table from all parts and groups, in no particular order; of each id the newest row."""
+    return newest_rows(levels(parts), table, wanted=np.ones(SLOTS, np.bool_))
 
 
 def read_table(parts: Sequence[Part], table: str) -> RowColumns:
@@ -112,8 +97,8 @@ def read_table(parts: Sequence[Part], table: str) -> RowColumns:
 
 
 def dense_chunks(parts: Sequence[Part]) -> Iterator[DenseChunk]:
-    """Chunks of all dense blocks, from all parts and groups."""
-    for part in parts:
+    """Chunks of all dense blocks, from all parts and groups of the newest snapshot, which has them all."""
+    for part in levels(parts)[0].parts:
         for group in part.document.groups:
             yield from read_dense_chunks(memoryview(part.open(group.dense_file)))
 

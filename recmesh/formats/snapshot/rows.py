@@ -23,6 +23,13 @@ class RowColumns(NamedTuple):
     frequency: NDArray[np.uint32]
     last_step: NDArray[np.uint64]
 
+    def select(self, keep: NDArray[np.bool_]) -> "RowColumns":
+        """The rows where `keep` holds."""
+        if keep.all():
+            return self
+        return RowColumns(self.ids[keep], self.values[keep], self.state[keep], self.updates[keep],
+                          self.frequency[keep], self.last_step[keep])
+
 
 class DenseChunk(NamedTuple):
     """A chunk of a dense block."""
@@ -71,6 +78,24 @@ def write_rows(sink: Any, schema: Any, blocks: Iterable[RowColumns]) -> int:
                 writer.write_batch(record_batch(schema, block))
                 rows += len(block.ids)
     return rows
+
+
+_REMOVED = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+
+
+def write_removed(sink: Any, ids: NDArray[np.int64]) -> None:
+    """Write an Arrow IPC file of one column."""
+    with pa.ipc.new_file(sink, _REMOVED) as writer:
+        writer.write_batch(pa.record_batch([pa.array(ids)], schema=_REMOVED))
+
+
+def read_removed(source: Any) -> NDArray[np.int64]:
+    """The ids in a file of `write_removed`."""
+    try:
+        ids: NDArray[np.int64] = pa.ipc.open_file(source).read_all()["id"].to_numpy()
+        return ids
+    except (pa.ArrowInvalid, pa.ArrowTypeError, KeyError, OSError) as error:
+        raise SnapshotError(f"not a file of removed ids: {error}") from error
 
 
 def read_rows(source: Any) -> Iterator[RowColumns]:

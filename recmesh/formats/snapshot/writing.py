@@ -1,5 +1,6 @@
 """Writing a part: its files one behind the other in one file, each with size and SHA-256."""
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -77,12 +78,16 @@ class Section:
 
 
 class Container:
-    """A file that holds the files of a part. Removed on exit unless `keep()` was called."""
+    """A file that holds the files of a part. Removed on exit unless `keep()` was called.
+
+    It is locked as long as this process has it open: the lock ends with the process, however that ends.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files: list[PlacedFile] = []
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._keep = False
 

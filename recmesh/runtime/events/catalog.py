@@ -80,6 +80,27 @@ class JobScaled(Payload):
     reason: str = ""
 
 
+class JobSlotsMoved(Payload):
+    """Slots have another parameter server, while training went on."""
+
+    move: int
+    source: int
+    target: int
+    slots: int
+    rows: int | None = None
+    base_bytes: int | None = None
+    delta_bytes: int | None = None
+    """Sent again because they changed during the copy, the last ones included."""
+    pause_ms: float | None = None
+    """From the freeze to the published map: for these slots pushes waited so long. As all measures it is none where
+    the answer that tells it was lost."""
+    frozen_ms: float | None = None
+    """Of it, from the freeze to the target's answer, by the source's clock; the rest is messages and a write."""
+    latch_ms: float | None = None
+    """For all slots of the source pushes waited so long."""
+    reason: str = ""
+
+
 class JobRoleStarted(Payload):
     """A role's process or pod was started."""
 
@@ -212,6 +233,9 @@ JOB_TRANSITIONED = EVENTS.add(
 )
 JOB_PROGRESSED = EVENTS.add(EventType("job.progressed", "jobmaster", JobProgressed, "How far a job is."))
 JOB_SCALED = EVENTS.add(EventType("job.scaled", "jobmaster", JobScaled, "A role's replicas changed."))
+JOB_SLOTS_MOVED = EVENTS.add(
+    EventType("job.slots_moved", "jobmaster", JobSlotsMoved, "Slots moved to another parameter server.")
+)
 JOB_ROLE_STARTED = EVENTS.add(EventType("job.role_started", "jobmaster", JobRoleStarted, "A role started."))
 JOB_ROLE_EXITED = EVENTS.add(EventType("job.role_exited", "jobmaster", JobRoleExited, "A role ended."))
 JOB_BATCH_QUARANTINED = EVENTS.add(

@@ -24,7 +24,8 @@ def load_saved(
                     f"the snapshot's table {table.name!r} has {saved.values.shape[1]} columns, "
                     f"and the model declares {table.dim}"
                 )
-            tables[table.name] = TableRows(saved.ids, saved.values)
+            trained = saved.frequency >= table.policy.min_frequency    # others serve as ids never seen
+            tables[table.name] = TableRows(saved.ids[trained], saved.values[trained])
         dense = read_dense(parts)
     except SnapshotError as error:
         raise DataLoss(f"the snapshot can't be read: {error}") from error

@@ -1,12 +1,15 @@
 """The background half of a snapshot: the marked state, block by block, into one file of shared memory."""
 
 import logging
+import os
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from recmesh.formats import slots_of
@@ -15,16 +18,31 @@ from recmesh.formats.snapshot.document import (
     PartDocument,
     TableFile,
     dense_file_name,
+    removed_file_name,
     table_file_name,
 )
-from recmesh.formats.snapshot.rows import DenseChunk, RowColumns, record_batch, row_schema, write_rows
+from recmesh.formats.snapshot.rows import (
+    DenseChunk,
+    RowColumns,
+    record_batch,
+    row_schema,
+    write_removed,
+    write_rows,
+)
 from recmesh.formats.snapshot.writing import Container, PlacedFile, arrow_sink
+from recmesh.runtime.gates import gate
 from recmesh.store import DenseRecord, RowBlock
 from recmesh.store.schema import dense_to_json, table_to_json
+from recmesh.trainer.ps.baseline import Changes
 from recmesh.trainer.ps.ledger import Cut
 from recmesh.trainer.ps.model import Model
 
 log = logging.getLogger(__name__)
+
+_NICE = 5
+"""Of the thread that hashes and writes: nobody waits for it, and pushes need the processor."""
+_BLOCKS_AHEAD = 4
+_WAIT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +55,9 @@ class Order:
     ps: int
     map_version: int
     cuts: Sequence[Cut]
+    changes: Changes
+    """All rows, or those that differ from an earlier snapshot. Dense chunks are written whole in any case: every
+    batch changes all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +79,78 @@ Deliver = Callable[[Written, threading.Event], bool]
 """Hands a part over; True when the receiver owns the file now. The event says that nobody wants it more."""
 
 
+class _Reader(threading.Thread):
+    """Copies the marked rows out of the store, in order of tables, a few blocks ahead of who writes them.
+
+    It holds the store's mutex at times, so it runs at the priority of pushes: a thread that is held up with the
+    mutex in its hands would hold them up.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(name="snapshot-reader", daemon=True)
+        self._model, self._stopped = model, threading.Event()
+        self._blocks: queue.Queue[RowBlock | BaseException | None] = queue.Queue(_BLOCKS_AHEAD)
+
+    def run(self) -> None:
+        """Each table's blocks, then None."""
+        try:
+            for number in range(len(self._model.content.tables)):
+                for block in self._model.store.copy_rows(self._model.store_table(number)):
+                    if not self._put(block):
+                        return
+                self._put(None)
+        except Exception as error:
+            self._put(error)
+
+    def _put(self, item: RowBlock | BaseException | None) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._blocks.put(item, timeout=_WAIT_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def rows(self, cancelled: threading.Event) -> Iterator[RowBlock]:
+        """The blocks of the next table; Cancelled when the event is set."""
+        while True:
+            if cancelled.is_set():
+                raise Cancelled
+            try:
+                item = self._blocks.get(timeout=_WAIT_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def stop(self) -> None:
+        """Returns when it does not touch the store any more."""
+        self._stopped.set()
+        self.join()
+
+
 class Copy(threading.Thread):
     """Writes and delivers one part, then ends the copy-on-write. `cancel()` makes it stop soon."""
 
     def __init__(self, model: Model, order: Order, *, path: Path, deliver: Deliver) -> None:
         super().__init__(name=f"snapshot-{order.snapshot}", daemon=True)
+        self._reader = _Reader(model)
         self.order, self._model, self._path, self._deliver = order, model, path, deliver
         self.cancelled = threading.Event()
         self._unmarked = threading.Event()
         self.error: BaseException | None = None
 
+    def start(self) -> None:
+        """After the mark. The reader first: a thread inherits the priority of the one that starts it."""
+        self._reader.start()
+        super().start()
+
     def run(self) -> None:
         """Write, stop saving pre-images, deliver."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             try:
                 container = Container(self._path)
@@ -79,8 +160,10 @@ class Copy(threading.Thread):
                     container.discard()
                     raise
             finally:
+                self._reader.stop()
                 self._model.store.unmark()
                 self._unmarked.set()
+            gate("ps.part", f"snapshot {self.order.snapshot}, {written.size_bytes} bytes")
             with container:
                 if self._deliver(written, self.cancelled):
                     container.keep()
@@ -100,19 +183,21 @@ class Copy(threading.Thread):
         tables: list[list[TableFile]] = [[] for _ in order.cuts]
         for number in range(len(content.tables)):
             for group, file in enumerate(self._write_table(container, number)):
-                tables[group].append(file)
+                tables[group].append(self._with_removed(container, group, file))
         records = [record for number in range(len(content.dense)) for record in self._chunks(number)]
         groups = []
         for group, cut in enumerate(order.cuts):
             name = dense_file_name(group)
             chunks = container.write_dense(name, [chunk for slot, chunk in records if cut.slots[slot]])
+            evicted = self._model.store.evicted_at_mark * cut.slots
             groups.append(GroupDocument(
-                group, cut.slots, cut.ledger, cut.step, tuple(tables[group]), name, chunks))
+                group, cut.slots, cut.ledger, cut.step, tuple(tables[group]), name, chunks,
+                {slot: int(evicted[slot]) for slot in np.flatnonzero(evicted).tolist()}))
         document = PartDocument(
             order.job_id, order.gen, order.snapshot, order.ps, order.map_version, tuple(groups),
             tuple({**table_to_json(table), "state_width": table.state_width} for table in content.tables),
             tuple(dense_to_json(block) for block in content.dense),
-            tuple(file.document for file in container.files))
+            tuple(file.document for file in container.files), order.changes.base)
         return Written(order, self._path, container.size_bytes, tuple(container.files), document.to_json())
 
     def _write_table(self, container: Container, number: int) -> list[TableFile]:
@@ -125,6 +210,9 @@ class Copy(threading.Thread):
         names = [table_file_name(group, number) for group in range(len(self.order.cuts))]
         blocks = self._rows(number)
         if len(names) == 1:
+            slots = self.order.cuts[0].slots
+            if not slots.all():                # rows of other slots may be on their way in or out
+                blocks = (block.select(slots[slots_of(block.ids, schema.name)]) for block in blocks)
             with container.section(names[0]) as section:
                 rows = write_rows(arrow_sink(section), arrow, map(_columns, blocks))
             return [TableFile(number, names[0], rows)]
@@ -155,10 +243,22 @@ class Copy(threading.Thread):
                 container.append(name, aside.path)
         return [TableFile(number, name, count) for name, count in zip(names, rows, strict=True)]
 
+    def _with_removed(self, container: Container, group: int, file: TableFile) -> TableFile:
+        """The file's entry, with the ids that were removed since the base, if any."""
+        ids = self.order.changes.removed_of(file.table)
+        ids = ids[self.order.cuts[group].slots[slots_of(ids, self._model.content.tables[file.table].name)]]
+        if not len(ids):
+            return file
+        name = removed_file_name(group, file.table)
+        with container.section(name) as section:
+            write_removed(arrow_sink(section), ids)
+        return TableFile(file.table, file.file, file.rows, name, len(ids))
+
     def _rows(self, number: int) -> Iterator[RowBlock]:
-        for block in self._model.store.copy_rows(self._model.store_table(number)):
-            if self.cancelled.is_set():
-                raise Cancelled
+        changes, name = self.order.changes, self._model.content.tables[number].name
+        for block in self._reader.rows(self.cancelled):
+            if changes.base:
+                block = block.select(changes.keep(slots_of(block.ids, name), block.last_step))
             yield block
 
     def _chunks(self, number: int) -> Iterator[tuple[int, DenseChunk]]:

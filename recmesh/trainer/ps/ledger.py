@@ -168,6 +168,37 @@ class Books:
         """No generation: everything is refused until the ordered one begins."""
         self.gen, self.ordered, self.groups = 0, ordered, []
 
+    def enlist(self, *, gen: int, since: int, voids: Iterable[Triple]) -> None:
+        """Take part in a generation that is open already, without a slot: they come by `join`."""
+        self.begin(gen=gen, since=since, owned=np.zeros(SLOTS, np.bool_), cuts=[], voids=voids)
+
+    def leave(self, slots: SlotMask, *, since: int) -> list[Cut]:
+        """These slots are another's from map version `since` on; what their ledgers are at this moment."""
+        if (slots & ~self.owned).any():
+            raise AssertionError("a slot shall leave that is not here")
+        self._own(self.owned & ~slots, since)
+        cuts = [Cut(group.slots & slots, group.applied.copy(), group.step) for group in self.groups]
+        for group in self.groups:
+            group.slots = group.slots & ~slots
+        self.groups = [group for group in self.groups if group.slots.any()]
+        return [cut for cut in cuts if cut.slots.any()]
+
+    def join(self, cuts: Sequence[Cut], *, since: int) -> None:
+        """Slots come, each with its ledger; they are owned here from map version `since` on."""
+        owned = self.owned.copy()
+        for cut in cuts:
+            if (owned & cut.slots).any():
+                raise AssertionError("a slot came that is here already")
+            owned |= cut.slots
+        self._own(owned, since)
+        self.groups += [Group.of(cut.slots.copy(), cut.ledger, cut.step) for cut in cuts]
+        self._merge()
+
+    def _own(self, owned: SlotMask, since: int) -> None:
+        if since <= self.since:
+            raise AssertionError(f"map versions only grow: {since} after {self.since}")
+        self.owned, self.since = owned, since
+
     def void(self, batches: Sequence[Triple]) -> list[Triple]:
         """Quarantine: enter the positions in every ledger; returns those that some group had applied."""
         partly = Ledger((line, a, b) for line, lo, hi in batches for group in self.groups

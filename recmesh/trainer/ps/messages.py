@@ -89,6 +89,19 @@ class RestoreOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinOrder:
+    """Take part in a generation that is open already, without slots."""
+
+    gen: int
+    term: int
+    incarnation: str
+    ps: int
+    map_version: int
+    job_id: str = ""
+    voids: Sequence[Triple] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreResult:
     """What was loaded."""
 
@@ -105,6 +118,8 @@ class MarkResult:
     latch_ms: float
     rows: int
     size_bytes: int
+    base: int = 0
+    """The snapshot that the part builds on; 0: it is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +131,12 @@ class TakeoverResult:
     since: int
     slots: SlotMask
     marking: int
+    sending: Sequence[int] = ()
+    """Moves that are not decided here."""
+    frozen: Sequence[int] = ()
+    """Of these, those whose slots have left."""
+    installed: Sequence[int] = ()
+    """Moves whose slots came here in this generation."""
 
 
 @dataclass(frozen=True, slots=True)

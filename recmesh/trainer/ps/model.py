@@ -5,7 +5,7 @@ but for `pull` and `apply`: `declare` and `load` need the exclusive latch.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -13,9 +13,15 @@ from numpy.typing import NDArray
 
 from recmesh.formats import CHUNK, SlotMask, chunk_count, slots_of, table_salt
 from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
+from recmesh.runtime.gates import gate
 from recmesh.store import DenseRecord, DenseSchema, RowBlock, Store, TableSchema, kernels
+from recmesh.trainer.ps.baseline import Baselines
+from recmesh.trainer.ps.changes import ChangeLog
 from recmesh.trainer.ps.messages import Declaration, DenseValues, Part, RowGrads, TableSize
 from recmesh.trainer.ps.refusals import NotDeclared
+
+TableIds = tuple[int, NDArray[np.int64]]
+"""(table, ids)"""
 
 
 class Model:
@@ -26,6 +32,9 @@ class Model:
         self.content = Declaration()
         """What the store holds, in the order of the numbers on the wire and in snapshots."""
         self.declared = False
+        self.baselines = Baselines()
+        self.changes: ChangeLog | None = None
+        """What pushes change in slots that are being copied to another server."""
         self._tables: list[int] = []
         self._dense: list[int] = []
         self._salts: list[np.uint64] = []
@@ -85,6 +94,7 @@ class Model:
 
     def _set(self, content: Declaration) -> None:
         self.content = content
+        self.baselines.clear()
         self._salts = [np.uint64(table_salt(table.name)) for table in content.tables]
         self._chunk_slots = [slots_of(np.arange(self.store.dense[number].count), block.name)
                              for number, block in zip(self._dense, content.dense, strict=True)]
@@ -132,7 +142,8 @@ class Model:
         place = next((i for i, old in enumerate(self.content.tables) if old.name == schema.name), None)
         if place is None:
             return self.store.add_table(schema)
-        if self.content.tables[place].optimizer.kind == schema.optimizer.kind:
+        old = self.content.tables[place]
+        if (old.optimizer.kind, old.dtype) == (schema.optimizer.kind, schema.dtype):
             self.store.tables[self._tables[place]].use(schema)
             return self._tables[place]
         return self.store.replace_table(self._tables[place], schema)
@@ -172,11 +183,12 @@ class Model:
         return [self.store.pull(self._tables[number], ids, absent_as_zero=absent_as_zero)
                 for number, ids in tables]
 
-    def pull_dense(self, *, since: int) -> tuple[list[DenseValues], int]:
-        """Chunks changed after `since`, and the clock."""
+    def pull_dense(self, *, since: int, owned: SlotMask) -> tuple[list[DenseValues], int]:
+        """Chunks in owned slots that changed after `since`, and the clock. Others are on their way in or out."""
         chunks, clock = self.store.pull_dense(since=since)
         numbers = {internal: number for number, internal in enumerate(self._dense)}
-        return [(numbers[block], chunk, values) for block, chunk, values in chunks], clock
+        named = [(numbers[block], chunk, values) for block, chunk, values in chunks]
+        return [entry for entry in named if owned[self._chunk_slots[entry[0]][entry[1]]]], clock
 
     def check_part(self, part: Part, *, owned: NDArray[np.uint8]) -> bool:
         """Whether every row's and chunk's slot is owned; InvalidArgument when anything has a wrong shape."""
@@ -218,16 +230,33 @@ class Model:
             new[self._tables[grads.table]] += len(grads.ids)
         return self.store.reserved(new)
 
-    def apply(self, part: Part, *, slots: SlotMask | None, step: int) -> None:
-        """One optimizer step on what lies in these slots (None: on all of the part). Must not fail."""
+    def apply(self, part: Part, *, slots: SlotMask, whole: bool, step: int) -> list[TableIds]:
+        """One optimizer step on what lies in the group's slots; `whole`: all of the part does. Must not fail.
+
+        Returns the ids that each table evicted, of these slots.
+        """
+        evicted = []
         for grads in part.tables:
-            chosen = grads if slots is None else self._only(grads, slots)
+            chosen = grads if whole else self._only(grads, slots)
             if len(chosen.ids):
                 dim = self.content.tables[chosen.table].dim
-                self.store.apply(self._tables[chosen.table], chosen.ids, chosen.grads.reshape(-1, dim),
-                                 chosen.counts, step=step)
-        self.store.apply_dense([(self._dense[block], chunk, grad) for block, chunk, grad in part.dense
-                                if slots is None or slots[self._chunk_slots[block][chunk]]], step=step)
+                gone = self.store.apply(self._tables[chosen.table], chosen.ids, chosen.grads.reshape(-1, dim),
+                                        chosen.counts, step=step, slots=slots)
+                if len(gone):
+                    evicted.append((chosen.table, gone))
+                    self.baselines.note_removed(chosen.table, gone)
+        gate("ps.rows", part.batch)
+        dense = [entry for entry in part.dense if whole or slots[self._chunk_slots[entry[0]][entry[1]]]]
+        self.store.apply_dense([(self._dense[block], chunk, grad) for block, chunk, grad in dense], step=step)
+        if self.changes is not None:
+            self._log_changes(self.changes, part, evicted)
+        return evicted
+
+    def _log_changes(self, changes: ChangeLog, part: Part, evicted: Sequence[TableIds]) -> None:
+        for table, ids in [*((grads.table, grads.ids) for grads in part.tables), *evicted]:
+            changes.rows(table, ids, salt=self._salts[table])
+        changes.chunks([(block, chunk) for block, chunk, _ in part.dense
+                        if changes.slots[self._chunk_slots[block][chunk]]])
 
     def _only(self, grads: RowGrads, slots: SlotMask) -> RowGrads:
         places = np.empty(len(grads.ids), np.int64)
@@ -235,6 +264,38 @@ class Model:
         keep, dim = places[:n], self.content.tables[grads.table].dim
         return RowGrads(grads.table, grads.ids[keep], grads.grads.reshape(-1, dim)[keep],
                         None if grads.counts is None else grads.counts[keep])
+
+    # ---- for moves: whole rows and chunks, whether their slots are owned or not
+
+    def scan_rows(self, table: int, slots: SlotMask) -> Iterator[RowBlock]:
+        """Every row of these slots, as it is when its turn comes."""
+        return self.store.scan(self._tables[table], slots)
+
+    def read_rows(self, table: int, ids: NDArray[np.int64]) -> RowBlock:
+        """Those of the rows that exist."""
+        return self.store.read_rows(self._tables[table], ids)
+
+    def upsert_rows(self, table: int, rows: RowBlock) -> None:
+        """Rows as they are elsewhere; ResourceExhausted, before any effect, when they have no room."""
+        self.store.upsert_rows(self._tables[table], rows)
+
+    def remove_rows(self, table: int, ids: NDArray[np.int64]) -> int:
+        """How many there were."""
+        return self.store.remove_rows(self._tables[table], ids)
+
+    def read_chunk(self, block: int, chunk: int) -> DenseRecord:
+        """A chunk, named by the declaration's number."""
+        record = self.store.read_chunk(self._dense[block], chunk)
+        return DenseRecord(block, chunk, record.values, record.state, record.updates)
+
+    def upsert_chunk(self, record: DenseRecord) -> None:
+        """A chunk as it is elsewhere."""
+        self.store.upsert_chunk(DenseRecord(
+            self._dense[record.block], record.chunk, record.values, record.state, record.updates))
+
+    def remove_chunk(self, block: int, chunk: int) -> None:
+        """A chunk that is another server's."""
+        self.store.remove_chunk(self._dense[block], chunk)
 
     # ---- for snapshots and statistics
 

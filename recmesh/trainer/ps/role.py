@@ -1,31 +1,38 @@
 """The process of a parameter server: serve, say where, beat, leave when told.
 
 Environment: RECMESH_JOB_ID, RECMESH_JOBMASTER, RECMESH_ROLE_INDEX, RECMESH_TOKEN, RECMESH_SHM_DIR,
-RECMESH_PS_ADDRESS (where to listen; default a free port of loopback).
+RECMESH_PS_ADDRESS (where to listen; default a free port of loopback), RECMESH_NOTICE_S (how long it stays after a
+signal while its slots move away; default 25).
 """
 
 import logging
 import os
 import resource
-import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.rpc import sync_channel, sync_server
+from recmesh.runtime.shared_memory import remove_abandoned
+from recmesh.trainer.breaking import broken_rule
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
 from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Beat, BeatReply, RunRecord
-from recmesh.trainer.ps.rpc import SERVICE_NAME, CheckpointClient, ParameterServerServicer, add_to_server
+from recmesh.trainer.ps.moves import Target
+from recmesh.trainer.ps.notice import PATIENCE_S, Notice
+from recmesh.trainer.ps.rpc import SERVICE_NAME, CheckpointClient, ParameterServerServicer, RemoteTarget, add_to_server
 from recmesh.trainer.ps.server import ParameterServer
+from recmesh.trainer.ps.without import server_without
 from recmesh.trainer.role import Heart, Identity, register, say_last
 from recmesh.trainer.wire import RemoteRuns
 
 log = logging.getLogger(__name__)
 
 _RPC_THREADS = 16
+_SWITCH_S = 0.0005
+"""A push that waits for the interpreter while a snapshot is written gets it after so long; the default is 5 ms."""
 _DRAIN_S = 5.0
 """Pushes under way end within it; a push is milliseconds."""
 
@@ -37,10 +44,11 @@ def main(env: Mapping[str, str]) -> int:
     except MeshError as error:
         say_last(str(error))
         return MISTAKE
-    stopped = threading.Event()
-    _stop_on_signals(stopped)
+    stopped, notice = threading.Event(), Notice(patience_s=float(env.get("RECMESH_NOTICE_S") or PATIENCE_S))
+    notice.listen()
+    sys.setswitchinterval(_SWITCH_S)
     try:
-        return serve(identity, env, stopped)
+        return serve(identity, env, stopped, notice)
     except NoLongerWanted:
         return DONE
     except MeshError as error:
@@ -53,7 +61,7 @@ def main(env: Mapping[str, str]) -> int:
         return BUG
 
 
-def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event) -> int:
+def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event, notice: Notice) -> int:
     """Serve until `stopped`, until jobmaster says so, or until the run record names another incarnation."""
     channels: dict[str, object] = {}
     lock = threading.Lock()
@@ -68,23 +76,28 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event) 
         connect(identity.jobmaster), job_id=identity.job_id, role=identity.role, index=identity.index,
         incarnation=identity.incarnation, host=identity.host, pid=identity.pid)
     shm_dir = Path(env.get("RECMESH_SHM_DIR") or "/dev/shm")
-    remove_leftovers(shm_dir, identity.job_id, identity.index)
+    remove_abandoned(shm_dir)
     address = env.get("RECMESH_PS_ADDRESS", "127.0.0.1:0")
     checkpoints = CheckpointClient(connect, address=env.get("RECMESH_CKPTCACHE", ""))
-    server = ParameterServer(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
-                             deliver=checkpoints.deliver)
+
+    def reach(address: str) -> Target:
+        return RemoteTarget(sync_channel(address, token=identity.token or None), job_id=identity.job_id)
+
+    server_type = server_without(broken_rule(env))
+    server = server_type(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
+                         deliver=checkpoints.deliver, reach=reach)
     servicer = ParameterServerServicer(server, job_id=identity.job_id)
     listener = sync_server("ps", address, [add_to_server(servicer)], token=identity.token or None,
                            service_names=[SERVICE_NAME], max_workers=_RPC_THREADS)
     try:
-        assignment = register(runs, gone=stopped, address=listener.address)
+        assignment = register(runs, gone=notice.event, address=listener.address)
         checkpoints.use(assignment.ckptcache)
         hearing = Hearing(Membership(identity.index, identity.incarnation), runs.record, stopped)
-        heart = Heart(runs, every_s=assignment.heartbeat_s, beat=lambda: beat_of(server, stopped.is_set()),
-                      heard=hearing.heard)
+        heart = Heart(runs, every_s=assignment.heartbeat_s, beat=lambda: beat_of(server, notice.given),
+                      heard=hearing.heard, hurry=lambda: notice.given)
         heart.start()
         log.info("parameter server %d serves at %s", identity.index, listener.address)
-        stopped.wait()
+        notice.wait(stopped, tell=lambda: hearing.heard(runs.heartbeat(beat_of(server, True))))
         heart.stop()
         return DONE
     finally:
@@ -97,15 +110,19 @@ class Membership:
 
     def __init__(self, index: int, incarnation: str) -> None:
         self._index, self._incarnation = index, incarnation
-        self._was_member = False
+        self._member_of = 0
 
     def ended(self, record: RunRecord) -> bool:
-        """True once the record that named this incarnation names another for the same PS, or none."""
+        """True once a generation lives that names another incarnation for the same PS, or none.
+
+        One that has left its generation still tells workers with an old map so, until jobmaster says that it may go.
+        """
         named = {member.ps: member.incarnation for member in record.members}.get(self._index)
         if named == self._incarnation:
-            self._was_member = True
+            self._member_of = record.gen
             return False
-        return self._was_member or record.phase == "closed"
+        has_left = named is None and record.gen == self._member_of
+        return record.phase == "closed" or (self._member_of > 0 and not has_left)
 
 
 class Hearing:
@@ -115,7 +132,7 @@ class Hearing:
         self, member: Membership, record: Callable[[], RunRecord], stopped: threading.Event
     ) -> None:
         self._member, self._record, self._stopped = member, record, stopped
-        self._seen: tuple[int, str] | None = None
+        self._seen: tuple[int, int, str] | None = None
 
     def heard(self, reply: BeatReply) -> None:
         """Sets `stopped` when jobmaster says so, or when the record means another process."""
@@ -123,7 +140,7 @@ class Hearing:
             log.info("jobmaster says: %s", reply.directive)
             self._stopped.set()
             return
-        now = (reply.gen, reply.phase)
+        now = (reply.gen, reply.map_version, reply.phase)
         if now == self._seen:
             return
         ended = self._member.ended(self._record())
@@ -144,20 +161,5 @@ def beat_of(server: ParameterServer, draining: bool) -> Beat:
 def resident_bytes() -> int:
     """This process's resident memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def remove_leftovers(shm_dir: Path, job_id: str, index: int) -> None:
-    """Parts that an earlier process of this PS left in shared memory when it was killed."""
-    for path in shm_dir.glob(f"recmesh-part.{job_id}.{index}.*"):
-        path.unlink(missing_ok=True)
-
-
-def _stop_on_signals(stopped: threading.Event) -> None:
-    def handle(number: int, _: FrameType | None) -> None:
-        log.info("%s: draining", signal.Signals(number).name)
-        stopped.set()
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
 
 

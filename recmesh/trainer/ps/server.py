@@ -16,11 +16,13 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.formats import SLOTS, Ledger
+from recmesh.formats import Ledger
 from recmesh.formats.intervals import Triple
 from recmesh.formats.snapshot import Part as SnapshotPart
 from recmesh.formats.snapshot import open_part
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.runtime.gates import gate
+from recmesh.runtime.shared_memory import PART_PREFIX
 from recmesh.trainer.ps.assembly import Assembly
 from recmesh.trainer.ps.copying import Copy, Deliver, Order
 from recmesh.trainer.ps.latch import Latch
@@ -28,6 +30,7 @@ from recmesh.trainer.ps.ledger import Batch, Books, Cut
 from recmesh.trainer.ps.messages import (
     Declaration,
     DenseValues,
+    JoinOrder,
     LedgersResult,
     MarkResult,
     Part,
@@ -40,6 +43,7 @@ from recmesh.trainer.ps.messages import (
     TakeoverResult,
 )
 from recmesh.trainer.ps.model import Model
+from recmesh.trainer.ps.moves import FreezeResult, MoveOrder, MoveProgress, Moves, Reach, Target
 from recmesh.trainer.ps.refusals import WrongMap
 from recmesh.trainer.ps.restoring import load_parts
 
@@ -72,25 +76,32 @@ def keep_nothing(_: object, __: threading.Event) -> bool:
     return False
 
 
+def reach_nobody(address: str) -> Target:
+    """For a server that is alone."""
+    raise Unavailable(f"this server reaches no other, and not {address}", reason="ALONE")
+
+
 class ParameterServer:
     """Thread-safe. Every method raises a `refusals.Refusal` when the state forbids it, without effect."""
 
+    books_type: type[Books] = Books
+
     def __init__(
         self, incarnation: str, *, shm_dir: Path = Path("/dev/shm"), memory_bytes: int | None = None,
-        sources: Sources = stored_parts, deliver: Deliver = keep_nothing,
+        sources: Sources = stored_parts, deliver: Deliver = keep_nothing, reach: Reach = reach_nobody,
         fail: Callable[[BaseException], NoReturn] = fail_stop,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.books = Books(incarnation)
+        self.books = self.books_type(incarnation)
         self.model = Model(memory_bytes=memory_bytes)
-        self._latch, self._structure = Latch(), threading.Lock()
+        self.latch, self._structure = Latch(), threading.Lock()
+        self.moves = Moves(self, reach=reach)
         self._ledger = threading.Condition()
         self._shm_dir, self._memory_bytes = shm_dir, memory_bytes
         self._sources, self._deliver, self._fail = sources, deliver, fail
         self._pieces: Assembly[Part] = Assembly(
             limit_bytes=PIECES_LIMIT_BYTES, expiry_s=PIECES_EXPIRY_S, monotonic=monotonic)
-        self._owned = np.zeros(SLOTS, np.uint8)
-        self._job_id, self._ps, self._map_version = "", 0, 0
+        self._job_id, self._ps = "", 0
         self._restored: tuple[RestoreOrder, RestoreResult] | None = None
         self._copy: Copy | None = None
         self._marked: tuple[int, MarkResult] | None = None
@@ -100,10 +111,14 @@ class ParameterServer:
 
     def declare(self, gen: int, declaration: Declaration, values: Sequence[DenseValues] = ()) -> bool:
         """Tables, blocks and initial values of the chunks owned here; True when they were declared before."""
-        with self._latch.exclusive():
+        with self.latch.exclusive():
             self.books.check_generation(gen)
             self._finish_copy_before_change()
             return self.model.declare(declaration, values, owned=self.books.owned)
+
+    def prepare(self, gen: int, content: Declaration) -> None:
+        """See moves.home: slots are about to come, from a server where the model is declared."""
+        self.declare(gen, content)
 
     def pull(
         self, gen: int, map_version: int, tables: Sequence[tuple[int, NDArray[np.int64]]] = (), *,
@@ -111,13 +126,16 @@ class ParameterServer:
     ) -> PullResult:
         """Values of ids, and of dense chunks changed after `dense_since`. Changes nothing."""
         started = time.perf_counter()
-        with self._latch.shared():
+        with self.latch.shared():
             self.books.check_generation(gen)
             self.books.check_map(map_version)
-            if not self.model.check_pull(tables, owned=self._owned):
+            if not self.model.check_pull(tables, owned=self.books.owned.view(np.uint8)):
                 raise WrongMap(self.books.since, asked=map_version)
             rows = self.model.pull(tables, absent_as_zero=absent_as_zero)
-            chunks, step = self.model.pull_dense(since=dense_since) if dense else ([], self.model.store.clock)
+            chunks: Sequence[DenseValues] = ()
+            step = self.model.store.clock
+            if dense:
+                chunks, step = self.model.pull_dense(since=dense_since, owned=self.books.owned)
         self._count("pulls")
         return PullResult(rows, chunks, step, time.perf_counter() - started)
 
@@ -130,18 +148,19 @@ class ParameterServer:
             if whole is None:
                 return PushResult(PushStatus.CHUNK_KEPT)
             part = whole
-        with self._latch.shared():
+        with self.latch.shared():
             self.books.check_generation(part.gen)
             self.books.check_map(part.map_version)
-            if not self.model.check_part(part, owned=self._owned):
-                raise WrongMap(self.books.since, asked=part.map_version)
+            self._check_split(part)
+            gate("ps.claim", part.batch)
             with self.model.reserved(part):                        # from here on nothing may fail
                 with self._ledger:
                     self.books.check_epoch(part.batch, part.epoch)
                     claim = self.books.claim(part.batch, epoch=part.epoch)
+                gate("ps.apply", part.batch)
                 try:
                     for group, step in zip(claim.groups, claim.steps, strict=True):
-                        self.model.apply(part, slots=None if claim.whole else group.slots, step=step)
+                        self.model.apply(part, slots=group.slots, whole=claim.whole, step=step)
                     with self._ledger:
                         self.books.commit(claim)
                         self._ledger.notify_all()
@@ -150,13 +169,14 @@ class ParameterServer:
             with self._ledger:                                     # an ack means applied, by whomever
                 while not self.books.applied(part.batch):
                     self._ledger.wait()
+        gate("ps.ack", part.batch)
         duplicate = bool(self.books.groups) and not claim.groups
         self._count("duplicates" if duplicate else "pushes")
         return PushResult(PushStatus.APPLIED, duplicate, time.perf_counter() - started)
 
     def ledgers(self, gen: int, within: Sequence[Triple] = ()) -> LedgersResult:
         """What is applied of these positions; of all when none are given."""
-        with self._latch.shared(), self._ledger:
+        with self.latch.shared(), self._ledger:
             self.books.check_generation(gen)
             by_all, by_any = self.books.ledgers(within)
             return LedgersResult(by_all, by_any, self.books.epochs.largest)
@@ -175,7 +195,8 @@ class ParameterServer:
             self.books.check_restore(order.gen, incarnation=order.incarnation)
             started = time.perf_counter()
             self._stop_copy()
-            with self._latch.exclusive():
+            self.moves.stop()
+            with self.latch.exclusive():
                 self.books.end(ordered=order.gen)
                 self._pieces.clear()
                 self._marked = None
@@ -184,25 +205,71 @@ class ParameterServer:
             model, cuts = Model(memory_bytes=self._memory_bytes), [Cut(owned, Ledger(), 0)]
             if order.snapshot or order.parts:
                 cuts = load_parts(model, self._sources(order), owned=owned, fresh_ledger=order.fresh_ledger)
-            with self._latch.exclusive():
+            gate("ps.restore", f"snapshot {order.snapshot}, {model.store.rows} rows")
+            with self.latch.exclusive():
                 self.model = model
-                self._owned = owned.astype(np.uint8)
-                self._job_id, self._ps, self._map_version = order.job_id, order.ps, order.slot_map.version
+                model.store.share = float(owned.mean())
+                self._job_id, self._ps = order.job_id, order.ps
                 self.books.begin(gen=order.gen, since=order.slot_map.version, owned=owned,
                                  cuts=[cut for cut in cuts if cut.slots.any()], voids=order.voids)
                 result = RestoreResult(model.store.rows, time.perf_counter() - started)
                 self._restored = (order, result)
             return result
 
+    def join(self, order: JoinOrder) -> None:
+        """Take part in an open generation, without slots. The same order, repeated, has no effect."""
+        with self._commands():
+            self.books.accept_term(order.term)
+            if self.books.gen == order.gen and order.incarnation == self.books.incarnation:
+                return
+            self.books.check_restore(order.gen, incarnation=order.incarnation)
+            with self.latch.exclusive():
+                self.books.enlist(gen=order.gen, since=order.map_version, voids=order.voids)
+                self._job_id, self._ps = order.job_id, order.ps
+
     def takeover(self, gen: int, term: int) -> TakeoverResult:
         """A new jobmaster: earlier terms are refused from now on."""
         with self._commands():
             self.books.accept_term(term)
-            books = self.books
-            return TakeoverResult(books.gen, books.term, books.since, books.owned.copy(), self.marking)
+            books, moves = self.books, self.moves
+            return TakeoverResult(books.gen, books.term, books.since, books.owned.copy(), self.marking,
+                                  moves.sending, moves.frozen, moves.receiver.installed)
 
-    def mark(self, gen: int, term: int, snapshot: int) -> MarkResult:
-        """Cut a snapshot; its copy goes on in the background. Repeating the last mark repeats its answer."""
+    def migrate(self, order: MoveOrder, *, term: int) -> MoveProgress:
+        """Copy slots to another server and keep the copy fresh; repeated, how far it is."""
+        with self._commands():
+            self.books.accept_term(term)
+            return self.moves.migrate(order, source=self._ps)
+
+    def freeze(self, gen: int, term: int, move: int, *, map_version: int) -> FreezeResult:
+        """The slots leave for good; `installed` when the target has them."""
+        with self._commands():
+            self.books.accept_term(term)
+            return self.moves.freeze(gen, move, map_version=map_version)
+
+    def resume(self, gen: int, term: int, move: int, *, map_version: int) -> bool:
+        """The target has promised never to install. Whether the slots had left."""
+        with self._commands():
+            self.books.accept_term(term)
+            return self.moves.resume(gen, move, map_version=map_version)
+
+    def free(self, gen: int, term: int, move: int) -> None:
+        """The run record names the target: the rows here are nobody's."""
+        with self._commands():
+            self.books.accept_term(term)
+            self.moves.free(gen, move)
+
+    def abort_install(self, gen: int, term: int, move: int) -> bool:
+        """Whether slots of the move are installed here; if not, they never will be."""
+        with self._commands():
+            self.books.accept_term(term)
+            return self.moves.receiver.abort(gen, move)
+
+    def mark(self, gen: int, term: int, snapshot: int, *, base: int = 0) -> MarkResult:
+        """Cut a snapshot; its copy goes on in the background. Repeating the last mark repeats its answer.
+
+        It builds on `base`, a committed snapshot of this generation, where this server can; the answer says so.
+        """
         with self._commands():
             self.books.accept_term(term)
             self.books.check_generation(gen)
@@ -212,17 +279,21 @@ class ParameterServer:
                 raise FailedPrecondition(f"snapshot {self._marked[0]} was cut after {snapshot}",
                                          reason="STALE_SNAPSHOT")
             self._stop_copy()
-            with self._latch.exclusive() as held:
-                cuts = self.books.cut()
-                order = Order(self._job_id, gen, snapshot, self._ps, self._map_version, cuts)
+            self.model.store.make_ready()
+            with self.latch.exclusive() as held:
+                cuts, since = self.books.cut(), self.books.since
+                changes = self.model.baselines.changes(base, since=since)
+                self.model.baselines.cut(snapshot, cuts, since=since)
+                order = Order(self._job_id, gen, snapshot, self._ps, since, cuts, changes)
                 copy = Copy(self.model, order, path=self._part_path(snapshot), deliver=self._deliver)
                 self.model.store.mark()
                 copy.start()
                 self._copy = copy              # before a declaration may look whether one is under way
                 latch_ms = held.milliseconds
             result = MarkResult(self.books.owned.copy(), cuts, latch_ms, self.model.store.rows,
-                                self.model.store.memory_bytes)
+                                self.model.store.memory_bytes, changes.base)
             self._marked = (snapshot, result)
+            gate("ps.mark", f"snapshot {snapshot}")
             return result
 
     def abort_mark(self, gen: int, term: int, snapshot: int) -> None:
@@ -237,13 +308,13 @@ class ParameterServer:
         """Quarantine: no push of these positions has an effect from now on; returns those already applied."""
         with self._commands():
             self.books.accept_term(term)
-            with self._latch.exclusive():
+            with self.latch.exclusive():
                 self.books.check_generation(gen)
                 return self.books.void(batches)
 
     def stats(self) -> Stats:
         """Sizes and counters."""
-        with self._latch.shared(), self._ledger:
+        with self.latch.shared(), self._ledger:
             store = self.model.store
             step = max((group.step for group in self.books.groups), default=0)
             return Stats(self.books.gen, step, store.rows, store.memory_bytes, int(self.books.owned.sum()),
@@ -257,12 +328,18 @@ class ParameterServer:
     def close(self) -> None:
         """Give up what runs in the background."""
         self._stop_copy()
+        self.moves.stop()
 
     # ---- inside
 
+    def _check_split(self, part: Part) -> None:
+        """A split must cover exactly the slots owned here."""
+        if not self.model.check_part(part, owned=self.books.owned.view(np.uint8)):
+            raise WrongMap(self.books.since, asked=part.map_version)
+
     def _assemble(self, part: Part) -> Part | None:
         """The logical part once its last piece is here. Pieces of an applied batch make an empty one."""
-        with self._latch.shared(), self._ledger:
+        with self.latch.shared(), self._ledger:
             self.books.check_generation(part.gen)
             self.books.check_map(part.map_version)
             if self.books.groups and self.books.applied(part.batch):
@@ -300,7 +377,7 @@ class ParameterServer:
             raise Unavailable("a snapshot is being copied", reason="BUSY")
 
     def _part_path(self, snapshot: int) -> Path:
-        name = f"recmesh-part.{self._job_id}.{self._ps}.{self.books.incarnation[:8]}.{snapshot}"
+        name = f"{PART_PREFIX}{self._job_id}.{self._ps}.{self.books.incarnation[:8]}.{snapshot}"
         return self._shm_dir / name
 
     def _count(self, what: str) -> None:

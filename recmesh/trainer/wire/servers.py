@@ -147,6 +147,7 @@ def optimizer_to(optimizer: Optimizer | None, schedule: Sequence[LrPoint]) -> pb
         "adagrad": ("eps", "initial_accumulator", "weight_decay"),
         "rowwise_adagrad": ("eps", "initial_accumulator", "weight_decay"),
         "adam": ("beta1", "beta2", "eps", "weight_decay"),
+        "ftrl": ("initial_accumulator", "l1", "l2", "weight_decay"),
     }[optimizer.kind]
     return pb.OptimizerSpec(
         kind=optimizer.kind,
@@ -162,6 +163,10 @@ def _table(table: TableDeclaration) -> pb.TableSpec:
         dim=table.dim,
         optimizer=optimizer_to(table.optimizer, table.schedule),
         init=pb.InitSpec(kind=table.init.kind, scale=table.init.scale, seed=table.seed),
+        min_frequency=table.policy.min_frequency,
+        ttl_steps=table.policy.ttl_steps,
+        max_bytes=table.policy.max_bytes or 0,
+        dtype=table.policy.dtype,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from recmesh.runtime.errors import MeshError
 from recmesh.trainer.layout import Placement
-from recmesh.trainer.patience import patiently
+from recmesh.trainer.patience import NoLongerWanted, patiently
 from recmesh.trainer.ports import Member, ParameterServer, RunRecord
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class Fleet:
         """All that calls went to; calls may still be under way to members that are none any more."""
         self._stubs: dict[tuple[int, str], ParameterServer] = {}
         self._placement = Placement.of(record)
+        self._heard = record.map_version
         self._pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="ps-call")
         self.use(record)
 
@@ -50,6 +51,10 @@ class Fleet:
                     self._known[key] = self._connect(member)
             self._stubs = {key: self._known[key] for key in live}
             return self._placement
+
+    def heard(self, map_version: int) -> None:
+        """There is a map of this version: calls under an older one that find no server are not repeated."""
+        self._heard = max(self._heard, map_version)
 
     @property
     def placement(self) -> Placement:
@@ -66,16 +71,24 @@ class Fleet:
     ) -> dict[int, T]:
         """`call(ps, stub)` to every server of the placement, in parallel, each for as long as it takes.
 
-        Raises StaleGeneration, WrongMap (with the highest `since`), NoLongerWanted when `gone` is set, or the
-        first other error. Returns or raises only after every call has ended.
+        Raises StaleGeneration, WrongMap (with the highest `since`; also when one may be a member no more),
+        NoLongerWanted when `gone` is set, or the first other error. Returns or raises only after every call has ended.
         """
         with self._lock:
             stubs = {ps: stub for (ps, _), stub in self._stubs.items() if ps in placement.servers}
-        abandon = _Either(gone)
+            newest = self._placement.version
+        if len(stubs) < len(placement.servers):
+            raise WrongMap(newest)     # one has left since: without its part the batch would not be whole
+        abandon = _Either(gone, lambda: self._heard > placement.version)
 
         def one(ps: int, stub: ParameterServer) -> T:
             try:
                 return patiently(lambda: call(ps, stub), what=f"{what} at ps {ps}", gone=abandon)
+            except NoLongerWanted:
+                # A server that has left the map answers nobody; those that are in it still want their part.
+                if not gone.is_set() and self._heard > placement.version:
+                    raise WrongMap(self._heard) from None
+                raise
             except MeshError as error:
                 abandon.set()
                 if error.reason == "STALE_GEN":
@@ -109,14 +122,14 @@ class Fleet:
 
 
 class _Either(threading.Event):
-    """Set by itself or by another event."""
+    """Set by itself, by another event, or by what the test finds."""
 
-    def __init__(self, other: threading.Event) -> None:
+    def __init__(self, other: threading.Event, test: Callable[[], bool]) -> None:
         super().__init__()
-        self._other = other
+        self._other, self._test = other, test
 
     def is_set(self) -> bool:
-        return super().is_set() or self._other.is_set()
+        return super().is_set() or self._other.is_set() or self._test()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Looks at the other event ten times a second."""

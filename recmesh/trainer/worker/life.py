@@ -28,6 +28,7 @@ from recmesh.trainer.ports import (
     Declared,
     Lease,
     LeaseProgress,
+    ParameterServer,
     Piece,
     RenewReply,
     RunRecord,
@@ -87,6 +88,7 @@ class Terms:
     batch_size: int
     in_flight: int
     read_ahead: int = 2
+    fleet: type[Fleet] = Fleet
 
 
 class Life:
@@ -112,7 +114,7 @@ class Life:
         """shardsvc has nothing left for anyone."""
         self._terms, self._shards, self._runs, self._reader = terms, shards, runs, reader
         self._declaration, self._meter = declaration, meter
-        self._fleet = Fleet(connect, record)
+        self._fleet = terms.fleet(connect, record)
         self._closing = threading.Event()
         self._map_lock = threading.Lock()
         self._lock = threading.Lock()
@@ -230,14 +232,21 @@ class Life:
                 self._closing.wait(max(0.02, reply.retry_after_s))
 
     def _applied(self, piece: Piece) -> list[AppliedSets]:
-        placement = self._fleet.placement
-        answers = self._fleet.each(
-            lambda _, server: server.ledgers(self.gen, [piece]),
-            placement=placement,
-            what="ledgers",
-            gone=self.gone,
-        )
+        answers = self._each(lambda _, __, server: server.ledgers(self.gen, [piece]), what="ledgers")
         return list(answers.values())
+
+    def _each(self, call: Callable[[Placement, int, ParameterServer], T], *, what: str) -> dict[int, T]:
+        """The call to every server of the newest map; to all of them again when that has changed on the way."""
+        placement = self._fleet.placement
+        while True:
+            under = placement
+            try:
+                return self._fleet.each(
+                    lambda ps, server: call(under, ps, server),  # noqa: B023  # at once
+                    placement=placement, what=what, gone=self.gone,
+                )
+            except WrongMap as refusal:
+                placement = self._newer_map(refusal.since)
 
     def _reading(self) -> None:
         while not self.gone.is_set():
@@ -293,17 +302,14 @@ class Life:
     def _declare(self, declared: Declared) -> None:
         layout = self._declaration.layout
         flat = layout.flatten(declared.initial)
-        placement = self._fleet.placement
-        self._fleet.each(
-            lambda ps, server: server.declare(
+        self._each(
+            lambda placement, ps, server: server.declare(
                 self.gen,
                 tables=declared.tables,
                 dense=declared.dense,
                 values=layout.chunks(flat, placement.owners, ps),
             ),
-            placement=placement,
             what="declare",
-            gone=self.gone,
         )
 
     def _push(self, ready: Ready, grads: Gradients) -> None:
@@ -340,6 +346,10 @@ class Life:
             with self._landed:
                 self._flying -= 1
                 self._landed.notify_all()
+
+    def heard(self, map_version: int) -> None:
+        """jobmaster has published a map of this version."""
+        self._fleet.heard(map_version)
 
     def _newer_map(self, since: int) -> Placement:
         """The record's map, once it is at least `since`. One thread asks; the others find the answer."""

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from recmesh.runtime.gates import gate
 from recmesh.trainer.layout import DenseLayout, Placement, Prepared, split
 from recmesh.trainer.ports import ParameterServer, Piece, PushAck, TableDeclaration
 from recmesh.trainer.stepping import Gradients
@@ -53,6 +54,8 @@ def push_everywhere(
         under = placement
 
         def send(ps: int, server: ParameterServer) -> PushAck:
+            if ps != under.servers[0]:                                  # noqa: B023  # called before the loop turns
+                gate("worker.push", batch)
             return server.push(
                 under.gen,                                              # noqa: B023  # called before the loop turns
                 map_version=under.version,                              # noqa: B023
@@ -76,4 +79,5 @@ def push_everywhere(
             continue
         if "overlap" in statuses:
             return Overlap(tuple(cut for ack in acks.values() for cut in ack.cuts))
+        gate("worker.acked", batch)
         return NotOurs() if "old_lease" in statuses else Applied()

@@ -15,6 +15,7 @@ from recmesh.trainer.usercode import fetch, resolve, seed_everything
 from recmesh.trainer.worker.life import Declaration, Life, Terms
 from recmesh.trainer.worker.meter import Meter
 from recmesh.trainer.worker.session import WorkerSession
+from recmesh.trainer.worker.without import fleet_without
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ def run(context: Context) -> None:
         raise FailedPrecondition("the assignment holds no resolved dataset")
     data = spec.data
     meter = Meter()
-    terms = Terms(identity.worker, spec.training.batch_size, spec.training.in_flight)
+    fleet = fleet_without(context.broken)
+    terms = Terms(identity.worker, spec.training.batch_size, spec.training.in_flight, fleet=fleet)
     reader = TaskReader(data)
     shards = context.shards()
 

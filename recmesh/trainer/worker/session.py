@@ -125,6 +125,8 @@ class WorkerSession:
         life = self._life
         if life is not None and reply.gen > life.gen:
             life.abandon()
+        elif life is not None and reply.gen == life.gen:
+            life.heard(reply.map_version)
 
     # ---- inside
 

@@ -19,6 +19,10 @@ _OPTIMIZERS: dict[str, Callable[[Optimizer], Any]] = {
         o.lr, initial_accumulator_value=o.initial_accumulator, epsilon=o.eps
     ),
     "adam": lambda o: keras.optimizers.Adam(o.lr, beta_1=o.beta1, beta_2=o.beta2, epsilon=o.eps),
+    "ftrl": lambda o: keras.optimizers.Ftrl(
+        o.lr, initial_accumulator_value=o.initial_accumulator, l1_regularization_strength=o.l1,
+        l2_regularization_strength=o.l2
+    ),
 }
 
 

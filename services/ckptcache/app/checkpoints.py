@@ -16,6 +16,7 @@ from recmesh.runtime.errors import (
     ResourceExhausted,
     Violation,
 )
+from recmesh.runtime.gates import gate
 from services.ckptcache.app.entry import Entries, Entry, in_background
 from services.ckptcache.app.flush import Flusher
 from services.ckptcache.app.ports import Announcements, Meter, Policy
@@ -120,6 +121,7 @@ class Checkpoints:
             entry.taken.pop(part.ps, None)
             raise
         self._taken_over(entry, part, memory_bytes=size_bytes)
+        gate("ckptcache.part", f"{entry.snapshot.name}, part {part.ps}")
 
     async def _settled(self, job_id: str, number: int, ps: int) -> None:
         """Nobody is taking over the part: it was handed over, or is still expected."""
@@ -226,7 +228,9 @@ class Checkpoints:
                 now=self._clock.now(),
                 rows=manifest.count(given, "rows"),
                 samples=manifest.count(given, "samples"),
+                chain=manifest.chain(given),
             )
+            gate("ckptcache.commit", entry.snapshot.name)
             text = await asyncio.to_thread(self._files.commit, done, manifest.merged(given, done))
             entry.become(done)
             self._meter.ended("committed")
@@ -319,22 +323,48 @@ class Checkpoints:
             return snapshot, ""
         try:
             text = await asyncio.to_thread(self._files.manifest, snapshot.job_id, snapshot.number)
+            for number in reversed(snapshot.bases):
+                await self._check_base(snapshot, number, verify=verify)
             if verify:
-                whole = snapshot if snapshot.stored else await self._loaded(snapshot)
-                await asyncio.to_thread(self._files.verify, whole)
+                await self._verify(snapshot)
         except DataLoss as error:
             await self.mark_damaged(snapshot, str(error))
             raise
         return snapshot, text
 
+    async def _verify(self, snapshot: Snapshot) -> None:
+        whole = snapshot if snapshot.stored else await self._loaded(snapshot)
+        await asyncio.to_thread(self._files.verify, whole)
+
+    async def _check_base(self, snapshot: Snapshot, number: int, *, verify: bool) -> None:
+        """What the snapshot builds on; DataLoss when that cannot be read any more."""
+        try:
+            base = await self._find(snapshot.job_id, number)
+        except NotFound:
+            raise DataLoss(f"it builds on snapshot {number}, which is gone") from None
+        if not base.usable:
+            raise DataLoss(f"it builds on snapshot {number}, which is {base.state}: {base.reason}")
+        try:
+            if verify:
+                await self._verify(base)
+        except DataLoss as error:
+            await self.mark_damaged(base, str(error))
+            raise DataLoss(f"it builds on snapshot {number}: {error}") from error
+
     async def _loaded(self, snapshot: Snapshot) -> Snapshot:
         loaded = await asyncio.to_thread(self._files.load, snapshot.job_id, snapshot.number)
-        if loaded is None or loaded.state is not State.COMMITTED:
+        if loaded is None or not loaded.usable:
             raise DataLoss(loaded.reason if loaded else "its files are gone")
         return loaded
 
     async def mark_damaged(self, snapshot: Snapshot, reason: str) -> None:
-        """Nobody shall use it again; the one before it is."""
+        """Nobody shall use it again, nor what builds on it; the one before it is."""
+        await self._damage(snapshot, reason)
+        for entry in self._entries.of_job(snapshot.job_id):
+            if snapshot.number in entry.snapshot.bases:
+                await self._damage(entry.snapshot, f"it builds on snapshot {snapshot.number}: {reason}")
+
+    async def _damage(self, snapshot: Snapshot, reason: str) -> None:
         entry = self._entries.get(snapshot.job_id, snapshot.number)
         if snapshot.state is not State.COMMITTED or (entry and entry.snapshot.state is State.DAMAGED):
             return
@@ -348,7 +378,7 @@ class Checkpoints:
     async def delete(self, job_id: str, number: int) -> int:
         """Remove a snapshot, or all of the job's for number 0; returns how many.
 
-        The newest committed one goes only together with all others.
+        The newest committed one, and what others build on, goes only together with all others.
         """
         if violations := job_violations(job_id):
             raise InvalidArgument("cannot delete snapshots", violations=violations)
@@ -360,6 +390,10 @@ class Checkpoints:
                     f"snapshot {number} is the newest committed one of job {job_id}, which it restores from",
                     reason="LAST_COMMITTED",
                 )
+            above = [s.number for s in known if number in s.bases and s.state is State.COMMITTED]
+            if above:
+                raise FailedPrecondition(f"snapshot {above[0]} of job {job_id} builds on snapshot {number}",
+                                         reason="BUILT_ON")
             chosen = [s for s in known if number in (0, s.number)]
             for snapshot in chosen:
                 await self._delete(self._entries.get(snapshot.job_id, snapshot.number) or Entry(snapshot))

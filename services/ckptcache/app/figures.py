@@ -17,9 +17,11 @@ class Figures:
         self._flush_s = metrics.histogram("flush_seconds", "Time from taking a part over to storage")
         self._parts = metrics.counter("parts_flushed", "Parts that reached storage")
         self._memory = metrics.gauge("memory_bytes", "Shared memory held by copies of parts")
+        self._replicated = metrics.counter("replicated_bytes", "Bytes of parts copied to a peer's memory")
         self._snapshots = metrics.counter("snapshots", "Snapshots by what became of them", labels=["state"])
         self._recent: deque[tuple[float, int]] = deque(maxlen=4096)
         self.total_written_bytes = 0
+        self.total_replicated_bytes = 0
         self.memory_bytes = 0
         self.ended_by_state: dict[str, int] = {}
 
@@ -39,6 +41,11 @@ class Figures:
         """Bytes held in shared memory now."""
         self.memory_bytes = size_bytes
         self._memory.set(size_bytes)
+
+    def replicated(self, size_bytes: int) -> None:
+        """A part was copied to a peer's memory."""
+        self._replicated.inc(size_bytes)
+        self.total_replicated_bytes += size_bytes
 
     def ended(self, state: str) -> None:
         """A snapshot became stored, committed, failed or damaged."""

@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
+from recmesh.runtime.gates import gate
 from services.ckptcache.app.entry import Entry, in_background
 from services.ckptcache.app.ports import Announcements, Meter, Policy
+from services.ckptcache.app.replicate import Replicator
 from services.ckptcache.domain.parts import Part
 from services.ckptcache.domain.retention import Copy, to_evict
 from services.ckptcache.domain.snapshot import State, failed, with_stored
@@ -17,6 +21,14 @@ from services.ckptcache.store.files import Cancelled, SnapshotFiles
 from services.ckptcache.store.memory import MemoryTier, read_range
 
 log = logging.getLogger(__name__)
+
+
+NICE = 10
+
+
+def step_back() -> None:
+    """For the threads that write to storage: nobody waits for them, and training needs the processor."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 class Flusher:
@@ -29,10 +41,12 @@ class Flusher:
         memory: MemoryTier,
         pool: ThreadPoolExecutor,
         policy: Policy,
+        replicator: Replicator,
         announce: Announcements,
         meter: Meter,
         clock: Clock,
     ) -> None:
+        self._replicator = replicator
         self._files, self._memory, self._pool, self._policy = files, memory, pool, policy
         self._announce, self._meter, self._clock = announce, meter, clock
         self._copies: dict[tuple[str, int, int], Copy] = {}
@@ -51,13 +65,14 @@ class Flusher:
     def adopt(self, job_id: str, number: int, part: Part, *, memory_bytes: int, flushed: bool) -> None:
         """Account for a copy that lies in memory under the part's name."""
         key = (job_id, number, part.ps)
-        self._copies[key] = Copy(job_id, number, part.ps, memory_bytes, flushed)
+        self._copies[key] = Copy(job_id, number, part.ps, memory_bytes, flushed, part.base)
         self._layouts[key] = part
         self._meter.memory(sum(copy.size_bytes for copy in self._copies.values()))
 
     def start(self, entry: Entry, part: Part) -> None:
         """Begin to write a part whose copy was adopted."""
         entry.writing[part.ps] = in_background(self._write(entry, part), name=f"flush {entry.key} {part.ps}")
+        self._replicator.offer(*entry.key, gen=entry.snapshot.gen, part=part)
 
     async def _write(self, entry: Entry, part: Part) -> None:
         snapshot = entry.snapshot
@@ -87,6 +102,7 @@ class Flusher:
             entry.writing.pop(part.ps, None)
         if entry.snapshot.state is not State.COLLECTING:
             return
+        gate("ckptcache.stored", f"{snapshot.name}, part {part.ps}")
         self._meter.flushed(seconds=self._clock.monotonic() - started, size_bytes=part.size_bytes)
         key = (snapshot.job_id, snapshot.number, part.ps)
         if key in self._copies:
@@ -123,6 +139,7 @@ class Flusher:
             await asyncio.wait(writers)
         job_id, number = entry.key
         self.forget(lambda copy: (copy.job_id, copy.number) == (job_id, number))
+        self._replicator.forget(job_id, number)
         await asyncio.to_thread(self._files.delete, job_id, number)
 
     async def settled(self) -> None:

@@ -8,7 +8,7 @@ from recmesh.runtime.clock import Clock
 from services.ckptcache.app.entry import Entries, Entry
 from services.ckptcache.app.flush import Flusher
 from services.ckptcache.app.ports import Announcements, Policy
-from services.ckptcache.domain.snapshot import Snapshot, State, failed
+from services.ckptcache.domain.snapshot import Snapshot, State, damaged, failed
 from services.ckptcache.store.catalogue import Catalogue
 from services.ckptcache.store.files import SnapshotFiles
 from services.ckptcache.store.memory import MemoryTier
@@ -65,6 +65,7 @@ class Recovery:
                 await self._take_up(snapshot)
                 seen.add((job_id, number))
                 found += 1
+        await self._check_chains()
         for known in await self._catalogue.of_job(""):
             if (known.job_id, known.number) not in seen:
                 log.warning("snapshot %d of job %s is not on storage any more", known.number, known.job_id)
@@ -97,6 +98,19 @@ class Recovery:
             self._announce.damaged(snapshot, snapshot.reason)
         if known is None or known.state is not snapshot.state:
             await self._catalogue.put(snapshot)
+
+    async def _check_chains(self) -> None:
+        """What builds on a snapshot that cannot be read cannot be read either."""
+        for entry in self._entries.of_job(""):
+            snapshot = entry.snapshot
+            for number in snapshot.bases:
+                base = self._entries.get(snapshot.job_id, number)
+                if snapshot.state is State.COMMITTED and (base is None or not base.snapshot.usable):
+                    reason = f"it builds on snapshot {number}, which is {base.snapshot.state if base else 'gone'}"
+                    entry.become(damaged(snapshot, reason))
+                    self._announce.damaged(entry.snapshot, reason)
+                    await self._catalogue.put(replace(entry.snapshot, stored=None))
+                    break
 
     def _adopt_memory(self) -> int:
         """Keep copies of parts that count; drop the others."""

@@ -11,6 +11,8 @@ from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument
 from services.ckptcache.app.checkpoints import Checkpoints
 from services.ckptcache.app.entry import Entries
 from services.ckptcache.app.flush import Flusher
+from services.ckptcache.app.ports import Peer
+from services.ckptcache.app.replicate import Replicator
 from services.ckptcache.domain.parts import (
     Part,
     PartFile,
@@ -22,6 +24,7 @@ from services.ckptcache.domain.parts import (
 from services.ckptcache.domain.snapshot import State
 from services.ckptcache.store.files import SnapshotFiles, verified
 from services.ckptcache.store.memory import MemoryTier, read_range
+from services.ckptcache.store.replicas import Key, ReplicaShelf
 from services.ckptcache.store.storage import path_of
 
 log = logging.getLogger(__name__)
@@ -33,8 +36,9 @@ MESSAGE_BYTES = 1 << 20
 class Located:
     """The nearest copy of a part.
 
-    tier "memory": `path` is one file that holds all, each at its offset. tier "storage": `path` is a
-    folder with a file for each, at offset 0; empty when it is not on this machine (use FetchPart).
+    tier "memory": `path` is one file that holds all, each at its offset. tier "peer": another node's
+    memory has it (use FetchPart). tier "storage": `path` is a folder with a file for each, at offset 0;
+    empty when it is not on this machine (use FetchPart).
     """
 
     tier: str
@@ -53,37 +57,61 @@ class Restore:
         flusher: Flusher,
         entries: Entries,
         checkpoints: Checkpoints,
+        shelf: ReplicaShelf,
+        replicator: Replicator,
         clock: Clock,
     ) -> None:
+        self._shelf, self._replicator = shelf, replicator
         self._files, self._memory, self._flusher, self._entries = files, memory, flusher, entries
         self._checkpoints, self._clock = checkpoints, clock
 
     async def locate(self, part_uri: str) -> Located:
-        """Memory first, then storage."""
-        job_id, number, ps = self._parsed(part_uri)
+        """Memory of this node first, then a peer's, then storage."""
+        job_id, number, ps = self.parsed(part_uri)
         self._check_usable(job_id, number)
         layout = self._flusher.layout(job_id, number, ps)
         path = self._memory.path(job_id, number, ps)
         if layout is not None and path.exists():
             document = layout.document or await asyncio.to_thread(self._files.part_document, job_id, number, ps)
             return Located("memory", str(path), replace(layout, document=document))
+        held = self._shelf.get((job_id, number, ps))
+        if held is not None and held.path.exists():
+            return Located("memory", str(held.path), held.part)
+        found = await self._replicator.find(part_uri)
+        if found is not None:
+            return Located("peer", "", replace(found[1], files=_flat(found[1].files)))
         part = await self._stored(job_id, number, ps)
         folder = self._files.storage.local_path(f"{snapshot_folder(job_id, number)}/{part_folder(ps)}")
-        flat = replace(part, files=tuple(replace(file, offset=0) for file in part.files))
-        return Located("storage", str(folder or ""), flat)
+        return Located("storage", str(folder or ""), replace(part, files=_flat(part.files)))
 
-    async def fetch(self, part_uri: str, file_name: str = "") -> tuple[Part, AsyncIterator[bytes]]:
-        """A part's layout as it is sent, and its bytes: of one file, or of all, one behind the other."""
-        job_id, number, ps = self._parsed(part_uri)
+    async def fetch(
+        self, part_uri: str, file_name: str = "", *, storage_only: bool = False
+    ) -> tuple[Part, AsyncIterator[bytes]]:
+        """A part's layout as it is sent, and its bytes: of one file, or of all, one behind the other.
+
+        A peer's bytes pass through as they are: who gets them has their checksums, and may ask again for
+        those on storage only.
+        """
+        job_id, number, ps = self.parsed(part_uri)
         self._check_usable(job_id, number)
-        part = await self._stored(job_id, number, ps)
+        found = None if storage_only else await self._from_peer(part_uri, (job_id, number, ps))
+        part = found[1] if found else await self._stored(job_id, number, ps)
         chosen = part.files
         if file_name:
             file = part.file(file_name)
             if file is None:
                 raise NotFound(f"{part_uri} has no file {file_name!r}")
             chosen = (file,)
-        return packed(replace(part, files=chosen)), self._bytes(job_id, number, ps, chosen)
+        layout = packed(replace(part, files=chosen))
+        if found is not None:
+            return layout, _of_peer(found[0], part_uri, chosen)
+        return layout, self._bytes(job_id, number, ps, chosen)
+
+    async def _from_peer(self, part_uri: str, key: Key) -> tuple[Peer, Part] | None:
+        """Where this node's memory has no copy and a peer's has."""
+        if self._flusher.layout(*key) is not None or self._shelf.get(key) is not None:
+            return None
+        return await self._replicator.find(part_uri)
 
     async def _bytes(self, job_id: str, number: int, ps: int, files: tuple[PartFile, ...]) -> AsyncIterator[bytes]:
         for file in files:
@@ -103,10 +131,12 @@ class Restore:
 
     def _source(self, job_id: str, number: int, ps: int, file: PartFile) -> Generator[bytes]:
         """Memory if its bytes are still what was handed over, else storage, hashed on the way."""
-        layout = self._flusher.layout(job_id, number, ps)
+        shelved = self._shelf.get((job_id, number, ps))
+        layout = self._flusher.layout(job_id, number, ps) or (shelved.part if shelved else None)
         held = layout.file(file.name) if layout is not None else None
         if held is not None:
-            path = self._memory.path(job_id, number, ps)
+            own = self._memory.path(job_id, number, ps)
+            path = shelved.path if shelved and not own.exists() else own
             try:
                 for _ in verified(held, read_range(path, held.offset, held.size_bytes)):
                     pass
@@ -132,10 +162,22 @@ class Restore:
             raise FailedPrecondition(f"{entry.snapshot.name} is {entry.snapshot.state}", reason="WRONG_STATE")
         entry.last_read = self._clock.now()
 
-    def _parsed(self, part_uri: str) -> tuple[str, int, int]:
+    def parsed(self, part_uri: str) -> Key:
+        """(job, snapshot, ps); InvalidArgument when it is no part below the storage's root."""
         path = path_of(self._files.storage, part_uri)
         found = parse_part_path(path) if path else None
         if found is None:
             reason = f"{part_uri!r} is not a part below {self._files.storage.uri}/checkpoints"
             raise InvalidArgument("cannot find the part", violations=[Violation("part_uri", reason)])
         return found
+
+
+def _flat(files: tuple[PartFile, ...]) -> tuple[PartFile, ...]:
+    """Each at the start of a file of its own."""
+    return tuple(replace(file, offset=0) for file in files)
+
+
+async def _of_peer(peer: Peer, part_uri: str, files: tuple[PartFile, ...]) -> AsyncIterator[bytes]:
+    for file in files:
+        async for chunk in peer.fetch(part_uri, file.name):
+            yield chunk

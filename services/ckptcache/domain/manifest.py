@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 from services.ckptcache.domain.parts import part_folder
-from services.ckptcache.domain.snapshot import Snapshot
+from services.ckptcache.domain.snapshot import Link, Snapshot
 
 FORMAT = "recmesh.snapshot/1"
 MANIFEST = "manifest.json"
@@ -30,6 +31,17 @@ def count(document: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _refused(f"{name} is {value!r}, not a count")
     return value
+
+
+def chain(document: Mapping[str, Any]) -> tuple[Link, ...]:
+    """The snapshots that the manifest's own builds on, newest first."""
+    try:
+        links = tuple(Link(int(link["snapshot"]), tuple(map(int, link["ps"]))) for link in document.get("chain", ()))
+    except (TypeError, KeyError, ValueError):
+        raise _refused("chain is no list of snapshots") from None
+    if any(lower.number >= upper.number for upper, lower in pairwise(links)) or any(link.number < 1 for link in links):
+        raise _refused("chain does not go from newer to older snapshots")
+    return links
 
 
 def merged(given: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a parameter server hands over: named byte ranges with checksums."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,15 @@ class Part:
     files: tuple[PartFile, ...]
     document: str = field(default="", repr=False)
     """part.json as the PS wrote it."""
+
+    @property
+    def base(self) -> int:
+        """The snapshot that it builds on, as part.json says; 0: none."""
+        try:
+            found = json.loads(self.document).get("base", 0)
+        except (ValueError, AttributeError):
+            return 0
+        return found if isinstance(found, int) else 0
 
     @property
     def size_bytes(self) -> int:

@@ -10,8 +10,8 @@ from services.ckptcache.domain.snapshot import Snapshot, State
 class Retention:
     """`keep` newest committed snapshots stay, and all younger than `max_age_s` if that is set.
 
-    The newest committed one always stays: it is what the job's record restores from. Damaged ones
-    do not count.
+    The newest committed one always stays: it is what the job's record restores from. What a kept one
+    builds on stays with it. Damaged ones do not count.
     """
 
     keep: int = 3
@@ -27,6 +27,7 @@ class Retention:
         if self.max_age_s is not None:
             kept = {s.number for s in good if s.number in kept and now - s.committed <= self.max_age_s}
         kept.add(newest.number)
+        kept |= {number for s in good if s.number in kept or s.number in in_use for number in s.bases}
         # Whatever is older than the newest committed one and not committed will never be named by the record.
         return sorted(
             snapshot.number
@@ -48,20 +49,21 @@ class Copy:
     size_bytes: int
     flushed: bool
     """On storage too; a copy that is not must not be dropped."""
+    base: int = 0
+    """The snapshot that the part builds on; 0: none."""
 
 
 def to_evict(copies: Sequence[Copy], *, budget_bytes: int, newest: int) -> list[Copy]:
     """Copies to drop so that each job has its `newest` snapshots at most, and all fit the budget.
 
-    Oldest snapshot numbers of a job go first; between jobs, the one that holds most.
+    Those that the newest ones build on stay with them, as long as the budget allows. Oldest snapshot
+    numbers of a job go first; between jobs, the one that holds most.
     """
     evicted: list[Copy] = []
     kept = list(copies)
-    numbers: dict[str, list[int]] = {}
-    for job_id in {copy.job_id for copy in kept}:
-        numbers[job_id] = sorted({copy.number for copy in kept if copy.job_id == job_id}, reverse=True)
+    wanted = {job_id: _newest(copies, job_id, newest) for job_id in {copy.job_id for copy in kept}}
     for copy in list(kept):
-        if copy.flushed and copy.number in numbers[copy.job_id][newest:]:
+        if copy.flushed and copy.number not in wanted[copy.job_id]:
             kept.remove(copy)
             evicted.append(copy)
     while sum(copy.size_bytes for copy in kept) > budget_bytes:
@@ -75,3 +77,14 @@ def to_evict(copies: Sequence[Copy], *, budget_bytes: int, newest: int) -> list[
         kept.remove(worst)
         evicted.append(worst)
     return evicted
+
+
+def _newest(copies: Sequence[Copy], job_id: str, count: int) -> set[int]:
+    """A job's newest snapshots in memory, and what they build on."""
+    bases = {copy.number: copy.base for copy in copies if copy.job_id == job_id and copy.base}
+    chosen: set[int] = set()
+    for number in sorted({copy.number for copy in copies if copy.job_id == job_id}, reverse=True)[:count]:
+        while number and number not in chosen:
+            chosen.add(number)
+            number = bases.get(number, 0)
+    return chosen

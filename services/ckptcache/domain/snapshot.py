@@ -34,6 +34,14 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A snapshot that another builds on."""
+
+    number: int
+    ps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One cut of a job's state over its parameter servers."""
 
@@ -53,6 +61,13 @@ class Snapshot:
     rows: int = 0
     samples: int = 0
     size_bytes: int = 0
+    chain: tuple[Link, ...] = ()
+    """What it builds on, newest first; nothing for a whole one. Known from its commit on."""
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """Numbers of the snapshots that it builds on, newest first."""
+        return tuple(link.number for link in self.chain)
 
     @property
     def name(self) -> str:
@@ -95,9 +110,11 @@ def failed(snapshot: Snapshot, reason: str) -> Snapshot:
     return _moved(snapshot, State.FAILED, reason=reason)
 
 
-def committed(snapshot: Snapshot, *, now: float, rows: int, samples: int) -> Snapshot:
+def committed(
+    snapshot: Snapshot, *, now: float, rows: int, samples: int, chain: tuple[Link, ...] = ()
+) -> Snapshot:
     """The job's record names it."""
-    return _moved(snapshot, State.COMMITTED, committed=now, rows=rows, samples=samples)
+    return _moved(snapshot, State.COMMITTED, committed=now, rows=rows, samples=samples, chain=chain)
 
 
 def damaged(snapshot: Snapshot, reason: str) -> Snapshot:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from services.ckptcache.domain.snapshot import Snapshot, State
+from services.ckptcache.domain.snapshot import Link, Snapshot, State
 
 
 class Entry(Protocol):
@@ -84,9 +84,11 @@ _PLAIN = (
 
 def _to_json(snapshot: Snapshot) -> dict[str, Any]:
     plain = {name: getattr(snapshot, name) for name in _PLAIN}
-    return {**plain, "expected": list(snapshot.expected), "state": str(snapshot.state)}
+    chain = [[link.number, list(link.ps)] for link in snapshot.chain]
+    return {**plain, "expected": list(snapshot.expected), "state": str(snapshot.state), "chain": chain}
 
 
 def _from_json(document: Mapping[str, Any]) -> Snapshot:
     plain = {name: document[name] for name in _PLAIN}
-    return Snapshot(**plain, expected=tuple(document["expected"]), state=State(document["state"]))
+    chain = tuple(Link(number, tuple(ps)) for number, ps in document.get("chain", ()))
+    return Snapshot(**plain, expected=tuple(document["expected"]), state=State(document["state"]), chain=chain)

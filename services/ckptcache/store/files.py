@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from recmesh.runtime.errors import DataLoss, MeshError, ResourceExhausted
-from services.ckptcache.domain.manifest import MANIFEST, MARKER, count
+from services.ckptcache.domain.manifest import MANIFEST, MARKER, chain, count
 from services.ckptcache.domain.parts import (
     PART_DOCUMENT,
     RECEIPT,
@@ -24,7 +24,7 @@ from services.ckptcache.domain.parts import (
     part_folder,
     snapshot_folder,
 )
-from services.ckptcache.domain.snapshot import Snapshot, State
+from services.ckptcache.domain.snapshot import Link, Snapshot, State
 from services.ckptcache.store.storage import TEMPORARY, Storage, ending
 
 BEGIN = "begin.json"
@@ -167,12 +167,13 @@ class SnapshotFiles:
         state = State.STORED if complete else State.COLLECTING
         rows = samples = 0
         committed, reason = 0.0, ""
+        links: tuple[Link, ...] = ()
         if MARKER in names:
             state = State.COMMITTED
             try:
                 document = json.loads(self.manifest(job_id, number))
                 rows, samples = count(document, "rows"), count(document, "samples")
-                committed = float(document["committed"])
+                committed, links = float(document["committed"]), chain(document)
                 if not complete:
                     raise DataLoss(f"receipts of parts {sorted(set(snapshot.expected) - set(parts))} are gone")
             except (MeshError, ValueError, KeyError, TypeError) as error:
@@ -192,6 +193,7 @@ class SnapshotFiles:
             rows=rows,
             samples=samples,
             size_bytes=size,
+            chain=links,
         )
 
     def receipt(self, job_id: str, number: int, ps: int, *, gen: int | None = None) -> Part | None:
@@ -235,7 +237,8 @@ class SnapshotFiles:
 
     def verify(self, snapshot: Snapshot) -> None:
         """Hash everything again; DataLoss names the first file that is not what was stored."""
-        self.manifest(snapshot.job_id, snapshot.number)
+        if snapshot.state is State.COMMITTED:
+            self.manifest(snapshot.job_id, snapshot.number)
         for ps, part in sorted((snapshot.stored or {}).items()):
             for file in part.files:
                 for _ in self.read_file(snapshot.job_id, snapshot.number, ps, file):

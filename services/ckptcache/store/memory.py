@@ -7,11 +7,10 @@ from collections.abc import Generator
 from pathlib import Path
 
 from recmesh.runtime.errors import InvalidArgument, NotFound, ResourceExhausted, Violation
+from recmesh.runtime.shared_memory import remove_abandoned
 from services.ckptcache.store.storage import CHUNK_BYTES, storage_errors
 
 FOLDER = "ckptcache"
-PART_PREFIX = "recmesh-part."
-"""How parameter servers begin the names of parts that they are writing."""
 _INCOMING = "incoming-"
 
 
@@ -84,18 +83,9 @@ class MemoryTier:
                 entry.unlink(missing_ok=True)
         return found
 
-
-    def sweep(self, *, now: float, older_than_s: float) -> int:
+    def sweep(self, *, now: float) -> int:
         """Remove parts that a PS left behind when it died before it handed them over; returns how many."""
-        removed = 0
-        for path in self._outer.glob(f"{PART_PREFIX}*"):
-            try:
-                if path.is_file() and not path.is_symlink() and now - path.stat().st_mtime > older_than_s:
-                    path.unlink()
-                    removed += 1
-            except FileNotFoundError:
-                continue
-        return removed
+        return remove_abandoned(self._outer, now=now)
 
 
 def append(path: Path, data: bytes) -> None:

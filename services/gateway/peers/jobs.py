@@ -60,6 +60,13 @@ class JobsPeer:
         )
         return document(await self._jobs.Scale(request, timeout=QUICK_S))
 
+    async def resize(self, job_id: str, *, role: str, cpu: float | None, memory_bytes: int | None) -> Document:
+        """Another size of a role's processes; None leaves cores or memory as they are."""
+        request = jobmaster_pb2.ResizeRequest(
+            job_id=job_id, role=role, cpu=cpu or 0.0, memory_bytes=memory_bytes or 0
+        )
+        return document(await self._jobs.Resize(request, timeout=QUICK_S))
+
     async def checkpoint(self, job_id: str) -> Document:
         """Cut a snapshot now."""
         request = jobmaster_pb2.JobRequest(job_id=job_id)

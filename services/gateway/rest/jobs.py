@@ -11,6 +11,7 @@ from starlette.responses import StreamingResponse
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
 from recmesh.runtime.telemetry import get_logger
+from recmesh.spec.quantity import CPU, Memory
 from services.gateway.app.ports import Document, JobEvents
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.rest import openapi
@@ -51,6 +52,18 @@ class ScaleBody(BaseModel):
     role: str = Field(examples=["worker"])
     replicas: int | None = Field(default=None, ge=0, examples=[3])
     """Pins the count; null lets brain choose again."""
+
+
+class ResizeBody(BaseModel):
+    """How large each process of a role is; what is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: str = Field(examples=["ps"])
+    cpu: CPU | None = Field(default=None, examples=[2])
+    """Cores."""
+    memory: Memory | None = Field(default=None, examples=["4Gi"])
+    """Bytes, or a quantity."""
 
 
 def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIRouter:
@@ -131,6 +144,15 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
         """Training goes on meanwhile."""
         given = await read_model(request, ScaleBody)
         return await jobs.scale(job_id, role=given.role, replicas=given.replicas)
+
+    @routes.post(
+        "/{job_id}:resize", operation_id="resizeJob", summary="Give the processes of a role another size",
+        responses=openapi.problems(400, 404, 409), openapi_extra=openapi.body(ResizeBody),
+    )  # fmt: skip
+    async def resize(job_id: JobId, request: Request) -> Document:
+        """Parameter servers are replaced one by one while training goes on; other roles change at their next start."""
+        given = await read_model(request, ResizeBody)
+        return await jobs.resize(job_id, role=given.role, cpu=given.cpu, memory_bytes=given.memory)
 
     @routes.post(
         "/{job_id}:checkpoint", operation_id="checkpointJob", summary="Cut a snapshot now",

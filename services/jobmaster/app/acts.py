@@ -9,18 +9,33 @@ from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.memory import after_oom, limit_of
 from services.jobmaster.app.queue import release_worker
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.timeline import decide
 from services.jobmaster.cluster import StartOrder
 from services.jobmaster.domain import plan
 from services.jobmaster.domain.exits import Exit, Verdict, judge, retry_delay_s
+from services.jobmaster.domain.hot import Hot
 from services.jobmaster.domain.job import RoleKey, RoleState
 from services.jobmaster.domain.phase import Phase
-from services.jobmaster.domain.rules import Drain, End, Kill, Launch, Move, NoteExit, Operate
+from services.jobmaster.domain.situation import (
+    Action,
+    Drain,
+    End,
+    Kill,
+    Launch,
+    Move,
+    NoteExit,
+    Operate,
+    Relieve,
+    Replace,
+)
 
 logger = get_logger(__name__)
 
 ON_GENERATION = frozenset({"open", "snapshot", "void", "abort"})
 """Procedures that need all parameter servers of the generation."""
-EVERYTHING = ON_GENERATION | {"plan", "close", "register"}
+ON_MEMBERS = frozenset({"move"})
+"""Procedures that may concern any parameter server."""
+EVERYTHING = ON_GENERATION | ON_MEMBERS | {"plan", "close", "register"}
 
 Cancel = Callable[[frozenset[str]], None]
 
@@ -31,9 +46,7 @@ class Acts:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    async def carry_out(
-        self, action: NoteExit | Launch | Drain | Kill | Move | End | Operate, cancel: Cancel
-    ) -> None:
+    async def carry_out(self, action: Action, cancel: Cancel) -> None:
         """One action; its effect on the status is stored before its effect on the world."""
         match action:
             case NoteExit(key, exit):
@@ -42,6 +55,10 @@ class Acts:
                 await self.launch([key])
             case Drain(key, reason):
                 await self._drain(key, reason)
+            case Replace(key, reason):
+                await self._replace(key, reason)
+            case Relieve(hot):
+                await self._relieve(hot)
             case Kill(name, reason, hard):
                 await self._kill(name, reason, hard=hard)
             case Move(phase, reason, message):
@@ -68,15 +85,17 @@ class Acts:
         old, now = run.status.role(key), run.context.clock.now()
         if old is not None and old.is_live:
             return old  # noted by a jobmaster that died before it could start it
+        size = plan.size(run.spec, run.job.intent, run.status.plan, name)
         if old is None:
-            return RoleState(role=name, index=index, since=now)
+            return RoleState(role=name, index=index, since=now, size=size)
         return RoleState(
-            role=name, index=index, attempt=old.attempt + 1, since=now, streak=old.streak, samples=old.samples
+            role=name, index=index, attempt=old.attempt + 1, since=now, streak=old.streak, samples=old.samples,
+            size=size,
         )
 
     async def _start(self, role: RoleState) -> None:
         run, key = self._run, role.key
-        size = plan.size(run.spec, run.status.plan, role.role)
+        size = role.size or plan.size(run.spec, run.job.intent, run.status.plan, role.role)
         order = StartOrder(
             job_id=run.job_id, name=role.name, role=role.role, index=role.index,
             env=self._env(role.role, role.index), cpu=size.cpu, memory_bytes=limit_of(run, role.role),
@@ -144,7 +163,7 @@ class Acts:
             self._count(role, verdict)
         if role.role == "ps":
             run.context.peers.servers.forget(role.address)
-            cancel(ON_GENERATION)
+            cancel(_concerned(run, role))
         logger.info("job %s: %s ended: %s", run.job_id, role.name, verdict.text)
         run.telling.role_exited(
             ended, code=exit.code, reason=verdict.text, expected=not verdict.is_uncommanded
@@ -191,6 +210,27 @@ class Acts:
         await run.flush()
         await run.context.cluster.drain(run.job_id, role.name)
 
+    async def _replace(self, key: RoleKey, reason: str) -> None:
+        run = self._run
+        role = run.status.role(key)
+        if role is None or not role.is_live or role.leaving:
+            return
+        run.put_role(role.model_copy(update={"leaving": reason, "leaving_since": run.context.clock.now()}))
+        decide(
+            run, matter="replacement", place=role.place, seen=reason, decision="another process takes over its slots"
+        )
+        await run.flush()
+
+    async def _relieve(self, hot: Hot) -> None:
+        run = self._run
+        decide(run, matter="hot ps", place=f"ps {hot.ps}", seen=hot.seen, decision=hot.decided)
+        run.update(judged_at=run.context.clock.now())
+        if hot.weights:
+            for role in run.status.live("ps"):
+                run.put_role(role.model_copy(update={"weight": hot.weights.get(role.index, role.weight)}))
+            run.update(rebalance=f"PS {hot.ps} is relieved: {hot.seen}")
+        await run.flush()
+
     async def _kill(self, name: str, reason: str, *, hard: bool) -> None:
         run = self._run
         logger.info("job %s: %s is ended: %s", run.job_id, name, reason)
@@ -209,10 +249,19 @@ class Acts:
         run = self._run
         if phase is Phase.SCALING:
             after = plan.wanted(run.spec, run.job.intent, run.status.plan, "worker")
-            run.telling.scaled(
-                role="worker", before=run.status.settled_workers, after=after, reason=run.job.intent.reason
-            )
+            if after != run.status.settled_workers:
+                run.telling.scaled(
+                    role="worker", before=run.status.settled_workers, after=after, reason=run.job.intent.reason
+                )
             run.update(settled_workers=after)
         run.move(phase, reason=reason, message=message)
         await run.flush()
         await asyncio.sleep(0)
+
+
+def _concerned(run: Run, role: RoleState) -> frozenset[str]:
+    """The procedures that make no sense any more without this parameter server."""
+    record = run.record
+    if record.phase not in ("open", "finishing") or role.index in {member.ps for member in record.owning}:
+        return ON_GENERATION | ON_MEMBERS
+    return ON_MEMBERS if record.member(role.index) is not None else frozenset()

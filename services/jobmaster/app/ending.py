@@ -6,11 +6,11 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.app.snapshots import tell_again, tell_ckptcache
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
+from services.jobmaster.domain.closing import needs_finisher
 from services.jobmaster.domain.facts import facts_of
 from services.jobmaster.domain.job import Closing
 from services.jobmaster.domain.ledgers import is_full, trained
 from services.jobmaster.domain.phase import Phase
-from services.jobmaster.domain.rules import needs_finisher
 from services.jobmaster.peers import JobEnd, ModelVersion
 
 logger = get_logger(__name__)

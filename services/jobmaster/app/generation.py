@@ -7,9 +7,12 @@ runner cancels this, replaces it, and begins again with R1.
 import asyncio
 
 from recmesh.runtime.errors import DataLoss, DeadlineExceeded, MeshError, NotFound, Unavailable
+from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app import moving
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.snapshots import tell_again
+from services.jobmaster.domain import fleet
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.ledgers import Ledger, trained
@@ -30,6 +33,7 @@ async def open_generation(run: Run, *, reason: str) -> None:
     while True:
         former = run.record.gen
         record, restored = await _r1_record(run), False
+        gate("jobmaster.rollback", f"generation {record.gen}")
         try:
             parts, done = await _source(run, record)
             await _r2_restore(run, record, parts)
@@ -42,6 +46,7 @@ async def open_generation(run: Run, *, reason: str) -> None:
                 raise
             continue
         break
+    gate("jobmaster.opened", f"generation {record.gen}")
     await run.change_record(lambda now: records.opened(now, term=record.term, gen=record.gen))
     run.queue = None
     samples = trained(done, voids=run.record.voids)
@@ -62,13 +67,21 @@ async def open_generation(run: Run, *, reason: str) -> None:
 
 
 async def _r1_record(run: Run) -> RunRecord:
+    there = fleet.present(run.status)
+    count = fleet.wanted(run.spec, run.job.intent, run.status, run.record)
     members = [
-        Member(ps=role.index, address=role.address, incarnation=role.incarnation)
-        for role in run.status.live("ps") if role.stage == "running"
+        Member(ps=ps, address=there[ps].address, incarnation=there[ps].incarnation)
+        for ps in fleet.places(run.record, run.status, count=count) if ps in there
     ]
-    return await run.change_record(
-        lambda record: records.next_generation(record, term=record.term, members=members)
+    before = run.record.owners
+    after = await run.change_record(
+        lambda record: records.next_generation(
+            record, term=record.term, members=members, weights=fleet.weights(run.status)
+        )
     )
+    if after.owners != before:
+        run.slots_placed(tuple(member.ps for member in members))
+    return after
 
 
 async def _source(run: Run, record: RunRecord) -> tuple[tuple[str, ...], Ledger]:
@@ -166,6 +179,8 @@ async def take_over(run: Run) -> None:
                 member.address, job_id=run.job_id, gen=record.gen, term=record.term
             )
             logger.info("job %s: PS %d is in generation %d", run.job_id, member.ps, answer.gen)
+            if answer.gen == record.gen:
+                await moving.clear(run, member, answer)
         except MeshError as error:
             logger.warning("job %s: PS %d has not the new term: %s", run.job_id, member.ps, error.message)
 

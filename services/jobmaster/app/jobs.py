@@ -1,6 +1,7 @@
 """What users ask of jobs, and the registry of those that this jobmaster runs."""
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from services.jobmaster.app.context import Context
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
 from services.jobmaster.domain import plan as plans
-from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus
+from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, Size
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
 
@@ -260,7 +261,7 @@ class Jobs:
     async def scale(self, job_id: str, *, role: str, replicas: int, clear: bool) -> Run:
         """Pins the number of a role's processes, or lifts the pin."""
         run = self.run_of(job_id)
-        check_scale(run.spec, run.record, role, replicas, clear=clear)
+        check_scale(run.spec, role, replicas, clear=clear)
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
             raise FailedPrecondition(f"job {job_id} trains no more", reason="JOB_ENDED")
 
@@ -272,6 +273,21 @@ class Jobs:
             else:
                 pins[role] = replicas
             return intent.model_copy(update={"replicas": pins, "cleared": tuple(cleared)})
+
+        await run.wish(change)
+        return run
+
+    async def resize(self, job_id: str, *, role: str, cpu: float, memory_bytes: int) -> Run:
+        """Another size of a role's processes; 0 leaves cores or memory as they are."""
+        run = self.run_of(job_id)
+        check_resize(role, cpu=cpu, memory_bytes=memory_bytes)
+        if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
+            raise FailedPrecondition(f"job {job_id} trains no more", reason="JOB_ENDED")
+
+        def change(intent: Intent) -> Intent:
+            before = intent.sizes.get(role, Size())
+            size = Size(cpu=cpu or before.cpu, memory_bytes=memory_bytes or before.memory_bytes)
+            return intent.model_copy(update={"sizes": intent.sizes | {role: size}})
 
         await run.wish(change)
         return run
@@ -323,8 +339,8 @@ class Jobs:
         return history[-limit:] if limit else history
 
 
-def check_scale(spec: TrainingJob, record: RunRecord, role: str, replicas: int, *, clear: bool) -> None:
-    """InvalidArgument or FailedPrecondition with the reason; nothing when it may be done."""
+def check_scale(spec: TrainingJob, role: str, replicas: int, *, clear: bool) -> None:
+    """InvalidArgument with the reason; nothing when it may be done."""
 
     def refuse(path: str, reason: str) -> InvalidArgument:
         what = role or "this role"
@@ -332,18 +348,25 @@ def check_scale(spec: TrainingJob, record: RunRecord, role: str, replicas: int, 
 
     if role not in ("ps", "worker", "evaluator"):
         raise refuse("role", f"{role!r} is no role that can be scaled; worker, ps and evaluator are")
-    if role == "ps" and record.gen > 0 and (clear or replicas != len(record.members)):
-        raise FailedPrecondition(
-            "the number of parameter servers cannot change while a job trains: its slots are placed on "
-            f"{len(record.members)}",
-            reason="PS_COUNT_FIXED",
-        )
     if clear:
         return
     bounds = getattr(spec.roles, role)
     least = 0 if role == "evaluator" else 1
     if not least <= replicas <= bounds.max:
         raise refuse("replicas", f"must be from {least} to {bounds.max} (roles.{role}.max)")
+
+
+def check_resize(role: str, *, cpu: float, memory_bytes: int) -> None:
+    """InvalidArgument names what is wrong."""
+    wrong = []
+    if role not in ("ps", "worker", "evaluator"):
+        wrong.append(Violation("role", f"{role!r} is no role that can be resized; worker, ps and evaluator are"))
+    if not math.isfinite(cpu) or cpu < 0:
+        wrong.append(Violation("cpu", f"{cpu:g} is no number of cores"))
+    if not cpu and not memory_bytes:
+        wrong.append(Violation("cpu", "neither cpu nor memory is given"))
+    if wrong:
+        raise InvalidArgument(f"{role or 'this role'} cannot be resized", violations=wrong)
 
 
 def wanted_of(run: Run) -> dict[str, int]:

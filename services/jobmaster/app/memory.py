@@ -6,7 +6,7 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import memory as rules
 from services.jobmaster.domain import plan as plans
-from services.jobmaster.domain.job import RoleState
+from services.jobmaster.domain.job import RoleState, Size
 from services.jobmaster.domain.memory import MIB, Answer, Growth, Point, hottest
 
 logger = get_logger(__name__)
@@ -16,7 +16,7 @@ LOOK_S = 1.0
 
 def limit_of(run: Run, role: str) -> int:
     """Bytes that one process of the role may use; 0: no limit."""
-    planned = plans.size(run.spec, run.status.plan, role).memory_bytes
+    planned = plans.size(run.spec, run.job.intent, run.status.plan, role).memory_bytes
     return max(planned, run.status.memory.get(role, 0)) if planned else 0
 
 
@@ -25,14 +25,14 @@ async def after_oom(run: Run, role: RoleState, *, how: str) -> None:
     limit = limit_of(run, role.role)
     if not limit:
         decide(
-            run, matter="memory", place=_place(role.role, role.index), seen=how,
+            run, matter="memory", place=role.place, seen=how,
             decision="started again as it was: it had no limit of its own that could be raised",
         )
         return
     ceiling = await _ceiling(run, role.role, limit)
     answer = rules.after_oom(role.role, limit, ceiling=ceiling, limits=run.context.limits)
     number = decide(
-        run, matter="memory", place=_place(role.role, role.index), seen=f"killed for memory: {how}",
+        run, matter="memory", place=role.place, seen=f"killed for memory: {how}",
         decision=_text(answer, limit) if answer.kind == "raise" else f"started again as it was: {answer.reason}",
     )
     if answer.kind == "raise":
@@ -120,10 +120,11 @@ class MemoryWatch:
 
 async def _ceiling(run: Run, role: str, limit: int) -> tuple[int, str]:
     declared = run.spec.roles.worker if role == "finisher" else getattr(run.spec.roles, role)
+    asked = run.job.intent.sizes.get(role, Size())
     capacity = await run.context.cluster.capacity()
     return rules.ceiling_of(
-        pin_bytes=declared.memory or 0, most_bytes=declared.memory_max or 0, free_bytes=capacity.memory_bytes,
-        limit_bytes=limit, limits=run.context.limits,
+        pin_bytes=asked.memory_bytes or declared.memory or 0, most_bytes=declared.memory_max or 0,
+        free_bytes=capacity.memory_bytes, limit_bytes=limit, limits=run.context.limits,
     )
 
 
@@ -134,7 +135,7 @@ async def _raise(run: Run, role: str, limit: int, answer: Answer, number: int, *
         role=role, before=limit, after=answer.memory_bytes, cause=cause, reason=_text(answer, limit)
     )
     await run.flush()
-    cpu, changed, living = plans.size(run.spec, run.status.plan, role).cpu, 0, run.status.live(role)
+    cpu, changed, living = plans.size(run.spec, run.job.intent, run.status.plan, role).cpu, 0, run.status.live(role)
     for state in living:
         changed += await run.context.cluster.resize(
             run.job_id, state.name, cpu=cpu, memory_bytes=answer.memory_bytes

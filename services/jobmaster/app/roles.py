@@ -13,7 +13,6 @@ from services.jobmaster.app.timeline import decide
 from services.jobmaster.domain.evaluation import judged
 from services.jobmaster.domain.job import RoleState
 from services.jobmaster.domain.record import RunRecord
-from services.jobmaster.domain.rules import place
 from services.jobmaster.domain.vitals import Beat
 
 logger = get_logger(__name__)
@@ -108,22 +107,31 @@ class Roles:
         run.vitals.hear((role, index), beat)
         if run.status.ending is not None or (record.phase == "closed" and role != "finisher"):
             return Answer("exit", record.gen, record.map_version, record.phase)
-        if beat.draining and state.stage == "running" and role == "worker" and record.phase == "open":
+        if beat.draining and state.stage == "running" and record.phase == "open":
             self._notified(run, state)
         if state.stage == "draining":
             return Answer("drain", record.gen, record.map_version, record.phase)
         return answer
 
     def _notified(self, run: Run, state: RoleState) -> None:
-        """Somebody else told the process to go: its end is no failure, and its place is filled at once."""
+        """Somebody else told the process to go: its end is no failure, and its place is filled at once.
+
+        A worker's work is another's at once. A parameter server leaves when its slots have left it.
+        """
+        if state.role == "ps" and state.leaving:
+            return
         why = "it was told to end by its machine, its scheduler or a person (SIGTERM)"
-        logger.info("job %s: %s drains: %s", run.job_id, state.name, why)
-        run.put_role(state.model_copy(update={"stage": "draining", "since": run.context.clock.now()}))
+        now = run.context.clock.now()
+        if state.role == "ps":
+            run.put_role(state.model_copy(update={"leaving": why, "leaving_since": now}))
+            answer = "another process takes over its slots"
+        elif state.role == "worker":
+            run.put_role(state.model_copy(update={"stage": "draining", "since": now}))
+            answer = "its batches in flight are finished, its leases returned, and another process takes its place"
+        else:
+            return
         run.telling.role_notified(state, reason=why)
-        decide(
-            run, matter="termination", place=place(state), seen=why,
-            decision="its batches in flight are finished, its leases returned, and another process takes its place",
-        )
+        decide(run, matter="termination", place=state.place, seen=why, decision=answer)
         run.wake()
 
     async def record(self, job_id: str, *, newer_than_gen: int, wait_s: float) -> RunRecord:

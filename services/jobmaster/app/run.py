@@ -106,6 +106,14 @@ class Run:
         """The place's new state, in memory."""
         self.status = self.status.with_role(role)
 
+    def slots_placed(self, servers: tuple[int, ...]) -> None:
+        """All slots are on these parameter servers, as wanted; in memory, and the event where their number changed."""
+        before = len(self.status.settled_ps)
+        if before and before != len(servers):
+            reason = self.job.intent.reason
+            self.telling.scaled(role="ps", before=before, after=len(servers), reason=reason)
+        self.update(settled_ps=servers, rebalance="", placed_at=self.context.clock.now())
+
     def note(self, text: str) -> None:
         """A line for the user, once."""
         self.status = self.status.with_note(text)
@@ -170,6 +178,21 @@ class Run:
                     await self._record_changed.wait()
         except TimeoutError:
             pass
+        return self.record
+
+    async def record_news(self, *, timeout_s: float) -> None:
+        """Waits for the record's next change, at most so long."""
+        changed = self._record_changed
+        try:
+            async with asyncio.timeout(timeout_s):
+                await changed.wait()
+        except TimeoutError:
+            pass
+
+    async def no_move_pending(self) -> RunRecord:
+        """The record, once no slots are between two servers: that takes milliseconds, or until one of them dies."""
+        while self.record.moving:
+            await self.record_news(timeout_s=1.0)
         return self.record
 
     # -- users' wishes -----------------------------------------------------------------------------------

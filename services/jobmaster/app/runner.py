@@ -1,12 +1,14 @@
 """The runner of one job: it looks, decides by `domain.rules`, and acts, until the job is gone.
 
-Long procedures run beside it, one at a time, so that a process that ends is seen at once. Whatever fails for
+Long procedures run beside it, one at a time, and moves of slots beside those, so that a process that ends is seen
+at once. Whatever fails for
 want of a service is tried again with growing pauses; the loop itself never ends by an error.
 """
 
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from recmesh.runtime.errors import (
     AlreadyExists,
@@ -17,7 +19,7 @@ from recmesh.runtime.errors import (
     NotFound,
 )
 from recmesh.runtime.telemetry import get_logger
-from services.jobmaster.app import ending, generation, planning, queue, snapshots
+from services.jobmaster.app import ending, generation, moving, planning, queue, snapshots
 from services.jobmaster.app.acts import Acts
 from services.jobmaster.app.memory import MemoryWatch
 from services.jobmaster.app.profile import Profiler
@@ -27,8 +29,10 @@ from services.jobmaster.domain.exits import retry_delay_s
 from services.jobmaster.domain.job import Ending
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import Refused
-from services.jobmaster.domain.rules import Launch, Operate, Process, Seen, Situation, decide, next_look_s
+from services.jobmaster.domain.rules import decide, next_look_s
+from services.jobmaster.domain.situation import Launch, Operate, Process, Seen, Situation
 from services.jobmaster.domain.snapshot import NotAPartition
+from services.jobmaster.domain.vitals import share_of_calls
 
 logger = get_logger(__name__)
 
@@ -42,6 +46,16 @@ MAX_ROUNDS = 100
 """Decisions in a row without waiting; more would be a rule that does not change what it looks at."""
 
 
+@dataclass(slots=True)
+class Lane:
+    """One procedure at a time."""
+
+    name: str = ""
+    task: asyncio.Task[None] | None = None
+    retry_at: float = 0.0
+    """After a failure nothing begins here before it."""
+
+
 class Runner:
     """Owns the tasks of one job."""
 
@@ -51,12 +65,10 @@ class Runner:
         self._acts = Acts(run)
         self._profiler = Profiler(run)
         self._tasks: list[asyncio.Task[None]] = []
-        self._operation: asyncio.Task[None] | None = None
-        self._operation_name = ""
+        self._operation, self._moves = Lane(), Lane()
         self._failures: dict[str, int] = {}
         """In a row, by procedure."""
         self._refusals: dict[str, int] = {}
-        self._retry_at = 0.0
         self._flushed_at = 0.0
         self._gone = False
 
@@ -72,9 +84,7 @@ class Runner:
 
     async def stop(self) -> None:
         """Ends the tasks; the job's processes go on."""
-        tasks = [*self._tasks]
-        if self._operation is not None:
-            tasks.append(self._operation)
+        tasks = [*self._tasks, *(lane.task for lane in (self._operation, self._moves) if lane.task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -153,8 +163,10 @@ class Runner:
             heard={key: beat.at for key, beat in run.vitals.beats.items()},
             watching_since=run.watching_since,
             drained=run.queue.drained if run.queue is not None else None,
-            operation=self._operation_name,
-            operation_retry_at=self._retry_at,
+            operation=self._operation.name, operation_retry_at=self._operation.retry_at,
+            moving=bool(self._moves.name), moving_retry_at=self._moves.retry_at,
+            busy=run.vitals.busy_over("ps", run.context.limits.hot_window_s, now=now),
+            waiting=share_of_calls(run.vitals.of("worker")),
             quarantine_due=bool(run.quarantine),
             killing=frozenset(run.killing),
             grown=dict(run.vitals.grown), queued_since=run.queued_since, work_since=run.work_since,
@@ -172,18 +184,23 @@ class Runner:
 
     # -- procedures --------------------------------------------------------------------------------------
 
+    def _lane(self, name: str) -> Lane:
+        return self._moves if name == "move" else self._operation
+
     def _begin(self, operation: Operate) -> None:
-        if self._operation_name:
+        lane = self._lane(operation.name)
+        if lane.name:
             return
-        self._operation_name = operation.name
-        self._operation = asyncio.create_task(self._carry_through(operation))
+        lane.name = operation.name
+        lane.task = asyncio.create_task(self._carry_through(operation, lane))
 
     def _cancel_operation(self, names: frozenset[str]) -> None:
         """A parameter server has died, or the job ends: what is under way makes no sense any more."""
-        if self._operation is not None and self._operation_name in names:
-            self._operation.cancel()
+        for lane in (self._operation, self._moves):
+            if lane.task is not None and lane.name in names:
+                lane.task.cancel()
 
-    async def _carry_through(self, operation: Operate) -> None:
+    async def _carry_through(self, operation: Operate, lane: Lane) -> None:
         run, name = self.run, operation.name
         try:
             await self._procedure(operation)
@@ -191,7 +208,7 @@ class Runner:
                 await run.flush()
             self._failures.pop(name, None)
             self._refusals.pop(name, None)
-            self._retry_at = 0.0
+            lane.retry_at = 0.0
             if run.status.message.endswith(TRIED_AGAIN):
                 run.update(message="")
         except LostRun as error:
@@ -202,7 +219,7 @@ class Runner:
             self._pause(name)
         except FINAL as error:
             self._refused(name, error)
-        except (MeshError, snapshots.Aborted, NotAPartition) as error:
+        except (MeshError, snapshots.Aborted, moving.MoveFailed, NotAPartition) as error:
             logger.warning("job %s: %s failed, and is tried again: %s", run.job_id, name, error)
             self._pause(name)
             self._tell_trouble(name, error)
@@ -210,7 +227,7 @@ class Runner:
             logger.exception("job %s: %s failed, and is tried again", run.job_id, name)
             self._pause(name)
         finally:
-            self._operation, self._operation_name = None, ""
+            lane.task, lane.name = None, ""
             run.wake()
 
     async def _procedure(self, operation: Operate) -> None:
@@ -223,6 +240,7 @@ class Runner:
                 run, run.record.marking, gen=run.record.gen, reason=operation.reason
             ),
             "void": lambda: snapshots.quarantine(run),
+            "move": lambda: moving.step(run),
             "close": lambda: ending.close(run),
             "register": lambda: ending.register(run),
             "end": lambda: self._end(),
@@ -240,7 +258,7 @@ class Runner:
                 # Stopping does not wait for ever for a snapshot that cannot be had.
                 run.update(stop_snapshot_tried=True)
         if label == "drained" and run.record.phase != "closed":
-            self._retry_at = run.context.clock.now() + run.context.limits.final_retry_s
+            self._operation.retry_at = run.context.clock.now() + run.context.limits.final_retry_s
 
     async def _end(self) -> None:
         await ending.end(self.run)
@@ -253,8 +271,8 @@ class Runner:
 
     def _pause(self, name: str) -> None:
         failures = self._failures[name] = self._failures.get(name, 0) + 1
-        base_s = 0.2 if name in ("open", "plan", "end", "close") else 1.0
-        self._retry_at = self.run.context.clock.now() + retry_delay_s(
+        base_s = 0.2 if name in ("open", "plan", "end", "close", "move") else 1.0
+        self._lane(name).retry_at = self.run.context.clock.now() + retry_delay_s(
             failures + 1, base_s=base_s, ceiling_s=10.0
         )
 

@@ -1,9 +1,11 @@
 """Snapshots (S1 to S4) and quarantine: structural operations on an open generation, one at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from recmesh.runtime.errors import MeshError, MeshFault, Unavailable
+from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import record as records
@@ -27,17 +29,20 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
     asked, samples = run.job.intent.checkpoint, run.status.samples
     if label == "finish":
         await run.change_record(lambda record: records.finishing(record, term=record.term))
+    await run.no_move_pending()
     record = await run.change_record(lambda now: records.mark(now, term=now.term, gen=now.gen))
-    number = record.marking
+    number, previous = record.marking, await _last_manifest(run, record)
+    gate("jobmaster.mark", f"snapshot {number}")
     try:
         await run.context.peers.checkpoints.begin(
-            run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.members],
+            run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.owning],
             label=label,
         )
-        cuts = await _mark(run, record, number)
+        base = snapshots.base_for(previous, gen=record.gen, full_every=run.spec.checkpoint.full_every)
+        cuts = await _mark(run, record, number, base=base)
         snapshots.check_partition(cuts)
         await _stored(run, number)
-        manifest = _manifest(run, record, number, cuts, label)
+        manifest = _manifest(run, record, number, cuts, label, chain=snapshots.chain_on(previous, cuts))
         await run.context.store.save_manifest(run.job_id, number, manifest)
     except (MeshError, snapshots.NotAPartition, Aborted) as error:
         await abort(run, number, gen=record.gen, reason=str(error))
@@ -50,15 +55,21 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
     await _commit(run, record, number, cuts, asked=asked)
 
 
-async def _mark(run: Run, record: RunRecord, number: int) -> list[Cut]:
+async def _last_manifest(run: Run, record: RunRecord) -> Mapping[str, Any] | None:
+    """Of the last committed snapshot; None when there is none, and the next one is whole."""
+    return await run.context.store.manifest(run.job_id, record.last_committed) if record.last_committed else None
+
+
+async def _mark(run: Run, record: RunRecord, number: int, *, base: int) -> list[Cut]:
     servers = run.context.peers.servers
 
     async def mark(member: Member) -> Cut:
         return await servers.mark(
-            member.address, ps=member.ps, job_id=run.job_id, gen=record.gen, term=record.term, snapshot=number
+            member.address, ps=member.ps, job_id=run.job_id, gen=record.gen, term=record.term, snapshot=number,
+            base=base,
         )
 
-    return list(await asyncio.gather(*map(mark, record.members)))
+    return list(await asyncio.gather(*map(mark, record.owning)))
 
 
 async def _stored(run: Run, number: int) -> None:
@@ -80,17 +91,19 @@ async def _stored(run: Run, number: int) -> None:
             raise Aborted(f"not stored after {run.context.limits.snapshot_timeout_s:g} s: {reason}")
 
 
-def _manifest(run: Run, record: RunRecord, number: int, cuts: list[Cut], label: str) -> dict[str, object]:
+def _manifest(
+    run: Run, record: RunRecord, number: int, cuts: list[Cut], label: str, *, chain: Sequence[Mapping[str, Any]]
+) -> dict[str, object]:
     manifest = dict(
         snapshots.manifest(
             job_id=run.job_id, gen=record.gen, snapshot=number, map_version=record.map_version, cuts=cuts,
             voids=record.voids, partly_applied=record.partly_applied,
             log_last_sequence=run.status.log_last_sequence, total=run.status.total,
-            created=run.context.clock.now(), label=label,
+            created=run.context.clock.now(), label=label, chain=chain,
         )
     )
     parts = snapshots.part_uris(
-        run.context.storage_uri, job_id=run.job_id, snapshot=number, ps=[cut.ps for cut in cuts]
+        run.context.storage_uri, job_id=run.job_id, snapshot=number, ps=[cut.ps for cut in cuts], chain=chain
     )
     return manifest | {"parts": parts}
 
@@ -99,9 +112,11 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
     """S4, and what follows from it: retention, the queue's audit, the end."""
     done = snapshots.applied_by_all(cuts)
     full = is_full(done, total=run.status.total)
+    gate("jobmaster.commit", f"snapshot {number}")
     after = await run.change_record(
         lambda now: records.commit(now, term=record.term, gen=record.gen, snapshot=number, full=full)
     )
+    gate("jobmaster.committed", f"snapshot {number}")
     run.update(snapshot_at=run.context.clock.now(), checkpoint_served=asked)
     run.telling.snapshot_committed(
         snapshot=number, gen=record.gen, samples=trained(done, voids=after.voids),
@@ -190,7 +205,7 @@ async def abort(run: Run, number: int, *, gen: int, reason: str) -> None:
         except MeshError as error:
             logger.warning("job %s: PS %d still marks %d: %s", run.job_id, member.ps, number, error.message)
 
-    await asyncio.gather(*map(forget, record.members), _abort_at_ckptcache(run, number, reason))
+    await asyncio.gather(*map(forget, record.owning), _abort_at_ckptcache(run, number, reason))
 
 
 async def _abort_at_ckptcache(run: Run, number: int, reason: str) -> None:
@@ -206,6 +221,7 @@ async def quarantine(run: Run) -> None:
         batches = run.quarantine
         if not batches:
             return
+        await run.no_move_pending()
         record = await run.change_record(
             lambda now: records.void(now, term=now.term, gen=now.gen, batches=batches)
         )
@@ -217,7 +233,7 @@ async def quarantine(run: Run) -> None:
             member.address, job_id=run.job_id, gen=record.gen, term=record.term, batches=record.pending_voids
         )
 
-    answers = await asyncio.gather(*map(void, record.members))
+    answers = await asyncio.gather(*map(void, record.owning))
     partly = dict.fromkeys(interval for answer in answers for interval in answer)
     await run.change_record(
         lambda now: records.voided(now, term=record.term, gen=record.gen, partly_applied=tuple(partly))
@@ -248,11 +264,17 @@ def tell_set_aside(run: Run) -> None:
 
 
 async def live_ledger(run: Run) -> tuple[Ledger, int]:
-    """(positions applied by all servers now, newest lease epoch that any has seen)."""
-    record, servers = run.record, run.context.peers.servers
-    if not record.members:
-        raise Unavailable("no generation is open")
-    answers = await asyncio.gather(
-        *(servers.ledgers(member.address, job_id=run.job_id, gen=record.gen) for member in record.members)
-    )
-    return intersection([ledger for ledger, _ in answers]), max(epoch for _, epoch in answers)
+    """(positions applied by all servers now, newest lease epoch that any has seen).
+
+    Of one version of the map: slots that are between two servers are in nobody's answer.
+    """
+    servers = run.context.peers.servers
+    while True:
+        record = await run.no_move_pending()
+        if not record.members:
+            raise Unavailable("no generation is open")
+        answers = await asyncio.gather(
+            *(servers.ledgers(member.address, job_id=run.job_id, gen=record.gen) for member in record.owning)
+        )
+        if run.record.map_version == record.map_version and not run.record.moving:
+            return intersection([ledger for ledger, _ in answers]), max(epoch for _, epoch in answers)

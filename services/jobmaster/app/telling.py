@@ -72,6 +72,10 @@ class Telling:
         data = catalog.JobScaled(role=role, from_replicas=before, to_replicas=after, reason=reason)
         self._tell(catalog.JOB_SCALED, data)
 
+    def slots_moved(self, data: catalog.JobSlotsMoved) -> None:
+        """Slots have another parameter server."""
+        self._tell(catalog.JOB_SLOTS_MOVED, data)
+
     def role_started(self, role: RoleState) -> None:
         """A process was started."""
         data = catalog.JobRoleStarted(

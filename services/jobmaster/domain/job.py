@@ -23,6 +23,13 @@ class Stored(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class Size(Stored):
+    """How large a process is to be; 0: as it is planned."""
+
+    cpu: float = 0.0
+    memory_bytes: int = 0
+
+
 class Intent(Stored):
     """What users have asked for, durable before they are answered. The newest wish wins."""
 
@@ -34,6 +41,8 @@ class Intent(Stored):
     """Pins by role; what `recmesh scale` set."""
     cleared: tuple[str, ...] = ()
     """Roles whose pin in the spec was lifted."""
+    sizes: dict[str, Size] = {}
+    """By role; parameter servers of another size are replaced one by one, other roles at their next start."""
     checkpoint: int = 0
     """Counts requests for a snapshot."""
 
@@ -89,11 +98,25 @@ class RoleState(Stored):
     retry_at: float = 0.0
     samples: int = 0
     """Of attempts that ended."""
+    size: RolePlan | None = None
+    """How large this attempt was started; None: not known."""
+    leaving: str = ""
+    """Why this process is to be replaced, once its slots have gone elsewhere; empty: it stays."""
+    leaving_since: float = 0.0
+    left_at: float = 0.0
+    """When it ceased to be a member of its generation."""
+    weight: float = 1.0
+    """How many slots this process can bear, relative to a parameter server that was never hot."""
 
     @property
     def key(self) -> RoleKey:
         """Which place of the job it fills."""
         return self.role, self.index
+
+    @property
+    def place(self) -> str:
+        """For people: `worker 1`."""
+        return f"{self.role} {self.index}"
 
     @property
     def name(self) -> str:
@@ -215,6 +238,14 @@ class JobStatus(Stored):
     stop_snapshot_tried: bool = False
     settled_workers: int = 0
     """The number of workers that the phase Running stands for."""
+    settled_ps: tuple[int, ...] = ()
+    """The parameter servers over which the slots were last placed, all of them."""
+    rebalance: str = ""
+    """Why the slots are to be placed anew on the same servers; empty: they are not."""
+    placed_at: float = 0.0
+    """When slots were last placed: loads of before say nothing of those after."""
+    judged_at: float = 0.0
+    """When a parameter server was last found hot."""
     ending: Ending | None = None
     recorded: bool = False
     """brain has its history."""

@@ -28,6 +28,22 @@ class Limits(BaseModel):
     retry_reset_s: float = 120.0
     """A process that lived so long begins again with no failures in a row."""
     snapshot_timeout_s: float = 900.0
+    linger_s: float = 3.0
+    """A parameter server that has left tells workers with an old map so for so long; heartbeats tell them, too."""
+    copy_timeout_s: float = 600.0
+    """A copy of slots that has not caught up with training after so long is given up, and begun again later."""
+    freeze_s: float = 3.0
+    """Slots wait for their new server so long; then it is asked to promise that it never installs them."""
+    replacement_s: float = 10.0
+    """A parameter server that must go waits so long for its replacement; then the others take its slots."""
+    hot_window_s: float = 15.0
+    """Loads of parameter servers are compared over so long; 0: never."""
+    hot_ratio: float = 2.0
+    """A parameter server is hot with so many times the load of its peers' median, ..."""
+    hot_wait_share: float = 0.3
+    """... while calls to parameter servers take this part of a worker's step."""
+    hot_pause_s: float = 30.0
+    """After a decision on a hot parameter server the next one waits so long."""
     final_retry_s: float = 0.5
     """Between a closing snapshot that was not full and the next one."""
     deaths_to_quarantine: int = 3

@@ -60,8 +60,9 @@ def _dense(data: DatasetSpec) -> list[str]:
 def _table_violations(spec: TrainingJob, tables: list[str]) -> list[Violation]:
     reason = f"the model has no such table; it has {', '.join(tables)}"
     return [
-        Violation(f"training.table_optimizers.{name}", reason)
-        for name in spec.training.table_optimizers if name != "*" and name not in tables
+        Violation(f"training.{field}.{name}", reason)
+        for field, given in (("table_optimizers", spec.training.table_optimizers), ("tables", spec.training.tables))
+        for name in given if name != "*" and name not in tables
     ]
 
 

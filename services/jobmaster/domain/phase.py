@@ -25,7 +25,7 @@ MEANING: Mapping[Phase, str] = {
     Phase.PENDING: "accepted and stored; nothing runs yet",
     Phase.STARTING: "its processes start, and the first generation opens",
     Phase.RUNNING: "batches are trained",
-    Phase.SCALING: "batches are trained while workers come or go",
+    Phase.SCALING: "batches are trained while workers or parameter servers come or go, or slots move",
     Phase.RECOVERING: "a parameter server was lost; the last committed snapshot is being restored",
     Phase.SUSPENDED: "its processes are gone, its snapshots are kept",
     Phase.SUCCEEDED: "one committed snapshot has every batch in its ledgers; the model is exported from it",
@@ -48,7 +48,7 @@ TRANSITIONS: Mapping[Phase, Mapping[Phase, str]] = {
         Phase.STOPPED: "stop",
     },
     Phase.RUNNING: {
-        Phase.SCALING: "another number of workers is wanted",
+        Phase.SCALING: "another number of workers is wanted, or another placement of slots",
         Phase.RECOVERING: "a parameter server was lost",
         Phase.SUSPENDED: "suspend",
         Phase.SUCCEEDED: "the ledgers are full and the model is registered",
@@ -56,7 +56,7 @@ TRANSITIONS: Mapping[Phase, Mapping[Phase, str]] = {
         Phase.STOPPED: "stop",
     },
     Phase.SCALING: {
-        Phase.RUNNING: "the wanted workers are there",
+        Phase.RUNNING: "the wanted workers are there, and the slots where they belong",
         Phase.RECOVERING: "a parameter server was lost",
         Phase.SUSPENDED: "suspend",
         Phase.FAILED: "a limit was passed, or the user's mistake",
@@ -111,7 +111,8 @@ def page() -> str:
         " together.\n\n"
         f"```mermaid\n{mermaid()}\n```\n\n"
         f"| phase | meaning |\n|---|---|\n{rows}\n\n"
-        "A worker that dies and is replaced leaves the phase as it is: training goes on meanwhile.\n"
+        "A worker that dies and is replaced leaves the phase as it is: training goes on meanwhile. So does a parameter"
+        " server that owns no slot.\n"
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from recmesh.spec.job import Role, TrainingJob
-from services.jobmaster.domain.job import Intent, RolePlan
+from services.jobmaster.domain.job import Intent, RolePlan, Size
 
 DEFAULT_REPLICAS: Mapping[str, int] = {"ps": 1, "worker": 1}
 """The documented small default, when brain cannot be asked."""
@@ -32,18 +32,19 @@ def wanted(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role
     return min(max(planned, declared.min, 1), declared.max)
 
 
-def size(spec: TrainingJob, plan: Mapping[str, RolePlan], role: str) -> RolePlan:
-    """How large one process of a role is: what the user says, else what the plan says."""
+def size(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role: str) -> RolePlan:
+    """How large one process of a role is: what users asked for since, what the spec says, else what the plan says."""
     planned = plan.get(role, RolePlan(replicas=0))
     if role == "finisher":
         declared = spec.roles.worker
         planned = RolePlan(replicas=1)
     else:
         declared = getattr(spec.roles, role)
+    asked = intent.sizes.get(role, Size())
     return RolePlan(
         replicas=planned.replicas,
-        cpu=declared.cpu or planned.cpu,
-        memory_bytes=declared.memory or planned.memory_bytes,
+        cpu=asked.cpu or declared.cpu or planned.cpu,
+        memory_bytes=asked.memory_bytes or declared.memory or planned.memory_bytes,
         gpu=declared.gpu or planned.gpu,
         gpu_kind=declared.gpu_kind or planned.gpu_kind,
     )

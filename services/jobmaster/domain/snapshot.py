@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from services.jobmaster.domain.ledgers import Interval, Ledger, intersection, normal, trained
-from services.jobmaster.domain.record import SLOTS
+from services.jobmaster.domain.placement import SLOTS
 
 NO_SLOTS = bytes(SLOTS // 8)
 
@@ -36,6 +36,31 @@ class Cut:
     latch_ms: float = 0.0
     rows: int = 0
     size_bytes: int = 0
+    base: int = 0
+    """The snapshot that the PS' part builds on; 0: it is whole."""
+
+
+def base_for(previous: Mapping[str, Any] | None, *, gen: int, full_every: int) -> int:
+    """What the next snapshot may build on, given the last committed one's manifest; 0: it is to be whole.
+
+    Only a cut of the same generation is known to the servers, and every `full_every`-th snapshot is whole.
+    """
+    if previous is None or int(previous["gen"]) != gen or len(chain_of(previous)) + 1 >= full_every:
+        return 0
+    return int(previous["snapshot"])
+
+
+def chain_of(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The snapshots that one builds on, newest first: {"snapshot": number, "ps": [...]} each."""
+    return list(document.get("chain", ()))
+
+
+def chain_on(previous: Mapping[str, Any] | None, cuts: Sequence[Cut]) -> list[Mapping[str, Any]]:
+    """What these cuts build on: nothing when every PS answered with a whole part."""
+    if previous is None or not any(cut.base for cut in cuts):
+        return []
+    link = {"snapshot": int(previous["snapshot"]), "ps": [part["ps"] for part in previous["ps"]]}
+    return [link, *chain_of(previous)]
 
 
 def check_partition(cuts: Sequence[Cut]) -> None:
@@ -69,6 +94,7 @@ def manifest(
     total: int,
     created: float,
     label: str,
+    chain: Sequence[Mapping[str, Any]] = (),
 ) -> Mapping[str, Any]:
     """What `manifest.json` says of the snapshot; ckptcache adds files, sizes and checksums."""
     done = applied_by_all(cuts)
@@ -79,6 +105,7 @@ def manifest(
         "snapshot": snapshot,
         "created": created,
         "label": label,
+        "chain": list(chain),
         "map_version": map_version,
         "samples": trained(done, voids=voids),
         "total": total,
@@ -93,6 +120,7 @@ def manifest(
                 "rows": cut.rows,
                 "size_bytes": cut.size_bytes,
                 "latch_ms": cut.latch_ms,
+                "base": cut.base,
                 "groups": [
                     {"step": group.step, "ledger": [list(interval) for interval in normal(group.ledger)]}
                     for group in cut.groups
@@ -116,10 +144,13 @@ def parse(text: str) -> dict[str, Any]:
     return document
 
 
-def part_uris(storage_uri: str, *, job_id: str, snapshot: int, ps: Sequence[int]) -> list[str]:
-    """Where the parts of a snapshot lie on storage; docs/formats/snapshot.md."""
-    root = storage_uri.rstrip("/")
-    return [f"{root}/checkpoints/{job_id}/{snapshot:08d}/ps-{index:03d}" for index in ps]
+def part_uris(
+    storage_uri: str, *, job_id: str, snapshot: int, ps: Sequence[int], chain: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
+    """Where the parts of a snapshot and of its chain lie on storage, its own first; docs/formats/snapshot.md."""
+    root = f"{storage_uri.rstrip('/')}/checkpoints/{job_id}"
+    links = [{"snapshot": snapshot, "ps": ps}, *chain]
+    return [f"{root}/{link['snapshot']:08d}/ps-{index:03d}" for link in links for index in link["ps"]]
 
 
 def text(document: Mapping[str, Any]) -> str:

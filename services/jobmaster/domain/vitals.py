@@ -1,9 +1,12 @@
 """Heartbeats: kept in memory, because the next one is a second away."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from services.jobmaster.domain.job import RoleKey
+
+MAX_WORKS, LEAST_BETWEEN_S = 120, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Beat:
     skipped_nan: int = 0
     note: str = ""
     draining: bool = False
-    """It was told to go, and puts its work in order."""
+    """Its machine, its scheduler or a person asks it to go; it puts its work in order."""
     samples_per_s: float = 0.0
     """Between this beat and an earlier one, at least a second apart."""
     cpu_cores: float = 0.0
@@ -52,12 +55,18 @@ class Vitals:
     grown: dict[RoleKey, float] = field(default_factory=dict)
     """When the samples of a place last grew."""
     _bases: dict[RoleKey, Beat] = field(default_factory=dict)
+    _works: dict[RoleKey, deque[tuple[float, float]]] = field(default_factory=dict)
+    """(when, seconds in kernels) of the last beats of the place's process."""
 
     def hear(self, key: RoleKey, beat: Beat) -> None:
         """Takes a beat in, and derives rates from one at least a second older."""
         base = self._bases.get(key)
         if base is None or base.incarnation != beat.incarnation or beat.samples < base.samples:
             self._bases[key] = base = beat
+            self._works[key] = deque(maxlen=MAX_WORKS)
+        works = self._works[key]
+        if not works or beat.at - works[-1][0] >= LEAST_BETWEEN_S:
+            works.append((beat.at, beat.busy_s))
         elapsed_s = beat.at - base.at
         old = self.beats.get(key)
         if old is None or old.incarnation != beat.incarnation or beat.samples > old.samples:
@@ -79,8 +88,19 @@ class Vitals:
     def forget(self, key: RoleKey) -> Beat | None:
         """The place's process has ended; its last beat."""
         self._bases.pop(key, None)
+        self._works.pop(key, None)
         self.grown.pop(key, None)
         return self.beats.pop(key, None)
+
+    def busy_over(self, role: str, window_s: float, *, now: float) -> dict[int, float]:
+        """Seconds in kernels per second over about the last `window_s`, by index; of those heard for so long."""
+        result = {}
+        for (name, index), works in self._works.items():
+            recent = [work for work in works if work[0] >= now - 1.5 * window_s]
+            if name == role and len(recent) > 1 and recent[-1][0] - recent[0][0] >= 0.8 * window_s:
+                (began, before), (ended, after) = recent[0], recent[-1]
+                result[index] = max(0.0, after - before) / (ended - began)
+        return result
 
     def of(self, role: str) -> list[Beat]:
         """Beats of all processes of a role."""
@@ -107,3 +127,9 @@ def mean_step(beats: Iterable[Beat]) -> StepTimes:
     return StepTimes(
         mean("data_s"), mean("pull_s"), mean("compute_s"), mean("push_s"), mean("total_s"), count
     )
+
+
+def share_of_calls(beats: Iterable[Beat]) -> float:
+    """The part of workers' steps that their calls to parameter servers take; above 1 where calls overlap."""
+    step = mean_step(beats)
+    return (step.pull_s + step.push_s) / step.total_s if step.total_s > 0 else 0.0

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from services.jobmaster.domain.facts import JobFacts
 from services.jobmaster.domain.job import RolePlan
 from services.jobmaster.domain.ledgers import Interval, Ledger
+from services.jobmaster.domain.record import Member
 from services.jobmaster.domain.snapshot import Cut
 
 
@@ -181,6 +182,58 @@ class TakenOver:
     gen: int
     term: int
     marking: int
+    sending: tuple[int, ...] = ()
+    """Moves whose slots leave, or have left and are not freed."""
+    frozen: tuple[int, ...] = ()
+    """Of these, moves after their freeze."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOrder:
+    """Take part in a generation that is open already, with no slot."""
+
+    job_id: str
+    gen: int
+    term: int
+    member: Member
+    map_version: int
+    voids: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """Which move of which generation a call is about, and by whose order."""
+
+    job_id: str
+    gen: int
+    term: int
+    move: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """How far the copy of a move is."""
+
+    caught_up: bool
+    rows: int = 0
+    base_bytes: int = 0
+    delta_bytes: int = 0
+    error: str = ""
+    """It has failed, and is to be given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a freeze has come to."""
+
+    installed: bool
+    """False: the target has not answered yet."""
+    latch_ms: float = 0.0
+    frozen_ms: float = 0.0
+    last_rows: int = 0
+    last_bytes: int = 0
+    base_bytes: int = 0
+    delta_bytes: int = 0
 
 
 class Servers(Protocol):
@@ -195,9 +248,9 @@ class Servers(Protocol):
         ...
 
     async def mark(
-        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int, base: int
     ) -> Cut:
-        """Cuts the snapshot; its blocks go to ckptcache in the background."""
+        """Cuts the snapshot, as a delta on `base` where the PS can; its blocks go to ckptcache in the background."""
         ...
 
     async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
@@ -212,6 +265,32 @@ class Servers(Protocol):
 
     async def ledgers(self, address: str, *, job_id: str, gen: int) -> tuple[Ledger, int]:
         """(applied by all groups, newest lease epoch seen)."""
+        ...
+
+    async def join(self, address: str, order: JoinOrder) -> None:
+        """A server that owns nothing takes part in the generation."""
+        ...
+
+    async def migrate(self, address: str, order: MoveOrder, *, slots: bytes, target: Member) -> Copied:
+        """To the source: begins the copy, or tells how far it is."""
+        ...
+
+    async def freeze(
+        self, address: str, order: MoveOrder, *, map_version: int, timeout_s: float
+    ) -> Frozen:
+        """To the source: the slots leave it."""
+        ...
+
+    async def abort_install(self, address: str, order: MoveOrder) -> bool:
+        """To the target: never install. True: it has already."""
+        ...
+
+    async def resume(self, address: str, order: MoveOrder, *, map_version: int) -> None:
+        """To the source: take the slots back under this version; 0: they were never frozen, forget the copy."""
+        ...
+
+    async def free(self, address: str, order: MoveOrder) -> None:
+        """To the source: the map says the slots are the target's, and their rows may go."""
         ...
 
     def forget(self, address: str) -> None:
@@ -339,7 +418,7 @@ class Peers:
 
 
 __all__ = [
-    "AwaitState", "Brain", "Checkpoints", "Inspection", "JobEnd", "JobFacts", "JobProfile", "ModelVersion",
-    "Models", "OpenedRun", "Peers", "Planned", "QueueProgress", "Released", "RestoreOrder", "RoleBounds",
-    "RunOrder", "Servers", "Shards", "StoredSnapshot", "TakenOver",
+    "AwaitState", "Brain", "Checkpoints", "Copied", "Frozen", "Inspection", "JobEnd", "JobFacts", "JobProfile",
+    "JoinOrder", "ModelVersion", "Models", "MoveOrder", "OpenedRun", "Peers", "Planned", "QueueProgress", "Released",
+    "RestoreOrder", "RoleBounds", "RunOrder", "Servers", "Shards", "StoredSnapshot", "TakenOver",
 ]

@@ -19,14 +19,19 @@ from recmesh.pb import (
 )
 from services.jobmaster.domain.job import RolePlan
 from services.jobmaster.domain.ledgers import Interval, Ledger, normal
+from services.jobmaster.domain.record import Member
 from services.jobmaster.domain.snapshot import Cut, GroupCut
 from services.jobmaster.peers import (
     AwaitState,
+    Copied,
+    Frozen,
     Inspection,
     JobEnd,
     JobFacts,
     JobProfile,
+    JoinOrder,
     ModelVersion,
+    MoveOrder,
     OpenedRun,
     Planned,
     QueueProgress,
@@ -200,19 +205,21 @@ class GrpcServers:
         """See `peers.Servers`."""
         request = ps_pb2.TakeoverRequest(job_id=job_id, gen=gen, term=term)
         reply = await self._stub(address).Takeover(request, timeout=QUICK_S)
-        return TakenOver(reply.gen, reply.term, reply.marking)
+        return TakenOver(
+            reply.gen, reply.term, reply.marking, sending=tuple(reply.sending), frozen=tuple(reply.frozen)
+        )
 
     async def mark(
-        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int
+        self, address: str, *, ps: int, job_id: str, gen: int, term: int, snapshot: int, base: int
     ) -> Cut:
         """See `peers.Servers`."""
-        request = ps_pb2.MarkRequest(job_id=job_id, gen=gen, term=term, snapshot=snapshot)
+        request = ps_pb2.MarkRequest(job_id=job_id, gen=gen, term=term, snapshot=snapshot, base=base)
         reply = await self._stub(address).Mark(request, timeout=60.0)
         groups = tuple(
             GroupCut(normal(_intervals(group.ledger.intervals)), group.step, group.slots)
             for group in reply.groups
         )
-        return Cut(ps, reply.slots, groups, reply.latch_ms, reply.rows, reply.size_bytes)
+        return Cut(ps, reply.slots, groups, reply.latch_ms, reply.rows, reply.size_bytes, reply.base)
 
     async def abort_mark(self, address: str, *, job_id: str, gen: int, term: int, snapshot: int) -> None:
         """See `peers.Servers`."""
@@ -231,6 +238,56 @@ class GrpcServers:
         request = ps_pb2.LedgersRequest(job_id=job_id, gen=gen)
         reply = await self._stub(address).Ledgers(request, timeout=QUICK_S)
         return normal(_intervals(reply.applied_by_all.intervals)), reply.max_epoch
+
+    async def join(self, address: str, order: JoinOrder) -> None:
+        """See `peers.Servers`."""
+        request = ps_pb2.JoinRequest(
+            job_id=order.job_id, gen=order.gen, term=order.term, incarnation=order.member.incarnation,
+            ps=order.member.ps, map_version=order.map_version, voids=_pieces(order.voids),
+        )
+        await self._stub(address).Join(request, timeout=QUICK_S)
+
+    async def migrate(self, address: str, order: MoveOrder, *, slots: bytes, target: Member) -> Copied:
+        """See `peers.Servers`."""
+        request = ps_pb2.MigrateRequest(
+            job_id=order.job_id, gen=order.gen, term=order.term, move=order.move, slots=slots, target=target.ps,
+            target_address=target.address, target_incarnation=target.incarnation,
+        )
+        reply = await self._stub(address).Migrate(request, timeout=QUICK_S)
+        return Copied(reply.caught_up, reply.rows, reply.base_bytes, reply.delta_bytes, reply.error)
+
+    async def freeze(
+        self, address: str, order: MoveOrder, *, map_version: int, timeout_s: float
+    ) -> Frozen:
+        """See `peers.Servers`."""
+        request = ps_pb2.FreezeRequest(
+            job_id=order.job_id, gen=order.gen, term=order.term, move=order.move, map_version=map_version
+        )
+        reply = await self._stub(address).Freeze(request, timeout=timeout_s)
+        return Frozen(
+            installed=reply.installed, latch_ms=reply.latch_ms, frozen_ms=reply.frozen_ms,
+            last_rows=reply.last_rows, last_bytes=reply.last_bytes, base_bytes=reply.base_bytes,
+            delta_bytes=reply.delta_bytes,
+        )
+
+    async def abort_install(self, address: str, order: MoveOrder) -> bool:
+        """See `peers.Servers`."""
+        request = ps_pb2.AbortInstallRequest(
+            job_id=order.job_id, gen=order.gen, term=order.term, move=order.move
+        )
+        return bool((await self._stub(address).AbortInstall(request, timeout=QUICK_S)).installed)
+
+    async def resume(self, address: str, order: MoveOrder, *, map_version: int) -> None:
+        """See `peers.Servers`."""
+        request = ps_pb2.ResumeRequest(
+            job_id=order.job_id, gen=order.gen, term=order.term, move=order.move, map_version=map_version
+        )
+        await self._stub(address).Resume(request, timeout=QUICK_S)
+
+    async def free(self, address: str, order: MoveOrder) -> None:
+        """See `peers.Servers`."""
+        request = ps_pb2.FreeRequest(job_id=order.job_id, gen=order.gen, term=order.term, move=order.move)
+        await self._stub(address).Free(request, timeout=QUICK_S)
 
 
 class GrpcBrain:

@@ -14,6 +14,7 @@ from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, AlreadyExists, FailedPrecondition, MeshError, NotFound, Unavailable
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import LEASE_REQUEUED, RUN_OPENED, LeaseRequeued, RunOpened
+from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import Metrics, get_logger
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
@@ -146,6 +147,7 @@ class Runs:
             request.done, life=life_above(request.epoch_floor),
         )
         run = await self._change(request.job_id, lambda known: known.opened(wanted) if known else wanted)
+        gate("shardsvc.open", f"job {run.job_id}, generation {run.gen}")
         outcome = await self._queue.open(run.job_id, run.opening(line))
         if outcome == "stale":
             raise stale(run.job_id, run.gen, run.gen + 1)
@@ -198,6 +200,7 @@ class Runs:
             return LeaseAnswer(State.WAIT, retry_after_s=_REOPEN_RETRY_S)
         if granted.state is not State.GRANTED:
             return LeaseAnswer(granted.state, (), granted.ttl_s, granted.retry_after_s)
+        gate("shardsvc.lease", granted.leases)
         line = await self._tasks.line(job_id)
         _granted.inc(len(granted.leases))
         self.active.setdefault(job_id, gen)
@@ -208,10 +211,12 @@ class Runs:
         self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]
     ) -> Renewed:
         """A worker's heartbeat for its leases. While the queue is away nothing is said to be lost."""
-        return await self._healed(
+        renewed = await self._healed(
             job_id, gen, lambda: self._queue.renew(job_id, gen, worker=worker, progress=progress),
             over=Renewed(State.STALE_GEN),
         )
+        gate("shardsvc.renew", progress)
+        return renewed
 
     async def release(self, job_id: str, gen: int, *, worker: str, crashed: bool) -> Released:
         """A worker drains or died: its remainders are queued at once."""

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -252,3 +253,37 @@ async def test_its_page_shows_snapshots(ckptcache: ServiceProcess, tmp_path: Pat
         page = (await http.get("/")).text
         assert "committed" in page and "2 of 2" in page and "memory, storage" in page
         assert 'recmesh_ckptcache_snapshots_total{state="committed"} 1.0' in (await http.get("/metrics")).text
+
+
+async def test_a_part_comes_from_the_peers_memory_when_its_node_and_the_storage_have_lost_it(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    """Two nodes with a shared-memory folder each, and one storage; the first is killed and its memory wiped."""
+    (tmp_path / "b-shm").mkdir()
+    b_env = environment(nats, tmp_path, RECMESH_NODE="b", RECMESH_SHM_DIR=str(tmp_path / "b-shm"))
+    with service("ckptcache", tmp_path / "b", env=b_env) as b:
+        a_env = environment(nats, tmp_path, RECMESH_NODE="a", RECMESH_CHECKPOINT_PEERS=json.dumps([b.address()]))
+        with service("ckptcache", tmp_path / "a", env=a_env) as a:
+            async with connected(a) as stub:
+                await stored(stub, tmp_path, 1)
+                done = await commit(stub, 1)
+                before = {uri: await part_bytes(stub, uri) for uri in done.parts}
+                shelf = tmp_path / "b-shm/ckptcache-replicas"
+                await asyncio.to_thread(until, lambda: len(list(shelf.glob("*.json"))) == 2)
+                snapshot = await stub.Get(pb.GetRequest(job_id="job", snapshot=1))
+                assert list(snapshot.tiers) == ["memory", "peer", "storage"]
+            a.kill()
+            shutil.rmtree(tmp_path / "shm/ckptcache")
+            for path in (tmp_path / "storage").rglob("group-*"):
+                path.unlink()
+            await asyncio.to_thread(a.start)
+            async with connected(a) as stub:
+                for uri in done.parts:
+                    assert (await stub.Locate(pb.LocateRequest(part_uri=uri))).tier == "peer"
+                    assert await part_bytes(stub, uri) == before[uri]
+            async with connected(b) as stub:  # the PS may come up there, too
+                found = await stub.Locate(pb.LocateRequest(part_uri=done.parts[0]))
+                assert found.tier == "memory" and Path(found.path).read_bytes() == before[done.parts[0]]  # noqa: ASYNC240
+            async with connected(a) as stub:
+                await stub.Delete(pb.DeleteRequest(job_id="job"))
+            await asyncio.to_thread(until, lambda: not list(shelf.iterdir()))

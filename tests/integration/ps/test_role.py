@@ -1,11 +1,12 @@
 """Parameter servers as processes: registration, a snapshot through the real ckptcache, rollback, leaving."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recmesh.formats import CHUNK, SlotMap
+from recmesh.formats import CHUNK, SlotMap, slots_of
 from recmesh.formats.snapshot import open_part, read_dense, read_table
 from recmesh.pb import ckptcache_pb2, common_pb2, jobmaster_pb2, ps_pb2
 from recmesh.pb.ckptcache_pb2_grpc import CheckpointsStub
@@ -91,7 +92,8 @@ class World:
         env = {name: value for name, value in os.environ.items() if not name.startswith("RECMESH_")}
         env |= {"RECMESH_ROLE": "ps", "RECMESH_ROLE_INDEX": str(ps), "RECMESH_JOB_ID": "job",
                 "RECMESH_JOBMASTER": self.address, "RECMESH_TOKEN": TOKEN, "RECMESH_SHM_DIR": str(shm_dir),
-                "RECMESH_WORK_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
+                "RECMESH_WORK_DIR": str(self.folder), "OMP_NUM_THREADS": "1",
+                "RECMESH_NOTICE_S": "1"}
         with (self.folder / f"ps-{ps}.log").open("ab") as log:
             process = subprocess.Popen([sys.executable, "-m", "recmesh.trainer"], env=env, stdout=log, stderr=log,
                                        cwd=Path(__file__).parents[3])
@@ -139,20 +141,24 @@ class World:
             statuses.append(reply.status)
         return statuses
 
-    def snapshot(self, members: list[str], number: int, *, gen: int) -> list[str]:
-        """Cut, wait until stored, commit; the parts' URIs."""
+    def snapshot(self, members: list[str], number: int, *, gen: int, chain: Sequence[int] = ()) -> list[str]:
+        """Cut (on the first of the chain), wait until stored, commit; the parts' URIs, those of the chain too."""
         self.ckptcache.Begin(ckptcache_pb2.BeginRequest(
             job_id="job", gen=gen, snapshot=number, ps=list(range(len(members)))))
         slots = np.zeros(512, np.uint8)
         for incarnation in members:
-            cut = self.stub(incarnation).Mark(ps_pb2.MarkRequest(job_id="job", gen=gen, term=1, snapshot=number))
+            cut = self.stub(incarnation).Mark(ps_pb2.MarkRequest(job_id="job", gen=gen, term=1, snapshot=number,
+                                                                base=chain[0] if chain else 0))
+            assert cut.base == (chain[0] if chain else 0)
             slots += np.frombuffer(cut.slots, np.uint8)
         assert (slots == 255).all()
         wait = ckptcache_pb2.AwaitRequest(job_id="job", snapshot=number, wait_s=30)
         reply = self.ckptcache.Await(wait, timeout=40)
         assert (reply.state, reply.reason) == (ckptcache_pb2.AwaitReply.STORED, "")
+        links = [{"snapshot": base, "ps": list(range(len(members)))} for base in chain]
         done = self.ckptcache.Commit(ckptcache_pb2.CommitRequest(
-            job_id="job", gen=gen, snapshot=number, manifest_json="{}", keep=3))
+            job_id="job", gen=gen, snapshot=number, manifest_json=json.dumps({"chain": links}), keep=3))
+        assert list(done.bases) == list(chain)
         return list(done.parts)
 
     def items(self, members: list[str], ids: list[int], *, gen: int) -> dict[int, float]:
@@ -247,3 +253,102 @@ def test_a_damaged_copy_is_passed_over_and_without_a_good_one_no_generation_begi
         with pytest.raises(FailedPrecondition) as refusal:
             mesh.stub(members[0]).Ledgers(ps_pb2.LedgersRequest(job_id="job", gen=3))
         assert refusal.value.reason == "NO_GENERATION"
+
+
+def test_deltas_are_restored_onto_other_servers_and_damage_in_their_base_is_found(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    with world(nats, tmp_path) as mesh:
+        shm = tmp_path / "shm"
+        for ps in (0, 1):
+            mesh.start(ps, shm_dir=shm)
+        members = [mesh.jobmaster.incarnation_of(ps) for ps in (0, 1)]
+        mesh.restore(members, gen=1)
+        mesh.push(members, 0, 200, gen=1)
+        mesh.snapshot(members, 1, gen=1)
+        mesh.push(members, 200, 204, gen=1)
+        mesh.snapshot(members, 2, gen=1, chain=[1])
+        mesh.push(members, 204, 208, gen=1)
+        parts = mesh.snapshot(members, 3, gen=1, chain=[2, 1])
+        assert [uri.split("/")[-2] for uri in parts] == ["00000003"] * 2 + ["00000002"] * 2 + ["00000001"] * 2
+        rows = [open_part(uri).document.rows for uri in parts]
+        assert sum(rows[:4]) < sum(rows[4:]) / 4                  # a delta is small
+        items = truth(range(208))[0]
+        saved = read_table([open_part(uri) for uri in parts], "item")
+        assert dict(zip(saved.ids.tolist(), saved.values[:, 0].tolist(), strict=True)) == items
+        for number, samples in ((1, 200), (3, 208)):
+            found, dense = _read_without_recmesh(tmp_path / f"storage/checkpoints/job/{number:08d}")
+            assert found == {str(id_): [n, n] for id_, n in truth(range(samples))[0].items()}
+            assert dense == [samples] * 2
+        mesh.start(2, shm_dir=shm)
+        wider = [*members, mesh.jobmaster.incarnation_of(2)]
+        mesh.restore(wider, gen=2, snapshot=3, parts=parts)
+        assert mesh.items(wider, list(items), gen=2) == items
+        for copy in [*(shm / "ckptcache").iterdir(), *Path(parts[4]).glob("group-*.arrow")]:
+            if copy.name.startswith("group") or ".00000001." in copy.name:
+                copy.write_bytes(bytes(copy.stat().st_size))
+        with pytest.raises(DataLoss):
+            mesh.restore(wider, gen=3, snapshot=3, parts=parts)
+        with pytest.raises(DataLoss, match="snapshot 3 of job job is damaged: it builds on snapshot 1"):
+            mesh.ckptcache.Get(ckptcache_pb2.GetRequest(job_id="job", snapshot=3))
+
+
+def test_kill_9_in_the_middle_of_a_copy_leaves_nothing_in_shared_memory(nats: NatsServer, tmp_path: Path) -> None:
+    """Of two servers one is killed while its part grows; its node's ckptcache, not its successor, cleans up."""
+    with world(nats, tmp_path) as mesh:
+        shm = tmp_path / "shm"
+        for ps in (0, 1):
+            mesh.start(ps, shm_dir=shm)
+        members = [mesh.jobmaster.incarnation_of(ps) for ps in (0, 1)]
+        mesh.restore(members, gen=1)
+        _many_rows(mesh, members[0], rows=400_000)
+        mesh.ckptcache.Begin(ckptcache_pb2.BeginRequest(job_id="job", gen=1, snapshot=1, ps=[0, 1]))
+        mesh.stub(members[0]).Mark(ps_pb2.MarkRequest(job_id="job", gen=1, term=1, snapshot=1))
+        until(lambda: any(path.stat().st_size > 1 << 20 for path in shm.glob("recmesh-part.*")), poll_s=0.001)
+        mesh.processes[0].send_signal(signal.SIGKILL)
+        assert mesh.processes[0].wait(10) == -signal.SIGKILL
+        (left,) = shm.glob("recmesh-part.*")                      # it died with the file half written
+        mesh.stub(members[1]).Mark(ps_pb2.MarkRequest(job_id="job", gen=1, term=1, snapshot=1))
+        waited = mesh.ckptcache.Await(ckptcache_pb2.AwaitRequest(job_id="job", snapshot=1, wait_s=1), timeout=10)
+        assert (waited.state, list(waited.missing)) == (ckptcache_pb2.AwaitReply.COLLECTING, [0])
+        mesh.ckptcache.Abort(ckptcache_pb2.AbortRequest(job_id="job", snapshot=1, reason="a PS is gone"))
+        until(lambda: not left.exists(), timeout_s=60)
+        assert [path for path in shm.rglob("*") if path.is_file()] == []
+        assert list((tmp_path / "storage").rglob("group-*")) == []
+
+
+_READER = """
+import json, runpy, sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "recmesh":
+            raise ImportError("there is no recmesh here")
+
+sys.meta_path.insert(0, Nothing())
+tables, dense = runpy.run_path(sys.argv[1])["read"](sys.argv[2])
+assert not [name for name in sys.modules if name.startswith("recmesh")]
+print(json.dumps([tables["item"], [float(dense["w"].min()), float(dense["w"].max())]]))
+"""
+
+
+def _read_without_recmesh(folder: Path) -> tuple[dict[str, list[float]], list[float]]:
+    """Rows of `item`, and the bounds of the dense block, as the documented script reads them."""
+    script = Path(__file__).parents[3] / "docs/formats/read_snapshot.py"
+    done = subprocess.run([sys.executable, "-I", "-c", _READER, str(script), str(folder)],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    rows, dense = json.loads(done.stdout)
+    return rows, dense
+
+
+def _many_rows(mesh: World, incarnation: str, *, rows: int) -> None:
+    """New rows at the first of two servers, in batches."""
+    ids = np.arange(4 * rows)
+    ours = ids[SlotMap.even(mesh.version, 2).owners[slots_of(ids, "item")] == 0][:rows]
+    for n, batch in enumerate(np.array_split(ours, 10)):
+        grads = np.ones((len(batch), 2), np.float32)
+        reply = mesh.stub(incarnation).Push(ps_pb2.PushRequest(
+            job_id="job", gen=1, map_version=mesh.version, batch=[common_pb2.Piece(line=0, lo=n, hi=n + 1)],
+            tables=[ps_pb2.TableGrads(table=0, ids=batch.tobytes(), grads=grads.tobytes())]))
+        assert reply.status == ps_pb2.PushReply.APPLIED

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 
-from recmesh.formats import Ledger
+from recmesh.formats import Ledger, slots_of
 from recmesh.formats.snapshot import (
     PartDocument,
     SnapshotError,
@@ -76,6 +77,13 @@ def test_the_documents_example_reads_it_without_recmesh() -> None:
     assert {name: block.tolist() for name, block in dense.items()} == {"layer/weight": WEIGHT}
 
 
+def test_the_script_knows_the_slots_of_ids() -> None:
+    script = runpy.run_path(str(Path(__file__).parents[3] / "docs/formats/read_snapshot.py"))
+    ids = np.array([-(2**63), -1, 0, 1, 42, 2**62])
+    for name in ("item", "tag/é"):
+        assert [script["slot"](int(id_), name) for id_ in ids] == slots_of(ids, name).tolist()
+
+
 def test_columns_have_the_documented_types() -> None:
     schema = pa.ipc.open_file(str(GOLDEN / "ps-000" / "group-0.table-0.arrow")).schema
     assert {field.name: str(field.type) for field in schema} == {
@@ -112,7 +120,7 @@ def test_a_missing_or_short_file_is_named(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [
-    ("version", 2, "version 2; this reads"), ("format", "other", "'other'"), ("slots", None, ""),
+    ("version", 3, "version 3; this reads"), ("format", "other", "'other'"), ("slots", None, ""),
     ("groups", [{"group": 0}], "cannot be read"), ("gen", "x", "cannot be read"),
 ])
 def test_another_format_or_version_is_refused(copy: Path, field: str, value: object, message: str) -> None:

@@ -193,12 +193,14 @@ async def test_scale_and_stop_hand_on_what_they_were_given(tmp_path: Path) -> No
     async with http(gateway(tmp_path), jobs=jobs) as client:
         await client.post("/v1/jobs/j:scale", json={"role": "worker", "replicas": 3})
         await client.post("/v1/jobs/j:scale", json={"role": "worker", "replicas": None})
+        await client.post("/v1/jobs/j:resize", json={"role": "ps", "cpu": "500m", "memory": "4Gi"})
         await client.post("/v1/jobs/j:stop", json={"reason": "done", "finish": True})
         await client.post("/v1/jobs/j:stop")
         wrong = await client.post("/v1/jobs/j:scale", json={"role": "worker", "replica": 3})
     assert jobs.calls == [
         ("scale", ("j",), {"role": "worker", "replicas": 3}),
         ("scale", ("j",), {"role": "worker", "replicas": None}),
+        ("resize", ("j",), {"role": "ps", "cpu": 0.5, "memory_bytes": 4 << 30}),
         ("stop", ("j",), {"reason": "done", "finish": True}),
         ("stop", ("j",), {"reason": "", "finish": False}),
     ]

@@ -12,7 +12,8 @@ from services.jobmaster.domain.job import AcceptedJob, Closing, Ending, Intent, 
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import Member, RunRecord
-from services.jobmaster.domain.rules import (
+from services.jobmaster.domain.rules import decide
+from services.jobmaster.domain.situation import (
     Drain,
     End,
     Kill,
@@ -23,7 +24,6 @@ from services.jobmaster.domain.rules import (
     Process,
     Seen,
     Situation,
-    decide,
 )
 from tests.support.job_world import spec as spec_of
 
@@ -57,7 +57,8 @@ def situation(
     **seen: Any,
 ) -> Situation:
     given: dict[str, Any] = {
-        "phase": Phase.RUNNING, "started": 900.0, "settled_workers": 2, "snapshot_at": 999.5, "roles": roles,
+        "phase": Phase.RUNNING, "started": 900.0, "settled_workers": 2, "settled_ps": (0, 1), "snapshot_at": 999.5,
+        "roles": roles,
         "plan": {"ps": RolePlan(replicas=2), "worker": RolePlan(replicas=2)}, "recorded": True,
     }
     processes = {item.name: Process(item.name) for item in roles if item.is_live}
@@ -193,7 +194,11 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
         lambda: situation(intent=Intent(replicas={"worker": 1})), [Drain(("worker", 1), "scaled down")],
     ),
     "a scaling ends when the wanted workers are there": (
-        lambda: situation(status={"phase": Phase.SCALING}), [Move(Phase.RUNNING, "Scaled", "2 workers")],
+        lambda: situation(status={"phase": Phase.SCALING}),
+        [Move(Phase.RUNNING, "Scaled", "2 workers, 2 parameter servers")],
+    ),
+    "no scaling begins when nothing is left to train: the closing snapshot is next": (
+        lambda: situation(status={"settled_workers": 1}, drained=True), [Operate("snapshot", "drained")],
     ),
     "a snapshot is due by the policy": (
         lambda: situation(status={"snapshot_at": NOW - 3, "samples": 5}), [Operate("snapshot", "policy")],

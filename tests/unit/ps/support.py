@@ -76,6 +76,9 @@ class Mesh:
     snapshot: int = 0
     committed: int = 0
     committed_ps: int = 0
+    committed_gen: int = 0
+    bases: dict[int, int] = field(default_factory=dict)
+    """What each snapshot builds on."""
     servers: list[ParameterServer] = field(default_factory=list)
 
     @property
@@ -98,7 +101,12 @@ class Mesh:
     def order(self, ps: int, *, voids: Sequence[Triple] = (), fresh: bool = False) -> RestoreOrder:
         return RestoreOrder(
             self.gen, 1, f"inc-{self.gen}-{ps}", ps, self.slot_map, "job", self.committed,
-            self.part_uris(self.committed, self.committed_ps), tuple(voids), "", fresh)
+            self.chain_uris(self.committed, self.committed_ps), tuple(voids), "", fresh)
+
+    def chain_uris(self, snapshot: int, n_ps: int) -> tuple[str, ...]:
+        """Of a snapshot and all that it builds on, which had as many servers."""
+        below = self.bases.get(snapshot, 0)
+        return self.part_uris(snapshot, n_ps) + (self.chain_uris(below, n_ps) if below else ())
 
     def part_uris(self, snapshot: int, n_ps: int) -> tuple[str, ...]:
         return tuple(str(self.folder / f"{snapshot:08d}" / f"ps-{ps:03d}") for ps in range(n_ps))
@@ -114,14 +122,17 @@ class Mesh:
         return False
 
     def mark(self, ps: int) -> None:
-        self.servers[ps].mark(self.gen, 1, self.snapshot)
+        """A delta on the last committed snapshot, where it is of this generation."""
+        base = self.committed if self.committed_gen == self.gen else 0
+        result = self.servers[ps].mark(self.gen, 1, self.snapshot, base=base)
+        self.bases[self.snapshot] = result.base
 
     def commit(self) -> None:
         for server in self.servers:
             assert server._copy is not None
             server._copy.join()
             assert server._copy.error is None
-        self.committed, self.committed_ps = self.snapshot, self.n_ps
+        self.committed, self.committed_ps, self.committed_gen = self.snapshot, self.n_ps, self.gen
 
     def push(self, pieces: Sequence[Triple], ps: Sequence[int]) -> None:
         """A batch to some servers, re-cut where a server has a part of it."""
@@ -152,13 +163,16 @@ class Mesh:
                 for id_, value in zip(rows.ids.tolist(), rows.values[:, 0].tolist(), strict=True):
                     assert id_ not in found[number]
                     found[number][id_] = value
-            for _, _, values in server.model.pull_dense(since=0)[0]:
+            for _, _, values in server.model.pull_dense(since=0, owned=server.books.owned)[0]:
                 dense += np.unique(values).tolist()
         return found[0], found[1], dense
 
     def close(self) -> None:
+        copies = [server._copy for server in self.servers if server._copy]
         for server in self.servers:
             server.close()
+        for copy in copies:
+            copy.join()                      # a delivery under way lasts longer than its copy
         self.servers = []
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmesh.formats.snapshot import open_part, read_table
+from recmesh.formats import slots_of
+from recmesh.formats.snapshot import levels, open_part, read_table
 from tests.unit.ps.support import Mesh, truth
 
 TOTAL = 60
@@ -58,16 +59,15 @@ def test_every_row_ends_at_its_exact_count(n_ps: int, actions: list[tuple[object
 
 
 def _check_snapshot(mesh: Mesh) -> None:
-    """The snapshot itself: the rows of each part are what its own ledger says."""
-    for uri in mesh.part_uris(mesh.committed, mesh.committed_ps):
-        part = open_part(uri)
+    """The snapshot itself, read over its chain: each row is what the ledger of its group says."""
+    parts = [open_part(uri) for uri in mesh.chain_uris(mesh.committed, mesh.committed_ps)]
+    rows = read_table(parts, "item")
+    assert (np.diff(rows.ids) > 0).all()
+    slots = slots_of(rows.ids, "item")
+    for part in levels(parts)[0].parts:
         for group in part.document.groups:
-            positions = [p for lo, hi in group.ledger.line(0) for p in range(lo, hi)]
-            items, _, _ = truth(positions)
-            if len(part.document.groups) == 1:
-                rows = read_table([part], "item")
-                assert all(items[id_] == count for id_, count in zip(
-                    rows.ids.tolist(), rows.values[:, 0].tolist(), strict=True))
-                assert int(rows.values[:, 0].sum()) == sum(
-                    count for id_, count in items.items() if id_ in set(rows.ids.tolist()))
-                assert (np.diff(rows.ids) > 0).all()
+            mine = group.slots[slots]
+            items, _, _ = truth([p for lo, hi in group.ledger.line(0) for p in range(lo, hi)])
+            owned = {id_ for id_ in items if group.slots[slots_of(np.array([id_]), "item")[0]]}
+            found = dict(zip(rows.ids[mine].tolist(), rows.values[mine][:, 0].tolist(), strict=True))
+            assert found == {id_: items[id_] for id_ in owned}

@@ -1,6 +1,7 @@
 """What a parameter server makes of the answers to its heartbeats."""
 
 import threading
+from dataclasses import replace
 
 from recmesh.formats import SlotMap
 from recmesh.runtime.errors import Unavailable
@@ -36,3 +37,12 @@ def test_a_directive_ends_the_process_without_a_look_at_the_record() -> None:
     Hearing(Membership(0, "1-0"), FakeRuns(record_of(SlotMap.even(1, 1), 1)).record, stopped).heard(
         BeatReply("drain", 1, 1, "open"))
     assert stopped.is_set()
+
+
+def test_a_server_that_has_left_its_generation_stays_until_the_next_one_or_until_it_is_told_to_go() -> None:
+    member = Membership(0, "1-0")
+    assert not member.ended(record_of(SlotMap.even(1, 1), 1))
+    others = RunRecord(gen=1, phase="open", map_version=2, owners=SlotMap.even(2, 1).owners, members=())
+    assert not member.ended(others)
+    assert member.ended(replace(others, gen=2))
+    assert member.ended(replace(others, phase="closed"))

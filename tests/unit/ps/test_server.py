@@ -222,7 +222,7 @@ def test_a_failure_inside_apply_ends_the_process(mesh: Mesh, monkeypatch: pytest
 def test_a_full_server_refuses_before_the_claim(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     server = mesh.servers[0]
     part = _part(mesh, 0, 8)
-    monkeypatch.setattr(server.model.store.tables[0], "capacity", 1)
+    monkeypatch.setattr(server.model.store.tables[0].slab, "capacity", 1)
     with pytest.raises(ResourceExhausted):
         server.push(part)
     assert not server.ledgers(mesh.gen).by_any
@@ -409,7 +409,7 @@ def test_a_snapshot_cut_before_the_new_declaration_is_whole(mesh: Mesh) -> None:
 
 def test_a_declaration_after_a_mark_finds_its_copy_under_way(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     server, release, seen = mesh.servers[0], threading.Event(), []
-    exclusive = server._latch.exclusive
+    exclusive = server.latch.exclusive
 
     @contextmanager
     def watched() -> Iterator[Held]:
@@ -417,7 +417,7 @@ def test_a_declaration_after_a_mark_finds_its_copy_under_way(mesh: Mesh, monkeyp
             yield held
             seen.append(server.marking)
 
-    monkeypatch.setattr(server._latch, "exclusive", watched)
+    monkeypatch.setattr(server.latch, "exclusive", watched)
     monkeypatch.setattr(server, "_deliver", lambda _, cancelled: not release.wait(10))
     server.mark(mesh.gen, 1, 7)
     release.set()
@@ -430,7 +430,7 @@ def test_chunks_that_a_loaded_block_lacks_are_made_of_the_declared_values() -> N
     model.load_chunk(DenseRecord(0, 1, np.full(3, 5, np.float32), np.empty(0, np.float32), 0))
     assert not model.declare(MODEL, [(0, chunk, np.ones(model.store.dense[0].length(chunk), np.float32))
                                      for chunk in (0, 1)], owned=everything)
-    chunks, _ = model.pull_dense(since=0)
+    chunks, _ = model.pull_dense(since=0, owned=everything)
     assert {chunk: float(values[0]) for _, chunk, values in chunks} == {0: 1.0, 1: 5.0}
 
 

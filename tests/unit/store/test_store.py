@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recmesh.formats import initial_rows, slots_of, table_salt
 from recmesh.runtime.errors import DataLoss, InvalidArgument, ResourceExhausted
 from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, RowBlock, Store, TableSchema, kernels
-from recmesh.store.kernels import BLOCK
+from recmesh.store.row_kernels import BLOCK
 from recmesh.store.schema import dense_from_json, dense_to_json, table_from_json, table_to_json
 from tests.unit.store.reference import ReferenceTable
 
@@ -165,13 +165,13 @@ def test_a_marked_copy_holds_the_state_at_the_mark(
     store, table = _filled(rows)
     store.mark()
     out = np.empty((BLOCK, store.tables[table].width), np.float32)
-    for block in range(min(blocks_first, store.tables[table].marked_blocks)):
-        store.tables[table].copy_block(block, out)                       # copied before the updates
+    for block in range(min(blocks_first, store.tables[table].slab.marked_blocks)):
+        store.tables[table].slab.copy_block(block, out)                       # copied before the updates
     ids = np.unique(np.array(touched))
     for _ in range(3):
         store.apply(table, ids, np.full((len(ids), 2), 5, np.float32), None, step=1)
-    copied = [store.tables[table].decode(out[:store.tables[table].copy_block(block, out)])
-              for block in range(blocks_first, store.tables[table].marked_blocks)]
+    copied = [store.tables[table].decode(out[:store.tables[table].slab.copy_block(block, out)])
+              for block in range(blocks_first, store.tables[table].slab.marked_blocks)]
     assert all((block.values == 1).all() and (block.updates == 1).all() for block in copied)
     seen = [id_ for block in copied for id_ in block.ids.tolist()]
     assert seen == list(range(min(rows, blocks_first * BLOCK), rows))
@@ -258,7 +258,7 @@ def test_a_replaced_table_keeps_values_and_starts_its_state_anew() -> None:
 def test_a_full_table_refuses_before_anything_changes() -> None:
     store = Store(memory_bytes=64 << 20)
     table = store.add_table(TableSchema("t", 16, Optimizer("adam")))
-    capacity = store.tables[table].capacity
+    capacity = store.tables[table].slab.capacity
     with pytest.raises(ResourceExhausted, match="is full"), store.reserved({table: capacity + 1}):
         pass
     with store.reserved({table: capacity // 2}), pytest.raises(ResourceExhausted), \

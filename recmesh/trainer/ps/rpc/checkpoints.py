@@ -22,6 +22,7 @@ _STORE_DEADLINE_S = 60.0
 _STREAM_DEADLINE_S = 3600.0
 _LOCATE_DEADLINE_S = 30.0
 _RETRY_S = 1.0
+_PEER = "peer"
 
 Connect = Callable[[str], Any]
 
@@ -96,11 +97,17 @@ class _LocatedPart:
                 return verified(map_file(path, offset=file.offset, size_bytes=file.size_bytes), expected)
         except (OSError, SnapshotError) as error:
             log.warning("the nearest copy of %s is not used: %s", name, error)
-        return verified(pa.py_buffer(self._fetch(name, file.size_bytes)), expected)
+        try:
+            return verified(pa.py_buffer(self._fetch(name, file.size_bytes)), expected)
+        except (SnapshotError, MeshError) as error:
+            if self._place.tier != _PEER:
+                raise
+            log.warning("the peer's copy of %s is not used: %s", name, error)
+        return verified(pa.py_buffer(self._fetch(name, file.size_bytes, storage_only=True)), expected)
 
-    def _fetch(self, name: str, size_bytes: int) -> bytearray:
+    def _fetch(self, name: str, size_bytes: int, *, storage_only: bool = False) -> bytearray:
         data = bytearray()
-        request = pb.FetchPartRequest(part_uri=self._uri, file=name)
+        request = pb.FetchPartRequest(part_uri=self._uri, file=name, storage_only=storage_only)
         for chunk in self._stub.FetchPart(request, timeout=_STREAM_DEADLINE_S):
             data += chunk.data
             if len(data) > size_bytes:

@@ -22,7 +22,7 @@ from recmesh.trainer.ps.messages import (
     Stats,
 )
 
-_PARAMS = ("beta1", "beta2", "eps", "initial_accumulator", "weight_decay")
+_PARAMS = ("beta1", "beta2", "eps", "initial_accumulator", "weight_decay", "l1", "l2")
 
 
 def array(data: bytes, dtype: str, path: str) -> NDArray[Any]:
@@ -63,7 +63,8 @@ def declaration(request: ps_pb2.DeclareRequest) -> tuple[Declaration, list[Dense
     """The model, and the values that came with it."""
     tables = tuple(
         TableSchema(table.name, table.dim, optimizer(table.optimizer, f"tables.{table.name}.optimizer"),
-                    Init(table.init.kind, table.init.scale, table.init.seed))
+                    Init(table.init.kind, table.init.scale, table.init.seed),
+                    table.min_frequency or 1, table.ttl_steps, table.max_bytes, table.dtype or "float32")
         for table in request.tables)
     dense = tuple(
         DenseSchema(block.name, tuple(block.shape),
@@ -103,7 +104,7 @@ def mark_reply(result: MarkResult) -> ps_pb2.MarkReply:
     """A cut for the wire."""
     return ps_pb2.MarkReply(
         slots=to_bitmap(result.slots), latch_ms=result.latch_ms, rows=result.rows,
-        size_bytes=result.size_bytes,
+        size_bytes=result.size_bytes, base=result.base,
         groups=[ps_pb2.GroupCut(ledger=ledger(cut.ledger), step=cut.step, slots=to_bitmap(cut.slots))
                 for cut in result.groups])
 

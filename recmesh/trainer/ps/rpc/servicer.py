@@ -11,7 +11,7 @@ from recmesh.pb import ps_pb2_grpc
 from recmesh.runtime.errors import FailedPrecondition
 from recmesh.trainer.ps.messages import PushStatus
 from recmesh.trainer.ps.refusals import OldLease, Overlap, StaleGeneration, WrongMap
-from recmesh.trainer.ps.rpc import convert
+from recmesh.trainer.ps.rpc import convert, moving
 from recmesh.trainer.ps.server import ParameterServer
 from recmesh.trainer.wire import arrays
 
@@ -36,12 +36,14 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
         self._check_job(request.job_id)
         found = self._server.takeover(request.gen, request.term)
         return pb.TakeoverReply(gen=found.gen, term=found.term, since=found.since,
-                                slots=to_bitmap(found.slots), marking=found.marking)
+                                slots=to_bitmap(found.slots), marking=found.marking,
+                                sending=found.sending, frozen=found.frozen, installed=found.installed)
 
     def Mark(self, request: pb.MarkRequest, context: Any) -> pb.MarkReply:
         """See ParameterServer.mark."""
         self._check_job(request.job_id)
-        return convert.mark_reply(self._server.mark(request.gen, request.term, request.snapshot))
+        return convert.mark_reply(
+            self._server.mark(request.gen, request.term, request.snapshot, base=request.base))
 
     def AbortMark(self, request: pb.AbortMarkRequest, context: Any) -> pb.AbortMarkReply:
         """See ParameterServer.abort_mark."""
@@ -98,6 +100,52 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
         """See ParameterServer.stats."""
         self._check_job(request.job_id)
         return convert.stats_reply(self._server.stats())
+
+    def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        """See ParameterServer.join."""
+        self._check_job(request.job_id)
+        self._server.join(moving.join_order(request))
+        return pb.JoinReply()
+
+    def Migrate(self, request: pb.MigrateRequest, context: Any) -> pb.MigrateReply:
+        """See ParameterServer.migrate."""
+        self._check_job(request.job_id)
+        return moving.migrate_reply(self._server.migrate(moving.move_order(request), term=request.term))
+
+    def Freeze(self, request: pb.FreezeRequest, context: Any) -> pb.FreezeReply:
+        """See ParameterServer.freeze."""
+        self._check_job(request.job_id)
+        result = self._server.freeze(request.gen, request.term, request.move, map_version=request.map_version)
+        return moving.freeze_reply(result)
+
+    def AbortInstall(self, request: pb.AbortInstallRequest, context: Any) -> pb.AbortInstallReply:
+        """See ParameterServer.abort_install."""
+        self._check_job(request.job_id)
+        return pb.AbortInstallReply(
+            installed=self._server.abort_install(request.gen, request.term, request.move))
+
+    def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:
+        """See ParameterServer.resume."""
+        self._check_job(request.job_id)
+        return pb.ResumeReply(was_frozen=self._server.resume(
+            request.gen, request.term, request.move, map_version=request.map_version))
+
+    def Free(self, request: pb.FreeRequest, context: Any) -> pb.FreeReply:
+        """See ParameterServer.free."""
+        self._check_job(request.job_id)
+        self._server.free(request.gen, request.term, request.move)
+        return pb.FreeReply()
+
+    def Stage(self, request: pb.StageRequest, context: Any) -> pb.StageReply:
+        """See moves.Target."""
+        self._check_job(request.job_id)
+        self._server.moves.receiver.stage(moving.stage_order(request))
+        return pb.StageReply()
+
+    def Install(self, request: pb.InstallRequest, context: Any) -> pb.InstallReply:
+        """See moves.Target."""
+        self._check_job(request.job_id)
+        return pb.InstallReply(installed=self._server.moves.receiver.install(moving.install_order(request)))
 
     def _check_job(self, job_id: str) -> None:
         """An address may be used again by another job's server."""

@@ -1,0 +1,1 @@
+"""Models that benchmarks give to a mesh as a user's code."""

@@ -1,0 +1,208 @@
+"""Carries a schedule out against a job that trains, and waits each time until the mesh has healed itself."""
+
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from recmesh.chaos.report import Report
+from recmesh.chaos.schedule import MOVING, NEED_A_MOVE, STORES, Strike
+from recmesh.chaos.victims import Held, Victims
+from recmesh.client.rest import Client
+from recmesh.client.views import Job
+from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, MeshError
+from recmesh.runtime.process import ProcessHandle
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+
+FAST_S, STEADY_S, SLOW_S = 0.0, 0.04, 0.25
+"""Seconds of a step: when nothing more is disturbed, usually, and when the data would not last: while a gate is waited
+for, and while more of the data is trained than of the strikes carried out."""
+GATE_S = 45.0
+"""Within which an armed gate must hold, a rollback on a busy machine included."""
+TORN_S = 0.05
+"""Between the gate's hold and the kill: what the gate parted has happened on its far side by then."""
+HEAL_S = 300.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A job on a mesh, as the harness sees it."""
+
+    client: Client
+    job_id: str
+    victims: Victims
+    pace: Path | None
+    """The file that says how fast a counting job's workers go; None: the job is not one."""
+    is_ready: Callable[[str], bool]
+    """Whether a component of the mesh is ready."""
+
+
+class Harness:
+    """One run of a schedule."""
+
+    def __init__(self, scene: Scene, report: Report, *, tell: Tell) -> None:
+        self._scene, self._report, self._tell = scene, report, tell
+        self._victims = scene.victims
+        self._due = 0.0
+        """The share of strikes that are carried out."""
+        self._set_pace(STEADY_S)
+
+    def carry_out(self, strikes: list[Strike]) -> None:
+        """All strikes, a missed one twice, as long as the job trains; then that may go as fast as it can."""
+        try:
+            self._until(self._trains, what="the job to train", within_s=HEAL_S)
+            waiting, number = deque((strike, True) for strike in strikes), 0
+            while waiting:
+                strike, may_repeat = waiting.popleft()
+                number += may_repeat
+                self._due = number / len(strikes)
+                job = self._job()
+                if job.over or job.progress.share >= 1.0:
+                    left = len(waiting) + 1
+                    self._report.missed.append(f"{left} strikes: the job was trained before ({job.phase})")
+                    return
+                time.sleep(strike.after_s)
+                self._tell(f"{number:3d}/{len(strikes)}  {strike}  · {job.progress.share:.0%} trained, "
+                           f"generation {job.gen}, snapshot {job.snapshot}")
+                was_hit = self._strike(strike)
+                if strike.patient or not was_hit:
+                    self._healed(strike)
+                if not was_hit and may_repeat:
+                    waiting.append((strike, False))
+                elif not was_hit:
+                    self._report.missed.append(f"{strike}: not reached, twice")
+        finally:
+            self._set_pace(FAST_S)
+
+    # ---- one strike
+
+    def _strike(self, strike: Strike) -> bool:
+        """Whether it was carried out."""
+        if not strike.gate:
+            process = self._alive(strike.who)
+            if process is not None:
+                self._hit(strike, process, held=None)
+            return process is not None
+        if strike.gate in NEED_A_MOVE:
+            strike = self._move(strike)
+        else:
+            self._victims.arm(strike.who, strike.gate)
+        if strike.trigger and (first := self._alive(strike.trigger)) is not None:
+            self._kill(first, strike.trigger.partition("-")[0])
+        self._set_pace(SLOW_S)
+        held = self._victims.held(strike.who, strike.gate, within_s=GATE_S)
+        if held is None:
+            self._tell(f"         {strike.gate} was not reached")
+            return False
+        time.sleep(TORN_S)
+        self._hit(strike, held.process, held=held)
+        self._victims.let_go(strike.who, strike.gate)
+        return True
+
+    def _move(self, strike: Strike) -> Strike:
+        """Arms the gate, then has a third parameter server come, or go; whoever will stand at the gate is struck."""
+        job = self._job()
+        grows = job.wanted.get("ps", 2) <= 2
+        if strike.gate in MOVING:
+            strike = replace(strike, who=MOVING[strike.gate][not grows])
+        self._victims.arm(strike.who, strike.gate)
+        patiently(lambda: self._scene.client.scale(self._scene.job_id, "ps", 3 if grows else 2))
+        self._report.scalings += 1
+        return strike
+
+    def _hit(self, strike: Strike, process: ProcessHandle, *, held: Held | None) -> None:
+        if strike.how == "stop":
+            self._stop(strike, process)
+        elif self._kill(process, strike.target) and held is not None and held.work:
+            self._report.hits[strike.target] += 1
+            self._report.gates[f"{strike.target}.{strike.gate}" if strike.target in STORES else strike.gate] += 1
+
+    def _kill(self, process: ProcessHandle, target: str) -> bool:
+        if not process.id.send(signal.SIGKILL):
+            return False
+        self._report.kills[target] += 1
+        self._gone(process)
+        return True
+
+    def _stop(self, strike: Strike, process: ProcessHandle) -> None:
+        """Stopped at its gate, let go while it cannot run, and continued when others have taken it for dead."""
+        if not process.id.send(signal.SIGSTOP):
+            return
+        self._report.stops[strike.target] += 1
+        try:
+            if strike.gate:
+                self._victims.let_go(strike.who, strike.gate)
+            deadline = time.monotonic() + strike.stop_s
+            while process.alive() and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+        finally:
+            process.id.send(signal.SIGCONT)
+
+    # ---- looking
+
+    def _alive(self, who: str) -> ProcessHandle | None:
+        """The process, once it lives; None when it does not come back."""
+        deadline = time.monotonic() + HEAL_S
+        while time.monotonic() < deadline:
+            if (process := self._victims.process(who)) is not None:
+                return process
+            if self._job().over:
+                break
+            time.sleep(_POLL_S)
+        return None
+
+    def _gone(self, process: ProcessHandle) -> None:
+        deadline = time.monotonic() + 10.0
+        while process.alive():
+            if time.monotonic() > deadline:
+                raise FailedPrecondition(f"{process.name} (pid {process.pid}) outlives SIGKILL")
+            time.sleep(0.005)
+
+    def _healed(self, strike: Strike) -> None:
+        """The mesh is whole again and the job trains."""
+        if strike.target not in ("worker", "ps"):
+            self._until(lambda: self._scene.is_ready(strike.who), what=f"{strike.who} to be ready", within_s=HEAL_S)
+        self._until(self._trains, what=f"the job to train after: {strike}", within_s=HEAL_S)
+
+    def _trains(self) -> bool:
+        job = self._job()
+        if job.over or job.progress.share >= 1.0:
+            return True
+        running = Counter(role.role for role in job.roles if role.state == "running")
+        return job.phase == "Running" and all(running[role] >= job.wanted.get(role, 1) for role in ("worker", "ps"))
+
+    def _until(self, holds: Callable[[], bool], *, what: str, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while not holds():
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"waited {within_s:g} s for {what}")
+            time.sleep(_POLL_S)
+
+    def _job(self) -> Job:
+        job = patiently(lambda: self._scene.client.job(self._scene.job_id))
+        self._set_pace(STEADY_S if job.progress.share < 0.8 * self._due else SLOW_S)
+        return job
+
+    def _set_pace(self, step_s: float) -> None:
+        if self._scene.pace is not None:
+            new = self._scene.pace.with_suffix(".new")
+            new.write_text(str(step_s))
+            new.replace(self._scene.pace)
+
+
+def patiently(question: Callable[[], T], *, within_s: float = HEAL_S) -> T:
+    """The answer, however often what is asked is killed before it gives it."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return question()
+        except MeshError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)

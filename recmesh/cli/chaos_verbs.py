@@ -1,0 +1,109 @@
+"""chaos."""
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recmesh.cli import output
+from recmesh.cli.exit_codes import ExitCode
+from recmesh.cli.options import JsonOption
+from recmesh.runtime.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from recmesh.chaos.report import Report
+
+QUICK_KILLS = 21
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb of this module."""
+    app.command()(chaos)
+
+
+def chaos(
+    job: Annotated[
+        Path | None, typer.Option(help="A job to disturb, YAML or JSON, in place of the counting one.", metavar="FILE")
+    ] = None,
+    kills: Annotated[int, typer.Option(help="How many processes to kill (SIGKILL); some are stopped besides.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of data, victims and moments.", min=0)] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_KILLS} kills instead of 200.")] = False,
+    broken: Annotated[
+        str, typer.Option("--break", help="Switch this rule off, so that it must go wrong.", metavar="RULE")
+    ] = "",
+    undisturbed: Annotated[
+        int, typer.Option(help="With --job: how many runs without faults its loss is compared with.", min=0)
+    ] = 3,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder of the run where it is.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a job on a mesh of its own while processes are killed, and compare what it learned with the truth.
+
+    The truth of the built-in counting job is every row; that of any other, full ledgers and the loss of other runs.
+    """
+    from recmesh.chaos.run import chaos_on_counts, chaos_on_job
+    from recmesh.cli.mesh.chaos import chaos_mesh
+
+    if kills < 0:
+        raise InvalidArgument("--kills must not be negative")
+    spec = None
+    if job is not None:
+        from recmesh.client.jobfile import load_job
+
+        spec = load_job(job)
+    count = kills or (QUICK_KILLS if quick else 200)
+    with chaos_mesh(seed=seed, broken=broken, keep=keep) as mesh:
+        _say(f"mesh in {mesh.folder}")
+        if spec is None:
+            report = chaos_on_counts(mesh, kills=count, seed=seed, tell=_say)
+        else:
+            report = chaos_on_job(mesh, spec, kills=count, seed=seed, undisturbed=undisturbed, tell=_say)
+    if json:
+        output.print_json(report.as_document())
+    else:
+        _print(report)
+    if not report.is_right:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _losses(report: "Report") -> str:
+    others = ", ".join(f"{loss:.6f}" for loss in report.undisturbed_losses)
+    delta = report.loss_delta_sd
+    apart = "" if delta is None else f" ({delta:.2f} standard deviations apart)"
+    return f"{report.loss:.6f}; undisturbed {others or 'not run'}{apart}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print(report: "Report") -> None:
+    from recmesh.chaos.schedule import TARGETS
+
+    rows = [
+        [target, str(report.kills[target]), str(report.hits[target]), str(report.stops[target])] for target in TARGETS
+    ]
+    output.print_table(["target", "killed", "with work in flight", "stopped"], rows)
+    print()
+    snapshots = [
+        [str(j.snapshot), f"{j.positions:,}", f"{j.rows:,}", str(j.lost), str(j.doubled), str(j.faults),
+         "right" if j.is_right else "wrong"]
+        for j in report.judgements
+    ]
+    output.print_table(["snapshot", "positions", "rows", "lost", "doubled", "faults", "verdict"], snapshots)
+    print()
+    output.print_fields({
+        "job": f"{report.phase}, {report.samples:,} of {report.total:,} samples, {report.rollbacks} rollbacks, "
+               f"{report.requeues} requeues, {report.scalings} scalings",
+        "pushes": ", ".join(f"{count} {action}" for action, count in sorted(report.pushes.items())),
+        "loss": "" if math.isnan(report.loss) else _losses(report),
+        "seed": str(report.seed), "seconds": f"{report.seconds:.0f}",
+    })
+    first = next((judgement.named for judgement in report.judgements if not judgement.is_right), [])
+    for problem in [*report.problems, *first]:
+        print(f"wrong: {problem}")
+    for text in report.missed:
+        print(f"left out: {text}")
+    print("\nNothing is lost, and nothing is doubled." if report.is_right else "\nThis is not the truth.")

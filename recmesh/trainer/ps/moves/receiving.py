@@ -1,0 +1,153 @@
+"""The target's half of a move: rows out of sight until they are installed, once or never."""
+
+import threading
+from dataclasses import dataclass
+
+from recmesh.formats import SlotMask
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.runtime.gates import gate
+from recmesh.trainer.ps.moves.cargo import InstallOrder, StageOrder
+from recmesh.trainer.ps.moves.home import Clearing, Home, take_in
+from recmesh.trainer.ps.refusals import WrongIncarnation
+
+
+@dataclass
+class _Staging:
+    gen: int
+    move: int
+    slots: SlotMask
+    sequence: int = 0
+    """The next one."""
+
+
+class Receiver:
+    """Moves to this server. One stands at a time: jobmaster begins none before the last is decided."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._lock = threading.Lock()           # before the latch
+        self._gen = 0
+        self._staging: _Staging | None = None
+        self._aborted: set[int] = set()
+        self._installed: set[int] = set()
+        self._clearing: Clearing | None = None
+
+    def stage(self, order: StageOrder) -> None:
+        """Keep rows and chunks. A sequence that came before has no effect; a gap is FailedPrecondition."""
+        with self._lock:
+            self._check(order.gen, order.incarnation)
+            self._check_alive(order.move)
+            if order.sequence == 0 and (self._staging is None or self._staging.move != order.move):
+                self._begin(order)
+            staging = self._of(order.move)
+            if order.sequence > staging.sequence:
+                raise FailedPrecondition(
+                    f"stage {order.sequence} came, {staging.sequence} is next", reason="STAGE_GAP")
+            if order.sequence < staging.sequence:
+                return
+            with self._home.latch.shared():
+                self._home.books.check_generation(order.gen)
+                take_in(self._home.model, order.cargo)
+            staging.sequence += 1
+
+    def install(self, order: InstallOrder) -> bool:
+        """The slots are owned here from now on, or were since an earlier message; False: aborted, for ever."""
+        with self._lock:
+            self._check(order.gen, order.incarnation)
+            if order.move in self._installed:
+                return True
+            if order.move in self._aborted:
+                return False
+            staging = self._of(order.move)
+            if order.sequence != staging.sequence:
+                raise FailedPrecondition(
+                    f"{order.sequence} stages were sent, {staging.sequence} came", reason="STAGE_GAP")
+            home = self._home
+            with home.latch.shared():
+                home.books.check_generation(order.gen)
+                take_in(home.model, order.cargo)
+            with home.latch.exclusive():
+                home.books.check_generation(order.gen)
+                home.books.join(order.cuts, since=order.map_version)
+                self._installed.add(order.move)
+            self._staging = None
+            gate("ps.install", f"move {order.move}")
+            return True
+
+    def abort(self, gen: int, move: int) -> bool:
+        """Whether the move is installed; if not, it never will be."""
+        with self._lock:
+            self._home.books.check_generation(gen)
+            self._renew(gen)
+            if move in self._installed:
+                return True
+            self._aborted.add(move)
+            if self._staging and self._staging.move == move:
+                self._drop()
+            return False
+
+    @property
+    def installed(self) -> list[int]:
+        """Moves whose slots came here in this generation."""
+        return sorted(self._installed) if self._gen == self._home.books.gen else []
+
+    def check_free(self, slots: SlotMask) -> None:
+        """Unavailable while rows of an earlier move of these slots are still being removed."""
+        if self._clearing and self._clearing.is_alive() and (self._clearing.slots & slots).any():
+            raise Unavailable("rows of these slots are still being freed", reason="BUSY")
+
+    def clear(self, slots: SlotMask) -> Clearing:
+        """Remove rows of slots that are not owned here."""
+        if self._clearing:
+            self._clearing.join()               # one after the other: each is some seconds at most
+        self._clearing = Clearing(self._home.model, slots)
+        self._clearing.start()
+        return self._clearing
+
+    def stop(self) -> None:
+        """The model is about to be dropped."""
+        if self._clearing:
+            self._clearing.stop()
+
+    def _check(self, gen: int, incarnation: str) -> None:
+        if incarnation != self._home.books.incarnation:
+            raise WrongIncarnation
+        self._home.books.check_generation(gen)
+        self._renew(gen)
+
+    def _renew(self, gen: int) -> None:
+        """What is remembered is of one generation; its rows went with the model."""
+        if gen != self._gen:
+            self._gen, self._staging, self._aborted, self._installed = gen, None, set(), set()
+
+    def _check_alive(self, move: int) -> None:
+        if move in self._aborted:
+            raise FailedPrecondition(f"move {move} was aborted", reason="MOVE_ABORTED")
+        if move in self._installed:
+            raise FailedPrecondition(f"move {move} is installed", reason="MOVE_INSTALLED")
+
+    def _begin(self, order: StageOrder) -> None:
+        if order.slots is None or order.content is None:
+            raise InvalidArgument("the first stage of a move says what moves", violations=[
+                Violation("slots" if order.slots is None else "tables", "are missing")])
+        home = self._home
+        if self._staging:
+            if self._staging.move > order.move:
+                raise FailedPrecondition(f"move {self._staging.move} came after {order.move}", reason="MOVE_ABORTED")
+            self._aborted.add(self._staging.move)
+            self._drop()
+        if (home.books.owned & order.slots).any():
+            raise FailedPrecondition("some of these slots are owned here", reason="SLOTS_OWNED")
+        self.check_free(order.slots)
+        home.prepare(order.gen, order.content)
+        self._staging = _Staging(order.gen, order.move, order.slots)
+
+    def _of(self, move: int) -> _Staging:
+        if self._staging is None or self._staging.move != move:
+            raise FailedPrecondition(f"nothing of move {move} is here", reason="STAGE_GAP")
+        return self._staging
+
+    def _drop(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging:
+            self.clear(staging.slots)

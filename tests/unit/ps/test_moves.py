@@ -1,0 +1,317 @@
+"""Slots move between servers while batches are under way: counts stay exact, whatever is lost or comes late."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from recmesh.formats import SLOTS, Ledger
+from recmesh.runtime.errors import FailedPrecondition
+from recmesh.trainer.ps.refusals import WrongMap
+from tests.unit.ps.elastic import ElasticMesh, Flight
+from tests.unit.ps.support import truth
+
+TOTAL = 80
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[ElasticMesh]:
+    mesh = ElasticMesh(tmp_path)
+    mesh.start(2)
+    yield mesh
+    mesh.close()
+
+
+def _half(mesh: ElasticMesh, ps: int) -> Any:
+    slots = np.flatnonzero(mesh.owners == ps)
+    mask = np.zeros(SLOTS, np.bool_)
+    mask[slots[: len(slots) // 2]] = True
+    return mask
+
+
+def _check(mesh: ElasticMesh, total: int = TOTAL) -> None:
+    mesh.complete(total)
+    items, users, samples = truth(range(total))
+    found_items, found_users, dense = mesh.owned_counts()
+    assert found_items == items
+    assert found_users == users
+    assert dense == [samples, samples]
+    assert all(ledger == Ledger([(0, 0, total)]) for ledger in mesh.ledgers())
+
+
+def test_slots_move_with_their_rows_ledgers_and_steps(mesh: ElasticMesh) -> None:
+    mesh.train([(0, 0, 16)])
+    new = mesh.join()
+    mesh.begin_move(0, new, _half(mesh, 0))
+    mesh.train([(0, 16, 24)])                                  # behind the copy's back
+    result = mesh.freeze("answered")
+    assert result.installed
+    assert result.base_bytes > 0
+    mesh.decide()
+    assert [len(server.books.groups) for server in mesh.members.values()] == [1, 1, 1]
+    assert mesh.members[new].stats().step == mesh.members[0].stats().step
+    mesh.train([(0, 24, 32)])
+    _check(mesh)
+
+
+def test_a_split_by_the_old_map_is_refused_on_both_sides(mesh: ElasticMesh) -> None:
+    old = mesh.take_off([(0, 0, 8)])
+    mesh.begin_move(0, 1, _half(mesh, 0))
+    mesh.freeze("answered")
+    for ps in (0, 1):
+        flight = Flight(old.pieces, old.slot_map, old.gen)
+        assert mesh.send(flight, ps) == "wrong_map"
+        with pytest.raises(WrongMap):
+            mesh.members[ps].pull(mesh.gen, old.slot_map.version, [(0, np.arange(3))], dense=True)
+    mesh.decide()
+    _check(mesh)
+
+
+def test_an_ack_of_the_old_owner_counts_no_more(mesh: ElasticMesh) -> None:
+    flight = mesh.take_off([(0, 0, 8)])
+    assert mesh.send(flight, 0) == "acked"
+    mesh.begin_move(0, 1, _half(mesh, 0))
+    mesh.freeze("answered")
+    mesh.decide()
+    assert mesh.send(flight, 1) == "wrong_map"
+    assert flight.acks == set()
+    assert mesh.send(flight, 0) == "acked"                     # a duplicate there, and needed here
+    assert len(mesh.members[1].books.groups) == 2              # what came has the batch, what was here has not
+    assert mesh.send(flight, 1) == "landed"
+    assert len(mesh.members[1].books.groups) == 1
+    _check(mesh)
+
+
+@pytest.mark.parametrize("fate", ["lost", "unanswered"])
+def test_a_handoff_in_doubt_is_asked_for_again_or_decided_at_the_target(mesh: ElasticMesh, fate: str) -> None:
+    mesh.train([(0, 0, 8)])
+    mesh.begin_move(0, 1, _half(mesh, 0))
+    assert not mesh.freeze(fate).installed
+    assert mesh.freeze("answered").installed
+    mesh.decide()
+    _check(mesh)
+
+
+@pytest.mark.parametrize(("fate", "comes"), [("lost", False), ("unanswered", True)])
+def test_what_was_aborted_is_never_installed(mesh: ElasticMesh, fate: str, comes: bool) -> None:
+    mesh.train([(0, 0, 8)])
+    slots = _half(mesh, 0)
+    mesh.begin_move(0, 1, slots)
+    mesh.freeze(fate)
+    mesh.decide()
+    assert bool((mesh.owners[slots] == 1).all()) is comes
+    mesh.train([(0, 8, 16)])
+    for message in list(mesh.sent):
+        mesh.replay(message)
+    owned = [server.books.owned for server in mesh.members.values()]
+    assert (owned[0] ^ owned[1]).all()
+    _check(mesh)
+
+
+def test_a_late_freeze_of_an_aborted_move_is_void(mesh: ElasticMesh) -> None:
+    mesh.begin_move(0, 1, _half(mesh, 0))
+    move = mesh.move
+    assert move is not None
+    mesh.abort()
+    with pytest.raises(FailedPrecondition):
+        mesh.members[0].freeze(mesh.gen, 1, move.number, map_version=mesh.reserve())
+    _check(mesh)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_source_that_was_never_told_how_a_move_ended_learns_it_from_the_next(mesh: ElasticMesh, frozen: bool) -> None:
+    mesh.train([(0, 0, 16)])
+    first = _half(mesh, 0)
+    mesh.begin_move(0, 1, first)
+    move = mesh.move
+    assert move is not None
+    if frozen:
+        mesh.freeze("unanswered")
+        mesh.owners = np.where(first, 1, mesh.owners).astype(np.uint16)
+        mesh.version = move.version
+    mesh.move = None                                           # jobmaster has decided, and its word was lost
+    mesh.begin_move(0, 1, _half(mesh, 0))
+    mesh.train([(0, 16, 20)])
+    assert mesh.freeze("answered").installed
+    mesh.decide()
+    with pytest.raises(FailedPrecondition):
+        mesh.members[0].freeze(mesh.gen, 1, move.number, map_version=mesh.reserve())
+    _check(mesh)
+
+
+def test_slots_that_come_back_find_no_rows_of_their_first_stay(mesh: ElasticMesh) -> None:
+    mesh.train([(0, 0, 16)])
+    slots = _half(mesh, 0)
+    for source, target, lo in ((0, 1, 16), (1, 0, 20), (0, 1, 24)):
+        mesh.begin_move(source, target, slots)
+        mesh.train([(0, lo, lo + 4)])
+        mesh.freeze("answered")
+        mesh.decide()
+    _check(mesh)
+
+
+def test_a_snapshot_during_a_copy_holds_each_slot_once_and_restores_elsewhere(mesh: ElasticMesh) -> None:
+    mesh.train([(0, 0, 16)])
+    mesh.begin_move(0, 1, _half(mesh, 0))
+    mesh.snapshot = 1
+    mesh.servers = list(mesh.members.values())
+    for ps in (0, 1):
+        mesh.mark(ps)
+    mesh.train([(0, 16, 20)])
+    mesh.commit()
+    mesh.freeze("answered")
+    mesh.decide()
+    mesh.start(3)
+    assert all(ledger == Ledger([(0, 0, 16)]) for ledger in mesh.ledgers())
+    items, users, _ = truth(range(16))
+    assert mesh.owned_counts()[:2] == (items, users)
+    _check(mesh)
+
+
+class Moving(RuleBasedStateMachine):
+    """Workers, moves, snapshots and rollbacks in any order; at the end every count is the truth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.mesh = ElasticMesh(self.folder)
+        self.flights: list[Flight] = []
+        self.since_rollback = self.since_snapshot = 0
+
+    @initialize(n_ps=st.integers(1, 2))
+    def begin(self, n_ps: int) -> None:
+        self.mesh.start(n_ps)
+
+    @rule(lo=st.integers(0, TOTAL - 1), size=st.integers(1, 9), sent=st.integers(0, 2))
+    def take_off(self, lo: int, size: int, sent: int) -> None:
+        flight = self.mesh.take_off([(0, lo, min(TOTAL, lo + size))])
+        self.flights.append(flight)
+        for ps in np.unique(flight.slot_map.owners).tolist()[:sent]:
+            self._send(flight, ps)
+
+    def _send(self, flight: Flight, ps: int) -> None:
+        wanted = flight in self.flights and ps in flight.slot_map.owners    # its map may be another by now
+        if wanted and self.mesh.send(flight, ps) in ("landed", "overlap", "gone"):
+            self.flights.remove(flight)
+
+    @precondition(lambda self: self.mesh.todo)
+    @rule()
+    def retrain(self) -> None:
+        self.flights.append(self.mesh.take_off(self.mesh.todo.pop()))
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data())
+    def send(self, data: st.DataObject) -> None:
+        flight = data.draw(st.sampled_from(self.flights))
+        self._send(flight, data.draw(st.sampled_from(np.unique(flight.slot_map.owners).tolist())))
+
+    @precondition(lambda self: self.flights)
+    @rule()
+    def send_all(self) -> None:
+        for flight in list(self.flights):
+            for ps in np.unique(flight.slot_map.owners).tolist():
+                self._send(flight, ps)
+
+    @precondition(lambda self: self.mesh.pushed)
+    @rule(data=st.data())
+    def replay_a_push(self, data: st.DataObject) -> None:
+        self.mesh.replay(data.draw(st.sampled_from(self.mesh.pushed)))
+
+    @precondition(lambda self: self.mesh.sent)
+    @rule(data=st.data())
+    def replay_of_a_move(self, data: st.DataObject) -> None:
+        self.mesh.replay(data.draw(st.sampled_from(self.mesh.sent)))
+
+    @precondition(lambda self: len(self.mesh.members) < 4)
+    @rule()
+    def scale_out(self) -> None:
+        self.mesh.join()
+
+    @precondition(lambda self: not self.mesh.move and len(self.mesh.members) > 1)
+    @rule(data=st.data())
+    def begin_move(self, data: st.DataObject) -> None:
+        mesh = self.mesh
+        source = data.draw(st.sampled_from(np.unique(mesh.owners).tolist()))
+        target = data.draw(st.sampled_from(sorted(set(mesh.members) - {source})))
+        slots = np.flatnonzero(mesh.owners == source)
+        share = data.draw(st.sampled_from([1, len(slots) // 2 or 1, len(slots)]))
+        mask = np.zeros(SLOTS, np.bool_)
+        mask[slots[:share]] = True
+        mesh.begin_move(source, target, mask)
+
+    @precondition(lambda self: not self.mesh.move and len(self.mesh.members) > 1)
+    @rule(data=st.data(), lo=st.integers(0, TOTAL - 1))
+    def move_past_a_flight(self, data: st.DataObject, lo: int) -> None:
+        """One that a server of the old map has, and the others are yet to get."""
+        self.take_off(lo, 9, data.draw(st.integers(0, 1)))
+        flight = self.flights[-1] if self.flights else None
+        self.begin_move(data)
+        self.freeze("answered")
+        self.decide()
+        if flight is not None:
+            self._send(flight, data.draw(st.sampled_from(np.unique(flight.slot_map.owners).tolist())))
+
+    @precondition(lambda self: self.mesh.move)
+    @rule(fate=st.sampled_from(["lost", "unanswered", "answered"]))
+    def freeze(self, fate: str) -> None:
+        self.mesh.freeze(fate)
+
+    @precondition(lambda self: self.mesh.move)
+    @rule()
+    def decide(self) -> None:
+        self.mesh.decide()
+
+    @precondition(lambda self: not self.mesh.move)
+    @rule()
+    def scale_in(self) -> None:
+        empty = [ps for ps in self.mesh.members if not (self.mesh.owners == ps).any()]
+        if empty:
+            self.mesh.leave(empty[-1])
+
+    @precondition(lambda self: not (self.mesh.move and self.mesh.move.version) and self.since_snapshot > 5)
+    @rule()
+    def snapshot(self) -> None:
+        mesh, self.since_snapshot = self.mesh, 0
+        mesh.snapshot += 1
+        mesh.servers = [mesh.members[ps] for ps in sorted(mesh.members)]
+        for ps in range(len(mesh.servers)):
+            mesh.mark(ps)
+        mesh.commit()
+        mesh.parts[mesh.snapshot] = mesh.part_uris_of(sorted(mesh.members))
+
+    @precondition(lambda self: self.since_rollback > 20)
+    @rule(n_ps=st.integers(1, 3))
+    def rollback(self, n_ps: int) -> None:
+        self.since_rollback = 0
+        self.mesh.start(n_ps)
+
+    @invariant()
+    def every_slot_is_owned_once_or_on_its_way(self) -> None:
+        mesh = self.mesh
+        self.since_rollback, self.since_snapshot = self.since_rollback + 1, self.since_snapshot + 1
+        if not mesh.members:
+            return
+        times = np.sum([server.books.owned for server in mesh.members.values()], axis=0)
+        on_the_way = mesh.move.slots if mesh.move and mesh.move.version else np.zeros(SLOTS, np.bool_)
+        assert (times[~on_the_way] == 1).all()
+        assert (times[on_the_way] <= 1).all()
+
+    def teardown(self) -> None:
+        try:
+            if self.mesh.members:
+                _check(self.mesh)
+        finally:
+            self.mesh.close()
+            shutil.rmtree(self.folder)
+
+
+TestMoving = Moving.TestCase
+TestMoving.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
