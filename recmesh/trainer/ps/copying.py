@@ -86,15 +86,18 @@ class _Reader(threading.Thread):
     mutex in its hands would hold them up.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, begun: threading.Event) -> None:
         super().__init__(name="snapshot-reader", daemon=True)
-        self._model, self._stopped = model, threading.Event()
+        self._model, self._begun, self._stopped = model, begun, threading.Event()
         self._blocks: queue.Queue[RowBlock | BaseException | None] = queue.Queue(_BLOCKS_AHEAD)
 
     def run(self) -> None:
         """Each table's blocks, then None."""
+        self._begun.wait()
         try:
             for number in range(len(self._model.content.tables)):
+                if self._stopped.is_set():
+                    return
                 for block in self._model.store.copy_rows(self._model.store_table(number)):
                     if not self._put(block):
                         return
@@ -133,57 +136,76 @@ class _Reader(threading.Thread):
 
 
 class Copy(threading.Thread):
-    """Writes and delivers one part, then ends the copy-on-write. `cancel()` makes it stop soon."""
+    """Writes and delivers one part, then ends the copy-on-write. `cancel()` makes it stop soon.
 
-    def __init__(self, model: Model, order: Order, *, path: Path, deliver: Deliver) -> None:
-        super().__init__(name=f"snapshot-{order.snapshot}", daemon=True)
-        self._reader = _Reader(model)
-        self.order, self._model, self._path, self._deliver = order, model, path, deliver
-        self.cancelled = threading.Event()
+    Threads take a while to start on a busy machine, so it is started before the mark, and `begin` is called
+    right after it.
+    """
+
+    def __init__(self, model: Model, *, snapshot: int, path: Path, deliver: Deliver) -> None:
+        super().__init__(name=f"snapshot-{snapshot}", daemon=True)
+        self.snapshot, self._model, self._path, self._deliver = snapshot, model, path, deliver
+        self._order: Order | None = None
+        self.cancelled, self._begun = threading.Event(), threading.Event()
+        self._reader = _Reader(model, self._begun)
         self._unmarked = threading.Event()
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        """After the mark. The reader first: a thread inherits the priority of the one that starts it."""
+        """The reader first: a thread inherits the priority of the one that starts it."""
         self._reader.start()
         super().start()
+
+    def begin(self, order: Order) -> None:
+        """The store is marked for this order."""
+        self._order = order
+        self._begun.set()
 
     def run(self) -> None:
         """Write, stop saving pre-images, deliver."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        self._begun.wait()
+        if self._order is None:              # cancelled before the mark
+            self._reader.stop()
+            self._unmarked.set()
+            return
         try:
-            try:
-                container = Container(self._path)
-                try:
-                    written = self._write(container)
-                except BaseException:
-                    container.discard()
-                    raise
-            finally:
-                self._reader.stop()
-                self._model.store.unmark()
-                self._unmarked.set()
-            gate("ps.part", f"snapshot {self.order.snapshot}, {written.size_bytes} bytes")
-            with container:
-                if self._deliver(written, self.cancelled):
-                    container.keep()
+            self._copy(self._order)
         except Cancelled:
-            log.info("snapshot %d was given up", self.order.snapshot)
+            log.info("snapshot %d was given up", self.snapshot)
         except Exception as error:
             self.error = error
-            log.exception("snapshot %d failed", self.order.snapshot)
+            log.exception("snapshot %d failed", self.snapshot)
+
+    def _copy(self, order: Order) -> None:
+        try:
+            container = Container(self._path)
+            try:
+                written = self._write(container, order)
+            except BaseException:
+                container.discard()
+                raise
+        finally:
+            self._reader.stop()
+            self._model.store.unmark()
+            self._unmarked.set()
+        gate("ps.part", f"snapshot {order.snapshot}, {written.size_bytes} bytes")
+        with container:
+            if self._deliver(written, self.cancelled):
+                container.keep()
 
     def cancel(self) -> None:
         """Stop, and wait until the store is not marked any more; a delivery under way may last longer."""
         self.cancelled.set()
+        self._begun.set()
         self._unmarked.wait()
 
-    def _write(self, container: Container) -> Written:
-        order, content = self.order, self._model.content
+    def _write(self, container: Container, order: Order) -> Written:
+        content = self._model.content
         tables: list[list[TableFile]] = [[] for _ in order.cuts]
         for number in range(len(content.tables)):
-            for group, file in enumerate(self._write_table(container, number)):
-                tables[group].append(self._with_removed(container, group, file))
+            for group, file in enumerate(self._write_table(container, order, number)):
+                tables[group].append(self._with_removed(container, order, group, file))
         records = [record for number in range(len(content.dense)) for record in self._chunks(number)]
         groups = []
         for group, cut in enumerate(order.cuts):
@@ -200,26 +222,26 @@ class Copy(threading.Thread):
             tuple(file.document for file in container.files), order.changes.base)
         return Written(order, self._path, container.size_bytes, tuple(container.files), document.to_json())
 
-    def _write_table(self, container: Container, number: int) -> list[TableFile]:
+    def _write_table(self, container: Container, order: Order, number: int) -> list[TableFile]:
         """One file per group, in one pass over the rows: a block can be copied only once.
 
         The first group's file is written in place, the others' beside it until the pass is over.
         """
         schema = self._model.content.tables[number]
         arrow = row_schema(schema.name, schema.dim, schema.state_width)
-        names = [table_file_name(group, number) for group in range(len(self.order.cuts))]
-        blocks = self._rows(number)
+        names = [table_file_name(group, number) for group in range(len(order.cuts))]
+        blocks = self._rows(order, number)
         if len(names) == 1:
-            slots = self.order.cuts[0].slots
+            slots = order.cuts[0].slots
             if not slots.all():                # rows of other slots may be on their way in or out
                 blocks = (block.select(slots[slots_of(block.ids, schema.name)]) for block in blocks)
             with container.section(names[0]) as section:
                 rows = write_rows(arrow_sink(section), arrow, map(_columns, blocks))
             return [TableFile(number, names[0], rows)]
-        return self._split(container, number, names, blocks)
+        return self._split(container, order, number, names, blocks)
 
     def _split(
-        self, container: Container, number: int, names: Sequence[str], blocks: Iterator[RowBlock]
+        self, container: Container, order: Order, number: int, names: Sequence[str], blocks: Iterator[RowBlock]
     ) -> list[TableFile]:
         schema = self._model.content.tables[number]
         arrow = row_schema(schema.name, schema.dim, schema.state_width)
@@ -234,7 +256,7 @@ class Copy(threading.Thread):
                          for section in sections]
                 for block in blocks:
                     slots = slots_of(block.ids, schema.name)
-                    for group, cut in enumerate(self.order.cuts):
+                    for group, cut in enumerate(order.cuts):
                         chosen = block.select(cut.slots[slots])
                         if len(chosen):
                             sinks[group].write_batch(record_batch(arrow, _columns(chosen)))
@@ -243,10 +265,10 @@ class Copy(threading.Thread):
                 container.append(name, aside.path)
         return [TableFile(number, name, count) for name, count in zip(names, rows, strict=True)]
 
-    def _with_removed(self, container: Container, group: int, file: TableFile) -> TableFile:
+    def _with_removed(self, container: Container, order: Order, group: int, file: TableFile) -> TableFile:
         """The file's entry, with the ids that were removed since the base, if any."""
-        ids = self.order.changes.removed_of(file.table)
-        ids = ids[self.order.cuts[group].slots[slots_of(ids, self._model.content.tables[file.table].name)]]
+        ids = order.changes.removed_of(file.table)
+        ids = ids[order.cuts[group].slots[slots_of(ids, self._model.content.tables[file.table].name)]]
         if not len(ids):
             return file
         name = removed_file_name(group, file.table)
@@ -254,8 +276,8 @@ class Copy(threading.Thread):
             write_removed(arrow_sink(section), ids)
         return TableFile(file.table, file.file, file.rows, name, len(ids))
 
-    def _rows(self, number: int) -> Iterator[RowBlock]:
-        changes, name = self.order.changes, self._model.content.tables[number].name
+    def _rows(self, order: Order, number: int) -> Iterator[RowBlock]:
+        changes, name = order.changes, self._model.content.tables[number].name
         for block in self._reader.rows(self.cancelled):
             if changes.base:
                 block = block.select(changes.keep(slots_of(block.ids, name), block.last_step))

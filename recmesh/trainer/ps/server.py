@@ -280,16 +280,20 @@ class ParameterServer:
                                          reason="STALE_SNAPSHOT")
             self._stop_copy()
             self.model.store.make_ready()
-            with self.latch.exclusive() as held:
-                cuts, since = self.books.cut(), self.books.since
-                changes = self.model.baselines.changes(base, since=since)
-                self.model.baselines.cut(snapshot, cuts, since=since)
-                order = Order(self._job_id, gen, snapshot, self._ps, since, cuts, changes)
-                copy = Copy(self.model, order, path=self._part_path(snapshot), deliver=self._deliver)
-                self.model.store.mark()
-                copy.start()
-                self._copy = copy              # before a declaration may look whether one is under way
-                latch_ms = held.milliseconds
+            copy = Copy(self.model, snapshot=snapshot, path=self._part_path(snapshot), deliver=self._deliver)
+            copy.start()
+            try:
+                with self.latch.exclusive() as held:
+                    cuts, since = self.books.cut(), self.books.since
+                    changes = self.model.baselines.changes(base, since=since)
+                    self.model.baselines.cut(snapshot, cuts, since=since)
+                    self.model.store.mark()
+                    copy.begin(Order(self._job_id, gen, snapshot, self._ps, since, cuts, changes))
+                    self._copy = copy          # before a declaration may look whether one is under way
+                    latch_ms = held.milliseconds
+            except BaseException:
+                copy.cancel()
+                raise
             result = MarkResult(self.books.owned.copy(), cuts, latch_ms, self.model.store.rows,
                                 self.model.store.memory_bytes, changes.base)
             self._marked = (snapshot, result)
@@ -301,7 +305,7 @@ class ParameterServer:
         with self._commands():
             self.books.accept_term(term)
             self.books.check_generation(gen)
-            if self._copy and self._copy.order.snapshot == snapshot:
+            if self._copy and self._copy.snapshot == snapshot:
                 self._stop_copy()
 
     def void(self, gen: int, term: int, batches: Sequence[Triple]) -> list[Triple]:
@@ -323,7 +327,7 @@ class ParameterServer:
     @property
     def marking(self) -> int:
         """The snapshot that is being copied or delivered; 0: none."""
-        return self._copy.order.snapshot if self._copy and self._copy.is_alive() else 0
+        return self._copy.snapshot if self._copy and self._copy.is_alive() else 0
 
     def close(self) -> None:
         """Give up what runs in the background."""

@@ -9,6 +9,7 @@ from recmesh.runtime.events import catalog
 from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.timeline import conclude
 from services.jobmaster.domain import fleet, moves, placement
 from services.jobmaster.domain.placement import Shift
 from services.jobmaster.domain.record import Member, Refused, RunRecord, SlotMove
@@ -20,6 +21,8 @@ _metrics = Metrics("jobmaster")
 _slots_moved = _metrics.counter("slots_moved", "Slots that have another parameter server")
 _pauses = _metrics.histogram("move_pause_seconds", "From the freeze of slots to the published map")
 
+MATTERS = frozenset({"hot ps", "replacement", "termination"})
+"""Decisions after which slots move."""
 POLL_S = 0.05
 """Between looks at a copy; bulk copies take seconds."""
 FREEZE_CALL_S = 1.0
@@ -54,6 +57,15 @@ async def step(run: Run) -> None:
             await _shift(run, following)
         case fleet.Arrived(places):
             run.slots_placed(places)
+            _conclude(run, places)
+
+
+def _conclude(run: Run, places: tuple[int, ...]) -> None:
+    """What was decided about parameter servers is done."""
+    done = f"slots were placed on PS {', '.join(map(str, places))}"
+    for item in run.status.timeline:
+        if item.matter in MATTERS and item.place.startswith("ps ") and not item.done:
+            conclude(run, item.number, done=done)
 
 
 async def _join(run: Run, member: Member) -> None:

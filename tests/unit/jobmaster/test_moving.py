@@ -80,7 +80,9 @@ async def test_a_server_whose_machine_goes_away_is_replaced_without_a_rollback(w
     assert [member.ps for member in run.record.members] == [1, 2]
     assert run.status.rollbacks == 0
     assert [data.slots for data in world.told("job.slots_moved")] == [2048]
-    assert ("ps 0", "its machine asks it to go") in [(d.about, d.seen) for d in world.told("job.decided")]
+    assert [(data.matter, data.place) for data in world.told("job.decided")] == [("termination", "ps 0")]
+    await world.until(lambda: bool(world.told("job.effect_observed")))
+    assert world.told("job.effect_observed")[0].done == "slots were placed on PS 1, 2"
     await finished(world, job_id)
 
 
@@ -337,7 +339,7 @@ async def test_servers_of_another_size_take_over_one_after_another(world: JobWor
     assert {orders[name].order.cpu for name in world.cluster.alive(job_id, "ps")} == {2.0}
     run = world.jobs.run_of(job_id)
     assert run.status.rollbacks == 0
-    assert [(data.about, data.seen) for data in world.told("job.decided")] == [
+    assert [(data.place, data.seen) for data in world.told("job.decided")] == [
         ("ps 0", "another size is wanted"), ("ps 1", "another size is wanted")
     ]
     assert sum(data.slots for data in world.told("job.slots_moved")) == 4096
