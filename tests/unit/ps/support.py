@@ -125,7 +125,7 @@ class Mesh:
         """A delta on the last committed snapshot, where it is of this generation."""
         base = self.committed if self.committed_gen == self.gen else 0
         result = self.servers[ps].mark(self.gen, 1, self.snapshot, base=base)
-        self.bases[self.snapshot] = result.base
+        self.bases[self.snapshot] = max(result.base, self.bases.get(self.snapshot, 0))
 
     def commit(self) -> None:
         for server in self.servers:
