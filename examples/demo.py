@@ -25,10 +25,11 @@ from recmesh.spec.dataset import DatasetSpec
 ROOT = Path(__file__).resolve().parent.parent
 JOB_FILE = ROOT / "examples" / "flights" / "job.yaml"
 HOME = ROOT / ".recmesh" / "demo"
-SCALE_AT, KILL_AT = 0.25, 0.50
+GROW_AT, SCALE_AT, KILL_AT = 0.10, 0.25, 0.50
 POLL_S, PATIENCE_S = 0.5, 240.0
 SHOWN = {
-    "job.role_started", "job.role_exited", "job.scaled", "job.snapshot_committed", "job.rolled_back",
+    "job.role_started", "job.role_exited", "job.scaled", "job.slots_moved", "job.snapshot_committed",
+    "job.rolled_back",
 }
 
 
@@ -79,6 +80,8 @@ def event_line(event: Event) -> str:
         "job.role_started": f"{who} started (process {data.get('handle', '')})",
         "job.role_exited": f"{who} ended: {data.get('reason', '')}",
         "job.scaled": f"{who}: {data.get('from_replicas')} → {data.get('to_replicas')} replicas",
+        "job.slots_moved": f"{data.get('slots', 0):,} slots with {data.get('rows', 0):,} rows moved from "
+        f"ps-{data.get('source')} to ps-{data.get('target')}; they paused for {data.get('pause_ms') or 0:.0f} ms",
         "job.snapshot_committed": f"snapshot {data.get('snapshot')} committed, {samples} in it",
         "job.rolled_back": f"rolled back to snapshot {data.get('snapshot')}",
     }
@@ -91,7 +94,7 @@ class Story:
     def __init__(self, client: Client, job_id: str) -> None:
         self.client = client
         self.job_id = job_id
-        self.scaled = self.killed = False
+        self.grown = self.scaled = self.killed = False
         self._seen: set[str] = set()
         self._last_line, self._said_at = "", 0.0
 
@@ -103,6 +106,8 @@ class Story:
             self._tell(job)
             if job.over:
                 return job
+            if job.progress.share >= GROW_AT and not self.grown:
+                self._grow()
             if job.progress.share >= SCALE_AT and not self.scaled:
                 self._scale()
             if job.progress.share >= KILL_AT and not self.killed:
@@ -123,6 +128,11 @@ class Story:
         if line != self._last_line and time.monotonic() - self._said_at >= 2.0:
             self._last_line, self._said_at = line, time.monotonic()
             say(line)
+
+    def _grow(self) -> None:
+        say("  → a third parameter server: recmesh scale late-flights ps=3")
+        self.client.scale(self.job_id, "ps", 3)
+        self.grown = True
 
     def _scale(self) -> None:
         say("  → a third worker: recmesh scale late-flights worker=3")
