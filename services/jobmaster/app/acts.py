@@ -7,6 +7,7 @@ from dataclasses import replace
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.memory import after_oom, limit_of
+from services.jobmaster.app.notices import is_told_to_go, note_notice
 from services.jobmaster.app.queue import release_worker
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import decide
@@ -138,6 +139,8 @@ class Acts:
         why = run.killed_for.pop(role.name, "")
         if why and exit.signal is not None and not exit.oom:
             exit = replace(exit, reason=f"ended by jobmaster: {why}")
+        if is_told_to_go(run, role, exit=exit):
+            role = note_notice(run, role)
         verdict = self._judge(role, exit)
         run.killing.pop(role.name, None)
         beat = run.vitals.forget(key)

@@ -8,8 +8,8 @@ from typing import Literal
 from recmesh.runtime.errors import FailedPrecondition, NotFound
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.jobs import Jobs
+from services.jobmaster.app.notices import is_told_to_go, note_notice
 from services.jobmaster.app.run import Run
-from services.jobmaster.app.timeline import decide
 from services.jobmaster.domain.evaluation import judged
 from services.jobmaster.domain.job import RoleState
 from services.jobmaster.domain.record import RunRecord
@@ -107,32 +107,12 @@ class Roles:
         run.vitals.hear((role, index), beat)
         if run.status.ending is not None or (record.phase == "closed" and role != "finisher"):
             return Answer("exit", record.gen, record.map_version, record.phase)
-        if beat.draining and state.stage == "running" and record.phase == "open":
-            self._notified(run, state)
+        if is_told_to_go(run, state, draining=beat.draining):
+            note_notice(run, state)
+            run.wake()
         if state.stage == "draining":
             return Answer("drain", record.gen, record.map_version, record.phase)
         return answer
-
-    def _notified(self, run: Run, state: RoleState) -> None:
-        """Somebody else told the process to go: its end is no failure, and its place is filled at once.
-
-        A worker's work is another's at once. A parameter server leaves when its slots have left it.
-        """
-        if state.role == "ps" and state.leaving:
-            return
-        why = "it was told to end by its machine, its scheduler or a person (SIGTERM)"
-        now = run.context.clock.now()
-        if state.role == "ps":
-            run.put_role(state.model_copy(update={"leaving": why, "leaving_since": now}))
-            answer = "another process takes over its slots"
-        elif state.role == "worker":
-            run.put_role(state.model_copy(update={"stage": "draining", "since": now}))
-            answer = "its batches in flight are finished, its leases returned, and another process takes its place"
-        else:
-            return
-        run.telling.role_notified(state, reason=why)
-        decide(run, matter="termination", place=state.place, seen=why, decision=answer)
-        run.wake()
 
     async def record(self, job_id: str, *, newer_than_gen: int, wait_s: float) -> RunRecord:
         """The record; with a wait, as soon as a newer generation is open or the job is over."""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmesh.runtime.ops import Table
+from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.job import MAX_DECISIONS, SlowWorker
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.straggler import BACKUP_LEVEL, Found, Pace, Recovered, backups, judged, shard_batches
@@ -266,6 +267,20 @@ async def test_a_window_of_zero_leaves_stragglers_alone() -> None:
         assert not world.told("job.straggler_detected") and not world.shards.sized
     finally:
         await world.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_notice_that_no_heartbeat_brought_is_known_by_the_code_of_the_end(world: JobWorld) -> None:
+    world.shards.total = 6_000
+    job_id = await world.submit(spec(backoff_limit=0))
+    await world.until(lambda: world.phase(job_id) == "Running")
+    world.cluster.kill(job_id, "worker-0-1", Exit(code=75))
+    await started(world, "worker-0-2")
+    await world.until_phase(job_id, "Succeeded")
+    assert [data.index for data in world.told("job.role_notified")] == [0]
+    [role] = [data for data in world.told("job.role_exited") if data.role == "worker" and data.exit_code == 75]
+    assert role.expected and world.jobs.run_of(job_id).status.failures == 0
 
 
 @pytest.mark.asyncio
