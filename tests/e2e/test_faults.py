@@ -4,7 +4,6 @@ Each job is asked, before the kill, whether it still trains; and afterwards whet
 every epoch exactly once, by the ledgers of its closing snapshot, and has registered its model.
 """
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -87,25 +86,6 @@ def test_a_killed_parameter_server_is_a_rollback_and_the_count_is_exact(mesh: Wh
     assert [event.data["index"] for event in replacements(mesh, job_id, "ps")] == [1]
     assert unexpected(mesh, job_id, "ps") == [1] and unexpected(mesh, job_id, "worker") == []
     assert "Recovering" in [step.to_phase for step in job.transitions]
-
-
-def test_deltas_on_a_damaged_snapshot_are_passed_over_and_the_count_is_exact(mesh: WholeMesh) -> None:
-    """All build on the first one, of which the copies in memory and on storage are changed: nothing is left."""
-    name = "damaged"
-    policy = {"checkpoint": {"every_s": 1.0, "full_every": 1000, "keep": 3}}
-    job_id = mesh.submit(flights_job(name, mesh.folder) | policy)
-    mesh.trains(job_id, share=0.1)
-    (storage,) = (path for path in mesh.home.root.rglob(job_id) if path.parent.name == "checkpoints")
-    until(lambda: len(list(storage.glob("*/COMMITTED"))) >= 3, timeout_s=STEP_S)
-    newest, first = max(storage.glob("*/COMMITTED")).parent, min(storage.glob("*/COMMITTED")).parent
-    manifest = json.loads((newest / "manifest.json").read_text())
-    assert manifest["chain"][-1]["snapshot"] == int(first.name) and len(manifest["chain"]) >= 2
-    for path in [*first.glob("ps-*/group-*.arrow"), *(mesh.home.shm / "ckptcache").glob(f"{job_id}.{first.name}.*")]:
-        path.write_bytes(bytes(path.stat().st_size))
-    os.kill(int(role(mesh.job(job_id), "ps", 1).handle), signal.SIGKILL)
-    succeeded(mesh, job_id, name)
-    [back] = mesh.events(job_id, "job.rolled_back")
-    assert back.data["snapshot"] == 0 and back.data["lost_samples"] > 0
 
 
 @pytest.mark.parametrize(
