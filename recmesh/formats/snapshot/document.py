@@ -101,7 +101,7 @@ class PartDocument:
                 "step": group.step,
                 "tables": [{"table": t.table, "file": t.file, "rows": t.rows} for t in group.tables],
                 "dense": {"file": group.dense_file, "chunks": group.chunks},
-                "evicted": sorted(group.evicted.items()),
+                **({"evicted": sorted(group.evicted.items())} if group.evicted else {}),
             } for group in self.groups],
             "files": [{"name": f.name, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in self.files],
         }, separators=(",", ":"))

@@ -157,8 +157,11 @@ class Mesh:
         return found[0], found[1], dense
 
     def close(self) -> None:
+        copies = [server._copy for server in self.servers if server._copy is not None]
         for server in self.servers:
             server.close()
+        for copy in copies:
+            copy.join()                      # a delivery under way outlives the close
         self.servers = []
 
 
