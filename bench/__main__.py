@@ -11,7 +11,7 @@ from types import FrameType
 
 from bench.figures import Result
 
-_NOT_BENCHES = {"criteo", "figures", "mesh", "synthetic", "peers", "__main__"}
+_NOT_BENCHES = {"criteo", "figures", "mesh", "store_load", "synthetic", "peers", "__main__"}
 
 
 def names() -> list[str]:

@@ -58,19 +58,17 @@ def _prefetch_words(slab: NDArray[np.float32], first: int, n: int) -> None:
     prefetch(slab, first + n - 1)
 
 
-@kernel(INT, *INDEX, IDS, WORD, WORD, F32, U32, *LAYOUT, F32, INT, WORD, REAL)
+@kernel(INT, *INDEX, IDS, WORD, WORD, F32, INT, F32, INT, INT, WORD, REAL)
 def gather(
     arena: NDArray[np.uint64], parts: NDArray[np.int64], ids: NDArray[np.int64], table: Any, salt: Any,
-    slab: NDArray[np.float32], words: NDArray[np.uint32], width: int, dim: int, state_width: int, half: int,
-    min_frequency: int, out: NDArray[np.float32], initial: int, seed_salt: Any, scale: float,
+    slab: NDArray[np.float32], width: int, out: NDArray[np.float32],
+    dim: int, initial: int, seed_salt: Any, scale: float,
 ) -> int:
     """out[i·dim:] := the values of ids[i], initial where absent or a candidate. Inserts nothing.
 
     Returns how many are absent or candidates.
     """
     absent = 0
-    taken = (dim + 1) >> 1 if half else dim
-    packed = np.empty(dim if half else 0, np.uint32)
     hashes = np.empty(LANE, np.uint64)
     rows = np.empty(LANE, np.int64)
     for lo in range(0, ids.size, LANE):
@@ -78,35 +76,55 @@ def gather(
         for i in range(n):
             hashes[i] = mix64(np.uint64(ids[lo + i]) ^ salt)
             prefetch(arena, 2 * home(parts, hashes[i]))
-        missed = 0
         for i in range(n):
             row = probe(arena, parts, hashes[i], np.uint64(ids[lo + i]), table)
-            if row < 0 or row >= CANDIDATE:
-                row = -1
+            rows[i] = row
+            if 0 <= row and row < CANDIDATE:
+                _prefetch_words(slab, row * width, dim)
+        missed = 0
+        for i in range(n):
+            if rows[i] < 0 or rows[i] >= CANDIDATE:
                 missed += 1
             else:
-                _prefetch_words(slab, row * width, taken)
-            rows[i] = row
-        if half:
-            for i in range(n):
-                if rows[i] >= 0:
-                    unpack(words, rows[i] * width, dim, out[(lo + i) * dim:(lo + i) * dim + dim])
-        else:
-            for i in range(n):
-                if rows[i] >= 0:
-                    source = slab[rows[i] * width:rows[i] * width + dim]
-                    target = out[(lo + i) * dim:(lo + i) * dim + dim]
-                    for j in range(dim):
-                        target[j] = source[j]
+                source = slab[rows[i] * width:rows[i] * width + dim]
+                target = out[(lo + i) * dim:(lo + i) * dim + dim]
+                for j in range(dim):
+                    target[j] = source[j]
         if missed:
             absent += missed
             for i in range(n):
-                if rows[i] < 0:
-                    target = out[(lo + i) * dim:(lo + i) * dim + dim]
-                    fill_initial(target, np.uint64(ids[lo + i]), initial, seed_salt, scale)
-                    if half:
-                        pack(target, dim, packed, 0, np.uint64(0))
-                        unpack(packed, 0, dim, target)
+                if rows[i] < 0 or rows[i] >= CANDIDATE:
+                    fill_initial(out[(lo + i) * dim:(lo + i) * dim + dim], np.uint64(ids[lo + i]), initial,
+                                 seed_salt, scale)
+    return absent
+
+
+@kernel(INT, *INDEX, IDS, WORD, WORD, F32, U32, INT, F32, INT, INT, WORD, REAL)
+def gather_half(
+    arena: NDArray[np.uint64], parts: NDArray[np.int64], ids: NDArray[np.int64], table: Any, salt: Any,
+    slab: NDArray[np.float32], words: NDArray[np.uint32], width: int, out: NDArray[np.float32],
+    dim: int, initial: int, seed_salt: Any, scale: float,
+) -> int:
+    """`gather` where values are bfloat16; initial ones are rounded as a row would round them."""
+    absent = 0
+    packed = np.empty(dim, np.uint32)
+    rows = np.empty(LANE, np.int64)
+    for lo in range(0, ids.size, LANE):
+        n = min(LANE, ids.size - lo)
+        for i in range(n):
+            id_ = np.uint64(ids[lo + i])
+            rows[i] = probe(arena, parts, mix64(id_ ^ salt), id_, table)
+            if 0 <= rows[i] and rows[i] < CANDIDATE:
+                _prefetch_words(slab, rows[i] * width, (dim + 1) >> 1)
+        for i in range(n):
+            target = out[(lo + i) * dim:(lo + i) * dim + dim]
+            if rows[i] < 0 or rows[i] >= CANDIDATE:
+                absent += 1
+                fill_initial(target, np.uint64(ids[lo + i]), initial, seed_salt, scale)
+                pack(target, dim, packed, 0, np.uint64(0))
+                unpack(packed, 0, dim, target)
+            else:
+                unpack(words, rows[i] * width, dim, target)
     return absent
 
 
