@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.figures import Result
 from bench.mesh import ROOT, one_thread, say
+from bench.peers.memory import PEER_MEMORY
 from bench.store_load import BATCH, DIM, I64, LR, TABLES, Load, measure
 from recmesh.formats import splitmix64
 from recmesh.store import Init, Optimizer, Store, TableSchema, dedup, scatter_add, take_rows
@@ -27,53 +28,59 @@ def run(*, quick: bool) -> Result:
     """Both laws at each size, ours and the peers in turns."""
     sizes = {"1m": 1_000_000} if quick else SIZES
     turns, window_s = (1, 2.0) if quick else (2, 6.0)
+    peers = {"torch": sys.executable}
+    if python := os.environ.get(PEER_PYTHON, ""):
+        peers["fbgemm"] = python
     figures: dict[str, float] = {}
-    left_out, context = [], {}
-    python = os.environ.get(PEER_PYTHON, "")
-    if not python:
-        left_out.append(f"fbgemm: {PEER_PYTHON} names no interpreter that has it")
+    context: dict[str, object] = {}
     for size, keys in sizes.items():
-        runs: dict[str, list[float]] = {}
-        grown = []
-        for _ in range(turns):
-            tables = Tables(keys // TABLES)
-            grown.append(tables.fill())
-            for law in LAWS:
-                load = Load(keys, law)
-                batches = [tables.ids(batch) for batch in load.batches()]
-                rate = measure(tables.step, batches, window_s=window_s, cpu_s=time.process_time)
-                runs.setdefault(f"recmesh {law}", []).append(rate)
-                say(f"{size} {law}: recmesh {rate:,.0f} samples per CPU second")
-            memory_bytes = tables.store.memory_bytes
-            del tables
-            gc.collect()
-            for law in LAWS:
-                for kind, interpreter in (("torch", sys.executable), ("fbgemm", python)):
-                    if interpreter:
-                        rate = _peer(interpreter, {"kind": kind, "keys": keys, "law": law, "window_s": window_s})
-                        runs.setdefault(f"{kind} {law}", []).append(rate)
-                        say(f"{size} {law}: {kind} {rate:,.0f}")
-        rates = {name: statistics.median(found) for name, found in runs.items()}
+        found = [_turn(keys, peers, window_s=window_s) for _ in range(turns)]
+        rates = {name: statistics.median(turn.rates[name] for turn in found) for name in found[0].rates}
         for law in LAWS:
-            figures[f"samples_per_cpu_s_{law}_{size}"] = rates[f"recmesh {law}"]
-            for kind in ("torch", "fbgemm"):
-                if f"{kind} {law}" in rates:
-                    figures[f"{kind}_samples_per_cpu_s_{law}_{size}"] = rates[f"{kind} {law}"]
-                    figures[f"ratio_vs_{kind}_{law}_{size}"] = rates[f"recmesh {law}"] / rates[f"{kind} {law}"]
-        figures[f"max_growth_stall_ms_{size}"] = min(growth.longest_ms - growth.median_ms for growth in grown)
-        context[f"growth_{size}"] = [str(growth) for growth in grown]
-        context[f"turns_{size}"] = {name: [round(rate) for rate in found] for name, found in runs.items()}
-        context[f"bytes_per_key_{size}"] = round(memory_bytes / keys, 1)
+            ours = figures[f"samples_per_cpu_s_{law}_{size}"] = rates[f"recmesh {law}"]
+            for kind in peers:
+                figures[f"{kind}_samples_per_cpu_s_{law}_{size}"] = rates[f"{kind} {law}"]
+                figures[f"ratio_vs_{kind}_{law}_{size}"] = ours / rates[f"{kind} {law}"]
+        figures[f"max_growth_stall_ms_{size}"] = max(turn.growth.stall_ms for turn in found)
+        context |= {
+            f"growth_{size}": [str(turn.growth) for turn in found], f"bytes_per_key_{size}": found[-1].bytes_per_key,
+            f"turns_{size}": [{name: round(rate) for name, rate in turn.rates.items()} for turn in found]}
     first = next(iter(sizes))
     figures["ratio_vs_torch"] = figures[f"ratio_vs_torch_zipf_{first}"]
-    for law in LAWS:
-        if f"ratio_vs_fbgemm_{law}_{first}" in figures:
-            figures[f"ratio_vs_fbgemm_{law}"] = figures[f"ratio_vs_fbgemm_{law}_{first}"]
+    if "fbgemm" in peers:
+        figures |= {f"ratio_vs_fbgemm_{law}": figures[f"ratio_vs_fbgemm_{law}_{first}"] for law in LAWS}
     return Result("store", figures, {
         "tables": TABLES, "dim": DIM, "batch": BATCH, "keys": sizes, "turns": turns, "window_s": window_s, **context,
         "step": "distinct ids, pull, one row per sample, sum of gradients, Adagrad; the peers: forward and backward",
-        "left_out": left_out, "quick": "1,000,000 keys, one turn, short windows" if quick else "",
+        "left_out": "" if "fbgemm" in peers else f"fbgemm: {PEER_PYTHON} names no interpreter that has it",
+        "quick": "1,000,000 keys, one turn, short windows" if quick else "",
     })
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Samples per CPU second by who and law, and what growing to that size was like."""
+
+    rates: dict[str, float]
+    growth: "Growth"
+    bytes_per_key: float
+
+
+def _turn(keys: int, peers: dict[str, str], *, window_s: float) -> Turn:
+    tables, rates = Tables(keys // TABLES), {}
+    growth = tables.fill()
+    for law in LAWS:
+        batches = [tables.ids(batch) for batch in Load(keys, law).batches()]
+        rates[f"recmesh {law}"] = measure(tables.step, batches, window_s=window_s, cpu_s=time.process_time)
+    bytes_per_key = tables.store.memory_bytes / keys
+    del tables
+    gc.collect()                                   # the peers' tables take gigabytes too
+    for kind, python in peers.items():
+        for law in LAWS:
+            task = {"kind": kind, "keys": keys, "law": law, "window_s": window_s}
+            rates[f"{kind} {law}"] = _peer(python, task)
+    say(f"{keys:,} keys: {({name: round(rate) for name, rate in rates.items()})}; {growth}")
+    return Turn(rates, growth, round(bytes_per_key, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,11 @@ class Growth:
     longest_ms: float
     median_ms: float
     longest_wall_ms: float
+
+    @property
+    def stall_ms(self) -> float:
+        """CPU time of the longest push beyond that of a usual one: partitions that grew, and fresh pages for them."""
+        return self.longest_ms - self.median_ms
 
     def __str__(self) -> str:
         return (f"longest push {self.longest_ms:.1f} ms of CPU ({self.longest_wall_ms:.1f} ms of wall clock), "
@@ -130,7 +142,7 @@ class Tables:
 def _peer(python: str, task: dict[str, object]) -> float:
     done = subprocess.run(
         [python, "-W", "ignore", "-m", "bench.peers.embedding_bags", json.dumps(task)], cwd=ROOT,
-        env={**os.environ, **one_thread()}, capture_output=True, text=True, timeout=900, check=False)
+        env={**os.environ, **one_thread(), **PEER_MEMORY}, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
         raise RuntimeError(f"{task['kind']} failed: {done.stderr[-2000:]}")
     return float(json.loads(done.stdout.splitlines()[-1])["samples_per_cpu_s"])

@@ -86,10 +86,9 @@ def gather(
             if rows[i] < 0 or rows[i] >= CANDIDATE:
                 missed += 1
             else:
-                source = slab[rows[i] * width:rows[i] * width + dim]
-                target = out[(lo + i) * dim:(lo + i) * dim + dim]
-                for j in range(dim):
-                    target[j] = source[j]
+                at, to = np.uint64(rows[i] * width), np.uint64((lo + i) * dim)
+                for j in range(np.uint64(dim)):
+                    out[to + j] = slab[at + j]
         if missed:
             absent += missed
             for i in range(n):
@@ -209,13 +208,12 @@ def apply(
             # Checked here too: a call with tuples of arrays costs more than the check.
             if row < meta[MARKED] and block_state[row >> BLOCK_BITS] == PENDING and saved[row] == 0:
                 save_row(rows, width, row)
-            at = row * width
-            end = at + width
-            starts[live], sources[live] = at, lo + i
-            steps[live] = np.int64(words[end - 2]) + 1
-            words[end - 2] += np.uint32(1)
-            words[end - 1] += counts[lo + i] if counts.size else np.uint32(1)
-            longs[(end - HEADER) // 2 + 1] = step
+            starts[live], sources[live] = row * width, lo + i
+            end = np.uint64((row + 1) * width)     # unsigned: see `probe`
+            steps[live] = np.int64(words[end - np.uint64(2)]) + 1
+            words[end - np.uint64(2)] += np.uint32(1)
+            words[end - np.uint64(1)] += counts[lo + i] if counts.size else np.uint32(1)
+            longs[((end - np.uint64(HEADER)) >> np.uint64(1)) + np.uint64(1)] = step
             live += 1
         if not half:
             update_rows(kind, floats, starts, live, dim, grads, sources, steps, hyper, bias)
@@ -227,8 +225,8 @@ def apply(
                 scratch[starts[i] + dim + j] = floats[found[i] + packed + j]
         update_rows(kind, scratch, starts, live, dim, grads, sources, steps, hyper, bias)
         for i in range(live):
-            noise = mix64(np.uint64(ids[sources[i]]) ^ salt) + np.uint64(steps[i])
-            pack(scratch[starts[i]:starts[i] + dim], dim, words, found[i], noise | np.uint64(1))
+            noise = mix64(mix64(np.uint64(ids[sources[i]]) ^ salt) + np.uint64(steps[i])) | np.uint64(1)
+            pack(scratch[starts[i]:starts[i] + dim], dim, words, found[i], noise)
             for j in range(state_width):
                 floats[found[i] + packed + j] = scratch[starts[i] + dim + j]
 

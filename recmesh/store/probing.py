@@ -31,7 +31,7 @@ ROW_MASK = np.uint64(0xFFFFFFFF)
 CANDIDATE = 1 << 31
 _PARTITION_SHIFT = np.uint64(42)
 _PARTITION_MASK = np.uint64(PARTITIONS - 1)
-_FREE = np.uint64(0)
+_FREE, _ONE = np.uint64(0), np.uint64(1)
 # Linear probing stays short up to 11/16. A partition p grows at (9 + 2p/PARTITIONS)/16: hashing fills all of them
 # alike, so that with one bound for all dozens would grow in one push.
 _LEAST_FULL, _FULL_RANGE, _FULL_UNIT = 9 * PARTITIONS, 2, 16 * PARTITIONS
@@ -61,23 +61,24 @@ def word_of(table: Any, place: Any) -> Any:
 @inline
 def home(parts: NDArray[np.int64], h: Any) -> Any:
     """The entry where a probe for hash h begins."""
-    p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    return parts[p] + (np.int64(h & np.uint64(0xFFFFFFFFFFF)) & parts[PARTITIONS + p])
+    p = (h >> _PARTITION_SHIFT) & _PARTITION_MASK
+    return parts[p] + np.int64(h & np.uint64(parts[np.uint64(PARTITIONS) + p]))
 
 
 @inline
 def probe(arena: NDArray[np.uint64], parts: NDArray[np.int64], h: Any, id_: Any, table: Any) -> Any:
     """The place of (table, id), or -1; from CANDIDATE on, less CANDIDATE, among the candidates."""
-    p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    offset, mask = parts[p], parts[PARTITIONS + p]
-    k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask
+    p = (h >> _PARTITION_SHIFT) & _PARTITION_MASK
+    offset, mask = np.uint64(parts[p]), np.uint64(parts[np.uint64(PARTITIONS) + p])
+    k = h & mask
     while True:
-        word = arena[2 * (offset + k) + 1]
+        at = (offset + k) << _ONE              # unsigned: a signed index costs a test for a negative one
+        word = arena[at + _ONE]
         if word == _FREE:
             return -1
-        if arena[2 * (offset + k)] == id_ and (word >> np.uint64(32)) == table:
+        if arena[at] == id_ and (word >> np.uint64(32)) == table:
             return np.int64(word & ROW_MASK) - 1
-        k = (k + 1) & mask
+        k = (k + _ONE) & mask
 
 
 @inline
