@@ -12,7 +12,8 @@ from types import FrameType
 from bench.figures import Result
 
 _NOT_BENCHES = {
-    "criteo", "figures", "mesh", "parameter_server", "quotas", "synthetic", "peers", "workloads", "__main__",
+    "criteo", "figures", "mesh", "parameter_server", "quotas", "store_load", "synthetic", "peers", "workloads",
+    "__main__",
 }
 
 

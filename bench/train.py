@@ -16,6 +16,7 @@ import psutil
 
 from bench.figures import Result
 from bench.mesh import ROOT, Mesh, cpu_seconds, criteo_data, mesh, one_thread, say, scratch
+from bench.peers.memory import PEER_MEMORY
 from bench.synthetic import Criteo, criteo_like, write_parquet, write_records
 from recmesh.client.views import Job
 from recmesh.pb import ps_pb2
@@ -36,11 +37,6 @@ CORES = float(os.cpu_count() or 1)
 POLL_S = 0.1
 """Asking costs the parameter server a call, which counts as ours."""
 AUC_WITHIN = 0.002
-PEER_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647", "MALLOC_TOP_PAD_": "67108864",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
-"""No fresh pages for each message, and huge pages for its tables of 3.5 GB: without, it needs twice the time."""
 STEPS = {"wide_deep": 180, "dcn_v2": 90, "torch_dcn_v2": 90}
 TURNS = {"wide_deep": 2, "dcn_v2": 1, "torch_dcn_v2": 1}
 """The gated ratio is Wide & Deep's; a step of DCN-v2 takes three times as long."""

@@ -167,14 +167,13 @@ def update_rows(
                 values[j] -= lr * (grad[j] + decay * values[j])
     elif kind == ADAGRAD:
         for i in range(n):
-            values = slab[starts[i]:starts[i] + dim]
-            sums = slab[starts[i] + dim:starts[i] + 2 * dim]
-            grad = grads[sources[i] * dim:sources[i] * dim + dim]
-            for j in range(dim):
-                g = grad[j] + decay * values[j]
-                total = sums[j] + g * g
-                sums[j] = total
-                values[j] -= lr * g / (math.sqrt(total) + eps)
+            # Unsigned indices instead of slices: see docs/adr/0004-kernels-in-numba.md.
+            at, at_sum, at_grad = np.uint64(starts[i]), np.uint64(starts[i] + dim), np.uint64(sources[i] * dim)
+            for j in range(np.uint64(dim)):
+                g = grads[at_grad + j] + decay * slab[at + j]
+                total = slab[at_sum + j] + g * g
+                slab[at_sum + j] = total
+                slab[at + j] -= lr * g / (math.sqrt(total) + eps)
     elif kind == ROWWISE_ADAGRAD:
         for i in range(n):
             values = slab[starts[i]:starts[i] + dim]

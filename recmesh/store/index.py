@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 from recmesh.formats import table_salt
 from recmesh.runtime.errors import ResourceExhausted
 from recmesh.store.memory import Region
-from recmesh.store.probing import CAPACITY, FREED, NEXT, PARTITIONS, Entries
+from recmesh.store.probing import CAPACITY, FREED, NEXT, PARTITIONS, Entries, full_at
 
 ENTRY_BYTES = 16
-_FIRST_ENTRIES = 256                         # one page per partition
+_FIRST_ENTRIES = 64
 _FREED_LOG = 4096
+_ADDRESS_FACTOR = 4                          # regions that growth left keep their addresses
 MAX_TABLES = 65_536
 
 
@@ -20,7 +21,7 @@ class Index:
     """The arrays that kernels take; `probing` says what is in them."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._region = Region(size_bytes)
+        self._region = Region(_ADDRESS_FACTOR * size_bytes)
         self.arena: NDArray[np.uint64] = self._region.view(np.uint64)
         self.parts = np.zeros(3 * PARTITIONS, np.int64)
         self.parts[:PARTITIONS] = np.arange(PARTITIONS) * _FIRST_ENTRIES
@@ -41,10 +42,11 @@ class Index:
 
     def reserve(self, ids: int) -> None:
         """ResourceExhausted unless `ids` more entries fit, wherever they fall."""
-        # At worst they all fall into one partition, which doubles until it holds them, at 5/8 full; and each
-        # other one grows at most once more for the rounding.
-        largest = int(self.parts[PARTITIONS:2 * PARTITIONS].max()) + 1
-        if self.ctl[NEXT] + 2 * (largest + 4 * ids) * 2 > self.ctl[CAPACITY]:
+        # Each partition that they might fill doubles once; one that doubles again takes at least half its size of
+        # them, and all its regions together fewer than 24 entries for each.
+        sizes, used = self.parts[PARTITIONS:2 * PARTITIONS] + 1, self.parts[2 * PARTITIONS:]
+        once = 2 * int(sizes[used + ids > full_at(np.arange(PARTITIONS), sizes)].sum())
+        if self.ctl[NEXT] + once + 24 * ids > self.ctl[CAPACITY]:
             raise ResourceExhausted("the index of this parameter server is full", reason="INDEX_FULL")
 
     def collect(self) -> None:

@@ -58,19 +58,17 @@ def _prefetch_words(slab: NDArray[np.float32], first: int, n: int) -> None:
     prefetch(slab, first + n - 1)
 
 
-@kernel(INT, *INDEX, IDS, WORD, WORD, F32, U32, *LAYOUT, F32, INT, WORD, REAL)
+@kernel(INT, *INDEX, IDS, WORD, WORD, F32, INT, F32, INT, INT, WORD, REAL)
 def gather(
     arena: NDArray[np.uint64], parts: NDArray[np.int64], ids: NDArray[np.int64], table: Any, salt: Any,
-    slab: NDArray[np.float32], words: NDArray[np.uint32], width: int, dim: int, state_width: int, half: int,
-    min_frequency: int, out: NDArray[np.float32], initial: int, seed_salt: Any, scale: float,
+    slab: NDArray[np.float32], width: int, out: NDArray[np.float32],
+    dim: int, initial: int, seed_salt: Any, scale: float,
 ) -> int:
     """out[i·dim:] := the values of ids[i], initial where absent or a candidate. Inserts nothing.
 
     Returns how many are absent or candidates.
     """
     absent = 0
-    taken = (dim + 1) >> 1 if half else dim
-    packed = np.empty(dim if half else 0, np.uint32)
     hashes = np.empty(LANE, np.uint64)
     rows = np.empty(LANE, np.int64)
     for lo in range(0, ids.size, LANE):
@@ -78,35 +76,54 @@ def gather(
         for i in range(n):
             hashes[i] = mix64(np.uint64(ids[lo + i]) ^ salt)
             prefetch(arena, 2 * home(parts, hashes[i]))
-        missed = 0
         for i in range(n):
             row = probe(arena, parts, hashes[i], np.uint64(ids[lo + i]), table)
-            if row < 0 or row >= CANDIDATE:
-                row = -1
+            rows[i] = row
+            if 0 <= row and row < CANDIDATE:
+                _prefetch_words(slab, row * width, dim)
+        missed = 0
+        for i in range(n):
+            if rows[i] < 0 or rows[i] >= CANDIDATE:
                 missed += 1
             else:
-                _prefetch_words(slab, row * width, taken)
-            rows[i] = row
-        if half:
-            for i in range(n):
-                if rows[i] >= 0:
-                    unpack(words, rows[i] * width, dim, out[(lo + i) * dim:(lo + i) * dim + dim])
-        else:
-            for i in range(n):
-                if rows[i] >= 0:
-                    source = slab[rows[i] * width:rows[i] * width + dim]
-                    target = out[(lo + i) * dim:(lo + i) * dim + dim]
-                    for j in range(dim):
-                        target[j] = source[j]
+                at, to = np.uint64(rows[i] * width), np.uint64((lo + i) * dim)
+                for j in range(np.uint64(dim)):
+                    out[to + j] = slab[at + j]
         if missed:
             absent += missed
             for i in range(n):
-                if rows[i] < 0:
-                    target = out[(lo + i) * dim:(lo + i) * dim + dim]
-                    fill_initial(target, np.uint64(ids[lo + i]), initial, seed_salt, scale)
-                    if half:
-                        pack(target, dim, packed, 0, np.uint64(0))
-                        unpack(packed, 0, dim, target)
+                if rows[i] < 0 or rows[i] >= CANDIDATE:
+                    fill_initial(out[(lo + i) * dim:(lo + i) * dim + dim], np.uint64(ids[lo + i]), initial,
+                                 seed_salt, scale)
+    return absent
+
+
+@kernel(INT, *INDEX, IDS, WORD, WORD, F32, U32, INT, F32, INT, INT, WORD, REAL)
+def gather_half(
+    arena: NDArray[np.uint64], parts: NDArray[np.int64], ids: NDArray[np.int64], table: Any, salt: Any,
+    slab: NDArray[np.float32], words: NDArray[np.uint32], width: int, out: NDArray[np.float32],
+    dim: int, initial: int, seed_salt: Any, scale: float,
+) -> int:
+    """`gather` where values are bfloat16; initial ones are rounded as a row would round them."""
+    absent = 0
+    packed = np.empty(dim, np.uint32)
+    rows = np.empty(LANE, np.int64)
+    for lo in range(0, ids.size, LANE):
+        n = min(LANE, ids.size - lo)
+        for i in range(n):
+            id_ = np.uint64(ids[lo + i])
+            rows[i] = probe(arena, parts, mix64(id_ ^ salt), id_, table)
+            if 0 <= rows[i] and rows[i] < CANDIDATE:
+                _prefetch_words(slab, rows[i] * width, (dim + 1) >> 1)
+        for i in range(n):
+            target = out[(lo + i) * dim:(lo + i) * dim + dim]
+            if rows[i] < 0 or rows[i] >= CANDIDATE:
+                absent += 1
+                fill_initial(target, np.uint64(ids[lo + i]), initial, seed_salt, scale)
+                pack(target, dim, packed, 0, np.uint64(0))
+                unpack(packed, 0, dim, target)
+            else:
+                unpack(words, rows[i] * width, dim, target)
     return absent
 
 
@@ -191,13 +208,12 @@ def apply(
             # Checked here too: a call with tuples of arrays costs more than the check.
             if row < meta[MARKED] and block_state[row >> BLOCK_BITS] == PENDING and saved[row] == 0:
                 save_row(rows, width, row)
-            at = row * width
-            end = at + width
-            starts[live], sources[live] = at, lo + i
-            steps[live] = np.int64(words[end - 2]) + 1
-            words[end - 2] += np.uint32(1)
-            words[end - 1] += counts[lo + i] if counts.size else np.uint32(1)
-            longs[(end - HEADER) // 2 + 1] = step
+            starts[live], sources[live] = row * width, lo + i
+            end = np.uint64((row + 1) * width)     # unsigned: see `probe`
+            steps[live] = np.int64(words[end - np.uint64(2)]) + 1
+            words[end - np.uint64(2)] += np.uint32(1)
+            words[end - np.uint64(1)] += counts[lo + i] if counts.size else np.uint32(1)
+            longs[((end - np.uint64(HEADER)) >> np.uint64(1)) + np.uint64(1)] = step
             live += 1
         if not half:
             update_rows(kind, floats, starts, live, dim, grads, sources, steps, hyper, bias)
@@ -209,8 +225,8 @@ def apply(
                 scratch[starts[i] + dim + j] = floats[found[i] + packed + j]
         update_rows(kind, scratch, starts, live, dim, grads, sources, steps, hyper, bias)
         for i in range(live):
-            noise = mix64(np.uint64(ids[sources[i]]) ^ salt) + np.uint64(steps[i])
-            pack(scratch[starts[i]:starts[i] + dim], dim, words, found[i], noise | np.uint64(1))
+            noise = mix64(mix64(np.uint64(ids[sources[i]]) ^ salt) + np.uint64(steps[i])) | np.uint64(1)
+            pack(scratch[starts[i]:starts[i] + dim], dim, words, found[i], noise)
             for j in range(state_width):
                 floats[found[i] + packed + j] = scratch[starts[i] + dim + j]
 

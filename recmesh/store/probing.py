@@ -1,10 +1,10 @@
 """The compiled index: open addressing with linear probing, in partitions that grow one at a time.
 
 An entry is two words: the id, and (table << 32 | place + 1), 0 when free; bit 31 says that the place is
-among the table's candidates, not its rows. The hash is
-splitmix64(id XOR table_salt); its bits 44..51, just below those that choose the slot, choose one of 256
-partitions, whose regions (a power of two of entries) lie in one reserved arena. A partition that fills moves
-to a region of twice the size at the arena's end: the longest pause is one 256th of a rehash.
+among the table's candidates, not its rows. The hash is splitmix64(id XOR table_salt); its bits 42..51, just
+below those that choose the slot, choose one of 1024 partitions, whose regions (a power of two of entries) lie
+in one reserved arena. A partition that fills moves to a region of twice the size at the arena's end: the
+longest pause is one 1024th of a rehash, as each grows at another fill.
 
 An entry leaves by backward shift (Knuth, The Art of Computer Programming 3, 6.4, algorithm R): those behind
 it move up, so that no tombstone is left. Tables that evict as fast as they grow would otherwise fill with
@@ -19,20 +19,27 @@ from numpy.typing import NDArray
 from recmesh.store.arithmetic import mix64
 from recmesh.store.jit import I64, U64, inline
 
-PARTITIONS = 256
+PARTITIONS = 1024
 
 # Places in `ctl` (int64): of the index arena, and of the log of regions that a growth left.
 NEXT, CAPACITY, FREED = range(3)
 
-INDEX = (U64, I64)                             # arena, parts [3, 256] flat: offset, mask, used
+INDEX = (U64, I64)                             # arena, parts [3, PARTITIONS] flat: offset, mask, used
 GROWING_INDEX = (U64, I64, I64, I64, U64)      # and ctl, freed, salts
 
 ROW_MASK = np.uint64(0xFFFFFFFF)
 CANDIDATE = 1 << 31
-_PARTITION_SHIFT = np.uint64(44)
+_PARTITION_SHIFT = np.uint64(42)
 _PARTITION_MASK = np.uint64(PARTITIONS - 1)
-_FREE = np.uint64(0)
-_GROW_NUMERATOR, _GROW_DENOMINATOR = 5, 8     # linear probing stays short up to 5/8
+_FREE, _ONE = np.uint64(0), np.uint64(1)
+# Linear probing stays short up to 11/16. A partition p grows at (9 + 2p/PARTITIONS)/16: hashing fills all of them
+# alike, so that with one bound for all dozens would grow in one push.
+_LEAST_FULL, _FULL_RANGE, _FULL_UNIT = 9 * PARTITIONS, 2, 16 * PARTITIONS
+
+
+def full_at(p: Any, size: Any) -> Any:
+    """Entries beyond which partition p, of `size` places, grows."""
+    return (_LEAST_FULL + _FULL_RANGE * p) * size // _FULL_UNIT
 
 
 class Entries(NamedTuple):
@@ -54,23 +61,24 @@ def word_of(table: Any, place: Any) -> Any:
 @inline
 def home(parts: NDArray[np.int64], h: Any) -> Any:
     """The entry where a probe for hash h begins."""
-    p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    return parts[p] + (np.int64(h & np.uint64(0xFFFFFFFFFFF)) & parts[PARTITIONS + p])
+    p = (h >> _PARTITION_SHIFT) & _PARTITION_MASK
+    return parts[p] + np.int64(h & np.uint64(parts[np.uint64(PARTITIONS) + p]))
 
 
 @inline
 def probe(arena: NDArray[np.uint64], parts: NDArray[np.int64], h: Any, id_: Any, table: Any) -> Any:
     """The place of (table, id), or -1; from CANDIDATE on, less CANDIDATE, among the candidates."""
-    p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    offset, mask = parts[p], parts[PARTITIONS + p]
-    k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask
+    p = (h >> _PARTITION_SHIFT) & _PARTITION_MASK
+    offset, mask = np.uint64(parts[p]), np.uint64(parts[np.uint64(PARTITIONS) + p])
+    k = h & mask
     while True:
-        word = arena[2 * (offset + k) + 1]
+        at = (offset + k) << _ONE              # unsigned: a signed index costs a test for a negative one
+        word = arena[at + _ONE]
         if word == _FREE:
             return -1
-        if arena[2 * (offset + k)] == id_ and (word >> np.uint64(32)) == table:
+        if arena[at] == id_ and (word >> np.uint64(32)) == table:
             return np.int64(word & ROW_MASK) - 1
-        k = (k + 1) & mask
+        k = (k + _ONE) & mask
 
 
 @inline
@@ -101,7 +109,7 @@ def enter(entries: Entries, h: Any, id_: Any, word: Any) -> None:
     """Enter an id that is not in the index."""
     arena, parts = entries.arena, entries.parts
     p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    if _GROW_DENOMINATOR * (parts[2 * PARTITIONS + p] + 1) > _GROW_NUMERATOR * (parts[PARTITIONS + p] + 1):
+    if _FULL_UNIT * (parts[2 * PARTITIONS + p] + 1) > (_LEAST_FULL + _FULL_RANGE * p) * (parts[PARTITIONS + p] + 1):
         _grow(arena, parts, entries.ctl, entries.freed, entries.salts, p)
     offset, mask = parts[p], parts[PARTITIONS + p]
     k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask

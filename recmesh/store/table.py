@@ -109,9 +109,12 @@ class Table:
         """out[i] := values of ids[i]; initial values, or zero, where there is no row. Returns how many have none."""
         init = self.schema.init
         kind = arithmetic.ZEROS if absent_as_zero else _INIT_KINDS[init.kind]
-        return int(kernels.gather(
-            self._index.arena, self._index.parts, ids, np.uint64(self.number), self._salt, self.slab.floats,
-            self.slab.words, *self._layout, out.reshape(-1), kind, self._seed_salt, init.scale))
+        slab = self.slab
+        where = (self._index.arena, self._index.parts, ids, np.uint64(self.number), self._salt)
+        start = (out.reshape(-1), self.schema.dim, kind, self._seed_salt, init.scale)
+        if self.schema.half:
+            return int(kernels.gather_half(*where, slab.floats, slab.words, self.width, *start))
+        return int(kernels.gather(*where, slab.floats, self.width, *start))
 
     def reserve(self, ids: int) -> None:
         """ResourceExhausted unless `ids` more rows fit."""

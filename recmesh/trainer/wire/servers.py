@@ -61,7 +61,7 @@ class RemoteServer:
         request = pb.DeclareRequest(
             job_id=self._job_id,
             gen=gen,
-            tables=[_table(table) for table in tables],
+            tables=[table_to(table) for table in tables],
             dense=[
                 pb.DenseSpec(name=d.name, shape=d.shape, optimizer=optimizer_to(d.optimizer, d.schedule))
                 for d in dense
@@ -157,7 +157,8 @@ def optimizer_to(optimizer: Optimizer | None, schedule: Sequence[LrPoint]) -> pb
     )
 
 
-def _table(table: TableDeclaration) -> pb.TableSpec:
+def table_to(table: TableDeclaration) -> pb.TableSpec:
+    """For the wire."""
     return pb.TableSpec(
         name=table.name,
         dim=table.dim,

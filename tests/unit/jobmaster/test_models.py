@@ -93,3 +93,8 @@ def test_evaluation_data_must_have_what_the_model_takes_and_predicts() -> None:
     }
     assert "price, age" in judged(*IDS, AGE, PRICE)["evaluation.data.features"]
     assert "label" in judged(*IDS, PRICE, AGE, labels=["click", "buy"])["evaluation.data.labels"]
+
+
+def test_a_policy_for_a_table_that_is_not_there_is_refused() -> None:
+    wrong = found(job(training={"tables": {"nosuch": {}, "user": {}, "*": {}}}))
+    assert wrong == {"training.tables.nosuch": "the model has no such table; it has user, item"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recmesh.formats import CHUNK, SLOTS, SlotMap
+from recmesh.formats import CHUNK, SLOTS, SlotMap, slots_of
 from recmesh.formats.snapshot import SnapshotError, open_part, read_dense, read_table
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
 from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, TableSchema
@@ -439,3 +439,31 @@ def test_a_chunk_of_a_wrong_size_is_a_damaged_snapshot() -> None:
     model.load(MODEL)
     with pytest.raises(DataLoss, match="chunk 1 of 'w' has 4"):
         model.load_chunk(DenseRecord(0, 1, np.zeros(4, np.float32), np.empty(0, np.float32), 0))
+
+
+def test_evicted_updates_are_in_the_snapshot_and_come_back_with_their_slots(tmp_path: Path) -> None:
+    model = Declaration((TableSchema("t", 1, COUNT, Init("zeros"), ttl_steps=3),), ())
+    mesh = Mesh(tmp_path, n_ps=1, gen=1, version=1, snapshot=1)
+    server = mesh.server("inc-1-0")
+    mesh.servers = [server]
+    server.restore(mesh.order(0))
+    server.declare(1, model)
+    old, live = np.arange(100), np.array([1000])
+    for step in range(8):
+        ids = old if step == 0 else live
+        server.push(Part(1, 1, ((0, step, step + 1),), 0, [RowGrads(0, ids, np.ones((len(ids), 1), np.float32))]))
+    assert server.stats().rows == 1
+    mesh.mark(0)
+    server.push(Part(1, 1, ((0, 8, 9),), 0, [RowGrads(0, live, np.ones((1, 1), np.float32))]))
+    mesh.commit()
+    expected = np.bincount(slots_of(old, "t"), minlength=SLOTS)
+    document = open_part(mesh.part_uris(1, 1)[0]).document
+    assert document.groups[0].evicted == {slot: int(expected[slot]) for slot in np.flatnonzero(expected).tolist()}
+    mesh.close()
+    mesh.gen, mesh.version, mesh.n_ps = 2, 2, 2
+    for ps in range(2):
+        server = mesh.server(f"inc-2-{ps}")
+        server.restore(mesh.order(ps))
+        server.declare(2, model)
+        assert (server.model.store.evicted == expected * mesh.slot_map.mask(ps)).all()
+        assert server.model.store.share == 0.5

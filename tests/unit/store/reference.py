@@ -35,7 +35,10 @@ class ReferenceTable:
         optimizer = self.schema.optimizer
         for id_, grad, count in zip(ids.tolist(), grads, counts.tolist(), strict=True):
             start = optimizer.initial_accumulator if "adagrad" in optimizer.kind else 0.0
-            state = self.state.get(id_, np.full(self.schema.state_width, start, np.float32))
+            fresh = np.full(self.schema.state_width, start, np.float32)
+            if optimizer.kind == "ftrl":
+                fresh[:self.schema.dim] = optimizer.initial_accumulator
+            state = self.state.get(id_, fresh)
             t = self.updates.get(id_, 0) + 1
             self.values[id_], self.state[id_] = self._step(self.row(id_).copy(), state, grad, t, step)
             self.updates[id_] = t
@@ -56,6 +59,12 @@ class ReferenceTable:
         if o.kind == "rowwise_adagrad":
             state = state + f(np.sum(g.astype(np.float64) ** 2) / len(g))
             return w - lr / (np.sqrt(state[0]) + eps) * g, state
+        if o.kind == "ftrl":
+            n, z = state[:len(w)], state[len(w):]
+            sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / lr
+            n, z = n + g * g, z + g - sigma * w
+            w = np.where(np.abs(z) <= f(o.l1), f(0), (np.sign(z) * f(o.l1) - z) / (np.sqrt(n) / lr + 2 * f(o.l2)))
+            return w.astype(f), np.concatenate((n, z)).astype(f)
         b1, b2 = f(o.beta1), f(o.beta2)
         m, v = state[:len(w)], state[len(w):]
         m = b1 * m + (f(1) - b1) * g

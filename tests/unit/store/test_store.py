@@ -17,7 +17,7 @@ from recmesh.store.row_kernels import BLOCK
 from recmesh.store.schema import dense_from_json, dense_to_json, table_from_json, table_to_json
 from tests.unit.store.reference import ReferenceTable
 
-KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "accumulate")
+KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "accumulate")
 
 
 def _rows(store: Store, table: int) -> RowBlock:
@@ -33,7 +33,8 @@ def test_pushes_leave_what_the_reference_leaves(
     kind: str, dim: int, init: str, decay: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    schema = TableSchema("t", dim, Optimizer(kind, lr=0.1, weight_decay=decay, schedule=((0, 1.0), (4, 0.5))),
+    schema = TableSchema("t", dim, Optimizer(kind, lr=0.1, weight_decay=decay, schedule=((0, 1.0), (4, 0.5)), l1=0.02,
+                                             l2=0.01),
                          Init(init, 0.3, seed))
     store, truth = Store(), ReferenceTable(schema)
     table = store.add_table(schema)
@@ -122,6 +123,46 @@ def test_optimizers_agree_with_torch(kind: str) -> None:
     np.testing.assert_allclose(store.pull(table, ids), expected, rtol=3e-5, atol=3e-6)
     ((_, _, dense),), _ = store.pull_dense()
     np.testing.assert_allclose(dense.reshape(50, 8), expected, rtol=3e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.5])
+def test_ftrl_agrees_with_keras(l1: float) -> None:
+    keras = pytest.importorskip("keras")
+    rng, ids = np.random.default_rng(1), np.arange(50)
+    optimizer = Optimizer("ftrl", lr=0.1, initial_accumulator=0.1, l1=l1, l2=0.02)
+    store = Store()
+    table = store.add_table(TableSchema("t", 8, optimizer, Init("normal", 0.5, 1)))
+    block = store.add_dense(DenseSchema("w", (50, 8), optimizer))
+    weight = store.pull(table, ids)
+    store.create_chunk(block, 0, weight.reshape(-1))
+    variable = keras.Variable(weight)
+    theirs = keras.optimizers.Ftrl(0.1, initial_accumulator_value=0.1, l1_regularization_strength=l1,
+                                   l2_regularization_strength=0.02)
+    for step in range(20):
+        grad = rng.normal(size=(50, 8)).astype(np.float32)
+        theirs.apply_gradients([(keras.ops.convert_to_tensor(grad), variable)])
+        store.apply(table, ids, grad, None, step=step)
+        store.apply_dense([(block, 0, grad.reshape(-1))], step=step)
+    expected = np.asarray(variable.value.numpy())
+    assert (expected == 0).any() == bool(l1)                      # l1 makes weights exactly zero
+    np.testing.assert_allclose(store.pull(table, ids), expected, rtol=1e-4, atol=1e-5)
+    ((_, _, dense),), _ = store.pull_dense()
+    np.testing.assert_allclose(dense.reshape(50, 8), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_row_wise_adagrad_of_one_column_is_torchs_adagrad() -> None:
+    torch = pytest.importorskip("torch")
+    rng, ids = np.random.default_rng(1), np.arange(50)
+    store = Store()
+    table = store.add_table(TableSchema("t", 1, Optimizer("rowwise_adagrad", lr=0.1), Init("normal", 0.5, 1)))
+    w = torch.nn.Parameter(torch.from_numpy(store.pull(table, ids)))
+    theirs = torch.optim.Adagrad([w], lr=0.1, initial_accumulator_value=0.1, eps=1e-8)
+    for step in range(20):
+        grad = rng.normal(size=(50, 1)).astype(np.float32)
+        w.grad = torch.from_numpy(grad.copy())
+        theirs.step()
+        store.apply(table, ids, grad, None, step=step)
+    np.testing.assert_allclose(store.pull(table, ids), w.detach().numpy(), rtol=3e-5, atol=3e-6)
 
 
 def test_adam_corrects_its_bias_by_the_rows_own_count() -> None:
