@@ -415,11 +415,8 @@ class GroupCut(google.protobuf.message.Message):
     LEDGER_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
-    EVICTED_FIELD_NUMBER: builtins.int
     step: builtins.int
     slots: builtins.bytes
-    evicted: builtins.bytes
-    """uint64 little-endian [4096]: updates of evicted rows, by slot; empty: none"""
     @property
     def ledger(self) -> recmesh.pb.common_pb2.Ledger: ...
     def __init__(
@@ -428,10 +425,9 @@ class GroupCut(google.protobuf.message.Message):
         ledger: recmesh.pb.common_pb2.Ledger | None = ...,
         step: builtins.int = ...,
         slots: builtins.bytes = ...,
-        evicted: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger", b"ledger"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evicted", b"evicted", "ledger", b"ledger", "slots", b"slots", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ledger", b"ledger", "slots", b"slots", "step", b"step"]) -> None: ...
 
 Global___GroupCut: typing_extensions.TypeAlias = GroupCut
 
@@ -1341,6 +1337,22 @@ Global___StageReply: typing_extensions.TypeAlias = StageReply
 class InstallRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class EvictedEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_ID_FIELD_NUMBER: builtins.int
     GEN_FIELD_NUMBER: builtins.int
     MOVE_FIELD_NUMBER: builtins.int
@@ -1351,6 +1363,7 @@ class InstallRequest(google.protobuf.message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     CHUNKS_FIELD_NUMBER: builtins.int
+    EVICTED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     gen: builtins.int
     move: builtins.int
@@ -1368,6 +1381,10 @@ class InstallRequest(google.protobuf.message.Message):
     def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RowStates]: ...
     @property
     def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChunkState]: ...
+    @property
+    def evicted(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.int]:
+        """updates of rows that were evicted, by slot"""
+
     def __init__(
         self,
         *,
@@ -1381,8 +1398,9 @@ class InstallRequest(google.protobuf.message.Message):
         groups: collections.abc.Iterable[Global___GroupCut] | None = ...,
         rows: collections.abc.Iterable[Global___RowStates] | None = ...,
         chunks: collections.abc.Iterable[Global___ChunkState] | None = ...,
+        evicted: collections.abc.Mapping[builtins.int, builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "gen", b"gen", "groups", b"groups", "incarnation", b"incarnation", "job_id", b"job_id", "map_version", b"map_version", "move", b"move", "rows", b"rows", "sequence", b"sequence", "source", b"source"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "evicted", b"evicted", "gen", b"gen", "groups", b"groups", "incarnation", b"incarnation", "job_id", b"job_id", "map_version", b"map_version", "move", b"move", "rows", b"rows", "sequence", b"sequence", "source", b"source"]) -> None: ...
 
 Global___InstallRequest: typing_extensions.TypeAlias = InstallRequest
 

@@ -180,6 +180,16 @@ class Store:
             for slot, count in updates.items():
                 self.evicted[slot] += np.uint64(count)
 
+    def evicted_in(self, slots: SlotMask) -> dict[int, int]:
+        """By slot: updates of rows that were evicted; slots without any are left out."""
+        with self._mutex:
+            return {slot: int(self.evicted[slot]) for slot in np.flatnonzero(slots & (self.evicted > 0)).tolist()}
+
+    def forget_evicted(self, slots: SlotMask) -> None:
+        """The slots are another's, and so is their count."""
+        with self._mutex:
+            self.evicted[slots] = 0
+
     def load_chunk(self, record: DenseRecord) -> None:
         """A chunk as it was saved."""
         with self._kernels():

@@ -1,6 +1,6 @@
 """What travels from a source to a target."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,6 +83,8 @@ class InstallOrder:
     map_version: int
     cuts: Sequence[Cut]
     cargo: Cargo
+    evicted: Mapping[int, int] = field(default_factory=dict)
+    """Updates of rows that were evicted, by slot."""
 
 
 class Target(Protocol):

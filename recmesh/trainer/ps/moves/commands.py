@@ -5,7 +5,7 @@ from collections.abc import Callable
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.runtime.gates import gate
 from recmesh.trainer.ps.moves.cargo import Target
-from recmesh.trainer.ps.moves.home import Home
+from recmesh.trainer.ps.moves.home import Home, share_budgets
 from recmesh.trainer.ps.moves.receiving import Receiver
 from recmesh.trainer.ps.moves.sending import FreezeResult, MoveOrder, MoveProgress, Sending
 
@@ -55,6 +55,7 @@ class Moves:
         with home.latch.exclusive() as held:
             cuts = home.books.leave(sending.order.slots, since=map_version)
             home.model.changes = None
+            share_budgets(home)
             latch_ms = held.milliseconds
         sending.let_go(cuts, map_version=map_version, latch_ms=latch_ms)
         gate("ps.freeze", f"move {move}")
@@ -77,6 +78,7 @@ class Moves:
             home.model.changes = None
             if sending.is_frozen:
                 home.books.join(sending.cuts, since=map_version)
+                share_budgets(home)
         self._sending = None
         return sending.is_frozen
 

@@ -62,6 +62,11 @@ def take_in(model: Model, cargo: Cargo) -> None:
         model.upsert_chunk(record)
 
 
+def share_budgets(home: Home) -> None:
+    """Tables have room for as much of their budget as slots of theirs are here."""
+    home.model.store.share = float(home.books.owned.mean())
+
+
 class Clearing(threading.Thread):
     """Removes the rows and chunks of slots that are not owned here, in the background."""
 
@@ -81,6 +86,7 @@ class Clearing(threading.Thread):
         for number in range(len(model.content.dense)):
             for chunk in np.flatnonzero(self.slots[model.chunk_slots(number)]):
                 model.remove_chunk(number, int(chunk))
+        model.store.forget_evicted(self.slots)
         log.info("%d rows of slots that are another server's are freed", self.rows)
 
     def stop(self) -> None:

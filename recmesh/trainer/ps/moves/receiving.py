@@ -7,7 +7,7 @@ from recmesh.formats import SlotMask
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.runtime.gates import gate
 from recmesh.trainer.ps.moves.cargo import InstallOrder, StageOrder
-from recmesh.trainer.ps.moves.home import Clearing, Home, take_in
+from recmesh.trainer.ps.moves.home import Clearing, Home, share_budgets, take_in
 from recmesh.trainer.ps.refusals import WrongIncarnation
 
 
@@ -69,6 +69,8 @@ class Receiver:
             with home.latch.exclusive():
                 home.books.check_generation(order.gen)
                 home.books.join(order.cuts, since=order.map_version)
+                home.model.store.add_evicted(order.evicted)
+                share_budgets(home)
                 self._installed.add(order.move)
             self._staging = None
             gate("ps.install", f"move {order.move}")

@@ -10,7 +10,7 @@ log, and sent again. Only the changes of the last milliseconds are sent while no
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +78,7 @@ class _Left:
 
     cuts: Sequence[Cut]
     map_version: int
+    evicted: Mapping[int, int]
     ids: dict[int, NDArray[np.int64]]
     chunks: list[tuple[int, int]]
 
@@ -199,7 +200,8 @@ class Sending(threading.Thread):
     def let_go(self, cuts: Sequence[Cut], *, map_version: int, latch_ms: float) -> None:
         """The slots have left this server with these ledgers; nothing changes their rows any more."""
         self._frozen_at, self._latch_ms = time.perf_counter(), latch_ms
-        self._left = _Left(cuts, map_version, *self.changes.drain())
+        evicted = self._model.store.evicted_in(self.order.slots)
+        self._left = _Left(cuts, map_version, evicted, *self.changes.drain())
 
     def install(self) -> FreezeResult:
         """Hand over. Not installed: the target has not answered, or was told never to; repeat, or resume."""
@@ -211,7 +213,7 @@ class Sending(threading.Thread):
             left, order = self._left, self.order
             cargo = joined(read_changes(self._model, left.ids, left.chunks))
             self._install = InstallOrder(order.gen, order.move, self._source, order.incarnation, self._sequence,
-                                         left.map_version, left.cuts, cargo)
+                                         left.map_version, left.cuts, cargo, left.evicted)
         cargo, installed = self._install.cargo, False
         try:
             installed = self._target.install(self._install)

@@ -1,12 +1,12 @@
 """Moves on the wire: orders of jobmaster, and what a source sends to a target."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from recmesh.formats import Ledger, SlotMask
+from recmesh.formats import SLOTS, Ledger, SlotMask
 from recmesh.formats.slotmap import from_bitmap, to_bitmap
 from recmesh.pb import ps_pb2 as pb
 from recmesh.pb.ps_pb2_grpc import ParameterServerStub
@@ -108,7 +108,7 @@ def install_request(order: InstallOrder, *, job_id: str) -> pb.InstallRequest:
         sequence=order.sequence, map_version=order.map_version,
         groups=[pb.GroupCut(ledger=convert.ledger(cut.ledger), step=cut.step, slots=to_bitmap(cut.slots))
                 for cut in order.cuts],
-        rows=_rows(order.cargo), chunks=_chunks(order.cargo))
+        rows=_rows(order.cargo), chunks=_chunks(order.cargo), evicted=order.evicted)
 
 
 def install_order(request: pb.InstallRequest) -> InstallOrder:
@@ -116,7 +116,15 @@ def install_order(request: pb.InstallRequest) -> InstallOrder:
     cuts = [Cut(slots_from(group.slots), Ledger(convert.triples(group.ledger.intervals)), group.step)
             for group in request.groups]
     return InstallOrder(request.gen, request.move, request.source, request.incarnation, request.sequence,
-                        request.map_version, cuts, _cargo(request.rows, request.chunks))
+                        request.map_version, cuts, _cargo(request.rows, request.chunks), _evicted(request.evicted))
+
+
+def _evicted(updates: Mapping[int, int]) -> dict[int, int]:
+    wrong = [slot for slot in updates if slot >= SLOTS]
+    if wrong:
+        raise InvalidArgument("updates are counted by slot", violations=[
+            Violation("evicted", f"there is no slot {wrong[0]}")])
+    return dict(updates)
 
 
 def slots_from(bitmap: bytes) -> SlotMask:
