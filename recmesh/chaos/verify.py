@@ -20,12 +20,14 @@ from recmesh.formats import SLOTS, Ledger, chunk_count, slots_of
 from recmesh.formats.slotmap import to_runs
 from recmesh.formats.snapshot import (
     GroupDocument,
+    Level,
     Part,
     RowColumns,
     SnapshotError,
+    levels,
+    newest_rows,
     open_part,
     read_dense_chunks,
-    read_rows,
 )
 from recmesh.runtime.errors import DataLoss
 
@@ -77,7 +79,9 @@ class Judgement:
 def judge(
     parts: Sequence[Part], truth: Truth, *, snapshot: int, voids: Ledger | None = None, closing: bool = False
 ) -> Judgement:
-    """Compares all rows, chunks and ledgers of a snapshot. `closing`: its ledgers must be full.
+    """Compares all rows, chunks and ledgers of a snapshot, given with those that it builds on.
+
+    `closing`: its ledgers must be full.
 
     `voids` were set aside: they are in every ledger, and in no value.
     """
@@ -93,8 +97,8 @@ def judge_folder(folder: Path, truth: Truth, *, snapshot: int, closing: bool = F
     """The same for a snapshot as ckptcache keeps it: parts in `ps-*`, `manifest.json` beside them."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
-        parts = [open_part(str(path)) for path in sorted(folder.glob("ps-*"))]
-    except (OSError, ValueError) as error:
+        parts = _with_bases(folder)
+    except (OSError, ValueError, SnapshotError) as error:
         unreadable = Judgement(snapshot)
         unreadable.fault(f"the snapshot cannot be read: {error}")
         return unreadable
@@ -102,6 +106,13 @@ def judge_folder(folder: Path, truth: Truth, *, snapshot: int, closing: bool = F
     if manifest.get("partly_applied"):
         made.named.append(f"set aside when some slot had it: {manifest['partly_applied']}")
     return made
+
+
+def _with_bases(folder: Path) -> list[Part]:
+    """The parts of a snapshot, and of those that it builds on, which lie beside it."""
+    parts: list[Part] = [open_part(str(path)) for path in sorted(folder.glob("ps-*"))]
+    base = max((part.document.base for part in parts), default=0)
+    return parts + (_with_bases(folder.with_name(f"{base:08d}")) if base else [])
 
 
 def judge_ledgers(folder: Path, total: int, *, snapshot: int, closing: bool) -> Judgement:
@@ -131,9 +142,9 @@ def _judge(parts: Sequence[Part], truth: Truth, made: Judgement, voids: Ledger, 
     held = np.zeros(SLOTS, np.int64)
     whole = np.ones(truth.total, np.bool_)
     chunks: dict[int, int] = {}
-    for part in parts:
+    chain = levels(parts)
+    for part in chain[0].parts:
         document = part.document
-        names = [str(schema["name"]) for schema in document.tables]
         for group in document.groups:
             held += group.slots
             applied = _mask(group.ledger, truth.total, made)
@@ -144,7 +155,7 @@ def _judge(parts: Sequence[Part], truth: Truth, made: Judgement, voids: Ledger, 
                 made.fault(f"{where}: the ledger lacks {int((~applied).sum())} of {truth.total} positions")
             for name in TABLES:
                 expected = truth.counts(name, applied=counted, slots=group.slots)
-                _judge_rows(_rows(part, group, names, name), expected, made, f"{where}, {name}")
+                _judge_rows(_rows(chain, group, name), expected, made, f"{where}, {name}")
                 made.rows += len(expected.ids)
             samples = int(counted.sum())
             for chunk in read_dense_chunks(memoryview(part.open(group.dense_file))):
@@ -169,8 +180,8 @@ def _mask(ledger: Ledger, total: int, made: Judgement) -> NDArray[np.bool_]:
     return mask
 
 
-def _rows(part: Part, group: GroupDocument, names: Sequence[str], table: str) -> RowColumns | None:
-    blocks = [block for file in group.tables if names[file.table] == table for block in read_rows(part.open(file.file))]
+def _rows(chain: Sequence[Level], group: GroupDocument, table: str) -> RowColumns | None:
+    blocks = list(newest_rows(chain, table, wanted=group.slots))
     if not blocks:
         return None
     columns = [np.concatenate(column) for column in zip(*blocks, strict=True)]

@@ -17,7 +17,6 @@ import pytest
 
 from recmesh.formats.snapshot.reading import open_part, read_table
 from recmesh.pb import jobmaster_pb2 as pb
-from services.jobmaster.domain.snapshot import part_uris
 from tests.support.tiny_jobs import BATCH, ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh, training_mesh
 from tests.support.waiting import until
@@ -181,7 +180,7 @@ def growing(
 
 def test_a_server_that_runs_out_of_memory_comes_back_with_more_from_the_last_snapshot(tmp_path: Path) -> None:
     with training_mesh(tmp_path, RECMESH_MEMORY_HORIZON_S="0") as mesh:  # no forecast: it must die of it
-        job_id = mesh.submit(growing(mesh, "hungry", memory="320Mi", memory_max="2Gi"))
+        job_id = mesh.submit(growing(mesh, "hungry", memory="320Mi", memory_max="2Gi", step_s=0.05))
         job = mesh.until_phase(job_id, "Succeeded", timeout_s=300.0)
         exits = told(mesh, job_id, "job.role_exited")
         deaths = [item for item in exits if item["role"] == "ps" and not item["expected"]]
@@ -209,7 +208,8 @@ def test_a_server_that_would_run_out_of_memory_gets_more_while_it_trains(tmp_pat
 
 def counted(mesh: TrainingMesh, job: pb.Job) -> int:
     """Rows of the closing snapshot that were trained exactly once; AssertionError when there is any other."""
-    uris = part_uris(str(mesh.storage), job_id=job.job_id, snapshot=job.snapshot, ps=[0])
-    rows = read_table([open_part(uri) for uri in uris], "item")
+    folder = mesh.storage / "checkpoints" / job.job_id / f"{job.snapshot:08d}"
+    manifest = orjson.loads((folder / "manifest.json").read_bytes())
+    rows = read_table([open_part(uri) for uri in manifest["parts"]], "item")
     assert (rows.updates == 1).all() and (rows.frequency == 1).all()
     return len(rows.ids)
