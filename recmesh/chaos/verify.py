@@ -26,6 +26,7 @@ from recmesh.formats.snapshot import (
     SnapshotError,
     levels,
     newest_rows,
+    open_folder,
     open_part,
     read_dense_chunks,
 )
@@ -97,7 +98,7 @@ def judge_folder(folder: Path, truth: Truth, *, snapshot: int, closing: bool = F
     """The same for a snapshot as ckptcache keeps it: parts in `ps-*`, `manifest.json` beside them."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
-        parts = _with_bases(folder)
+        parts = open_folder(folder)
     except (OSError, ValueError, SnapshotError) as error:
         unreadable = Judgement(snapshot)
         unreadable.fault(f"the snapshot cannot be read: {error}")
@@ -106,13 +107,6 @@ def judge_folder(folder: Path, truth: Truth, *, snapshot: int, closing: bool = F
     if manifest.get("partly_applied"):
         made.named.append(f"set aside when some slot had it: {manifest['partly_applied']}")
     return made
-
-
-def _with_bases(folder: Path) -> list[Part]:
-    """The parts of a snapshot, and of those that it builds on, which lie beside it."""
-    parts: list[Part] = [open_part(str(path)) for path in sorted(folder.glob("ps-*"))]
-    base = max((part.document.base for part in parts), default=0)
-    return parts + (_with_bases(folder.with_name(f"{base:08d}")) if base else [])
 
 
 def judge_ledgers(folder: Path, total: int, *, snapshot: int, closing: bool) -> Judgement:

@@ -55,6 +55,13 @@ def open_part(uri: str) -> StoredPart:
     return StoredPart(uri.rstrip("/"))
 
 
+def open_folder(folder: Path) -> list[Part]:
+    """The parts of a snapshot in a folder of this machine, and of those that it builds on, which lie beside it."""
+    parts: list[Part] = [open_part(str(path)) for path in sorted(folder.glob("ps-*"))]
+    base = max((part.document.base for part in parts), default=0)
+    return parts + (open_folder(folder.with_name(f"{base:08d}")) if base else [])
+
+
 def map_file(path: Path, *, offset: int = 0, size_bytes: int | None = None) -> Any:
     """A file, or a range of it, as a buffer over mapped memory."""
     if path.stat().st_size == 0:

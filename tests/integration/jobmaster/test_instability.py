@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recmesh.formats.snapshot.reading import open_part, read_table
+from recmesh.formats.snapshot.reading import open_folder, read_table
 from recmesh.pb import jobmaster_pb2 as pb
 from tests.support.tiny_jobs import BATCH, ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh, training_mesh
@@ -209,7 +209,6 @@ def test_a_server_that_would_run_out_of_memory_gets_more_while_it_trains(tmp_pat
 def counted(mesh: TrainingMesh, job: pb.Job) -> int:
     """Rows of the closing snapshot that were trained exactly once; AssertionError when there is any other."""
     folder = mesh.storage / "checkpoints" / job.job_id / f"{job.snapshot:08d}"
-    manifest = orjson.loads((folder / "manifest.json").read_bytes())
-    rows = read_table([open_part(uri) for uri in manifest["parts"]], "item")
+    rows = read_table(open_folder(folder), "item")
     assert (rows.updates == 1).all() and (rows.frequency == 1).all()
     return len(rows.ids)
