@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from recmesh.pb import common_pb2 as recmesh_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19recmesh/pb/shardsvc.proto\x12\x13recmesh.shardsvc.v1\x1a\x17recmesh/pb/common.proto\"&\n\x0eInspectRequest\x12\x14\n\x0c\x64\x61taset_json\x18\x01 \x01(\t\"m\n\x0cInspectReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\r\n\x05\x66iles\x18\x03 \x01(\r\x12,\n\x07\x63olumns\x18\x04 \x03(\x0b\x32\x1b.recmesh.shardsvc.v1.Column\"$\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\"<\n\x16RegisterDatasetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x61taset_json\x18\x02 \x01(\t\"!\n\x11GetDatasetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13ListDatasetsRequest\"C\n\x11ListDatasetsReply\x12.\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x1c.recmesh.shardsvc.v1.Dataset\"^\n\x07\x44\x61taset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x14\n\x0c\x64\x61taset_json\x18\x03 \x01(\t\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x01\x12\x0c\n\x04rows\x18\x05 \x01(\x04\"\xf0\x01\n\x0eOpenRunRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x61taset_json\x18\x03 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x0f\n\x07shuffle\x18\x06 \x01(\x08\x12\x12\n\nbatch_size\x18\x07 \x01(\r\x12\x15\n\rshard_batches\x18\x08 \x01(\r\x12\x13\n\x0blease_ttl_s\x18\t \x01(\x01\x12\'\n\x04\x64one\x18\n \x01(\x0b\x32\x19.recmesh.common.v1.Ledger\x12\x13\n\x0b\x65poch_floor\x18\x0b \x01(\x04\"G\n\x0cOpenRunReply\x12\r\n\x05total\x18\x01 \x01(\x04\x12\r\n\x05to_do\x18\x02 \x01(\x04\x12\x19\n\x11log_last_sequence\x18\x03 \x01(\x04\"1\n\x0f\x43loseRunRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66orget\x18\x02 \x01(\x08\"\x0f\n\rCloseRunReply\"_\n\x0cLeaseRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0e\n\x06shards\x18\x04 \x01(\r\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"m\n\x05Lease\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x05piece\x18\x02 \x01(\x0b\x32\x18.recmesh.common.v1.Piece\x12,\n\x05tasks\x18\x03 \x03(\x0b\x32\x1d.recmesh.common.v1.TaskRecord\"\xd0\x01\n\nLeaseReply\x12*\n\x06leases\x18\x01 \x03(\x0b\x32\x1a.recmesh.shardsvc.v1.Lease\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.recmesh.shardsvc.v1.LeaseReply.State\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\x12\r\n\x05ttl_s\x18\x04 \x01(\x01\":\n\x05State\x12\x0b\n\x07GRANTED\x10\x00\x12\x08\n\x04WAIT\x10\x01\x12\x0b\n\x07\x44RAINED\x10\x02\x12\r\n\tSTALE_GEN\x10\x03\"A\n\rLeaseProgress\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x64one_to\x18\x02 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\"o\n\x0cRenewRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x32\n\x06leases\x18\x04 \x03(\x0b\x32\".recmesh.shardsvc.v1.LeaseProgress\"-\n\nRenewReply\x12\x0c\n\x04lost\x18\x01 \x03(\x04\x12\x11\n\tstale_gen\x18\x02 \x01(\x08\"T\n\x14ReleaseWorkerRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07\x63rashed\x18\x04 \x01(\x08\"b\n\x12ReleaseWorkerReply\x12\x10\n\x08requeued\x18\x01 \x01(\x04\x12*\n\x08suspects\x18\x02 \x03(\x0b\x32\x18.recmesh.common.v1.Piece\x12\x0e\n\x06\x64\x65\x61ths\x18\x03 \x01(\r\"X\n\x10ReconcileRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\'\n\x04\x64one\x18\x03 \x01(\x0b\x32\x19.recmesh.common.v1.Ledger\"2\n\x0eReconcileReply\x12\x0f\n\x07orphans\x18\x01 \x01(\x04\x12\x0f\n\x07missing\x18\x02 \x01(\x04\"!\n\x0fProgressRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xef\x01\n\rProgressReply\x12\x0b\n\x03gen\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\x0e\n\x06queued\x18\x04 \x01(\x04\x12\x0e\n\x06leased\x18\x05 \x01(\x04\x12\x0e\n\x06leases\x18\x06 \x01(\r\x12\x0e\n\x06\x65pochs\x18\x07 \x01(\r\x12\x0e\n\x06\x63losed\x18\x08 \x01(\x08\x12\x0f\n\x07\x64rained\x18\t \x01(\x08\x12,\n\x07holders\x18\n \x03(\x0b\x32\x1b.recmesh.shardsvc.v1.Holder\x12\x10\n\x08requeues\x18\x0b \x01(\x04\x12\x13\n\x0b\x65xpirations\x18\x0c \x01(\x04\"M\n\x06Holder\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06leases\x18\x02 \x01(\r\x12\x11\n\tpositions\x18\x03 \x01(\x04\x12\x10\n\x08oldest_s\x18\x04 \x01(\x01\"N\n\tTaskChunk\x12,\n\x05tasks\x18\x01 \x03(\x0b\x32\x1d.recmesh.common.v1.TaskRecord\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t2\xc6\x07\n\x06Shards\x12Q\n\x07Inspect\x12#.recmesh.shardsvc.v1.InspectRequest\x1a!.recmesh.shardsvc.v1.InspectReply\x12\\\n\x0fRegisterDataset\x12+.recmesh.shardsvc.v1.RegisterDatasetRequest\x1a\x1c.recmesh.shardsvc.v1.Dataset\x12R\n\nGetDataset\x12&.recmesh.shardsvc.v1.GetDatasetRequest\x1a\x1c.recmesh.shardsvc.v1.Dataset\x12`\n\x0cListDatasets\x12(.recmesh.shardsvc.v1.ListDatasetsRequest\x1a&.recmesh.shardsvc.v1.ListDatasetsReply\x12Q\n\x07OpenRun\x12#.recmesh.shardsvc.v1.OpenRunRequest\x1a!.recmesh.shardsvc.v1.OpenRunReply\x12T\n\x08\x43loseRun\x12$.recmesh.shardsvc.v1.CloseRunRequest\x1a\".recmesh.shardsvc.v1.CloseRunReply\x12K\n\x05Lease\x12!.recmesh.shardsvc.v1.LeaseRequest\x1a\x1f.recmesh.shardsvc.v1.LeaseReply\x12K\n\x05Renew\x12!.recmesh.shardsvc.v1.RenewRequest\x1a\x1f.recmesh.shardsvc.v1.RenewReply\x12\x63\n\rReleaseWorker\x12).recmesh.shardsvc.v1.ReleaseWorkerRequest\x1a\'.recmesh.shardsvc.v1.ReleaseWorkerReply\x12W\n\tReconcile\x12%.recmesh.shardsvc.v1.ReconcileRequest\x1a#.recmesh.shardsvc.v1.ReconcileReply\x12T\n\x08Progress\x12$.recmesh.shardsvc.v1.ProgressRequest\x1a\".recmesh.shardsvc.v1.ProgressReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19recmesh/pb/shardsvc.proto\x12\x13recmesh.shardsvc.v1\x1a\x17recmesh/pb/common.proto\"&\n\x0eInspectRequest\x12\x14\n\x0c\x64\x61taset_json\x18\x01 \x01(\t\"m\n\x0cInspectReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\r\n\x05\x66iles\x18\x03 \x01(\r\x12,\n\x07\x63olumns\x18\x04 \x03(\x0b\x32\x1b.recmesh.shardsvc.v1.Column\"$\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\"<\n\x16RegisterDatasetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x61taset_json\x18\x02 \x01(\t\"!\n\x11GetDatasetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13ListDatasetsRequest\"C\n\x11ListDatasetsReply\x12.\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x1c.recmesh.shardsvc.v1.Dataset\"^\n\x07\x44\x61taset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x14\n\x0c\x64\x61taset_json\x18\x03 \x01(\t\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x01\x12\x0c\n\x04rows\x18\x05 \x01(\x04\"\xf0\x01\n\x0eOpenRunRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x61taset_json\x18\x03 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x0f\n\x07shuffle\x18\x06 \x01(\x08\x12\x12\n\nbatch_size\x18\x07 \x01(\r\x12\x15\n\rshard_batches\x18\x08 \x01(\r\x12\x13\n\x0blease_ttl_s\x18\t \x01(\x01\x12\'\n\x04\x64one\x18\n \x01(\x0b\x32\x19.recmesh.common.v1.Ledger\x12\x13\n\x0b\x65poch_floor\x18\x0b \x01(\x04\"G\n\x0cOpenRunReply\x12\r\n\x05total\x18\x01 \x01(\x04\x12\r\n\x05to_do\x18\x02 \x01(\x04\x12\x19\n\x11log_last_sequence\x18\x03 \x01(\x04\"1\n\x0f\x43loseRunRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66orget\x18\x02 \x01(\x08\"\x0f\n\rCloseRunReply\"n\n\x0cLeaseRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0e\n\x06shards\x18\x04 \x01(\r\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\r\n\x05\x62\x65low\x18\x06 \x01(\x04\"m\n\x05Lease\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x05piece\x18\x02 \x01(\x0b\x32\x18.recmesh.common.v1.Piece\x12,\n\x05tasks\x18\x03 \x03(\x0b\x32\x1d.recmesh.common.v1.TaskRecord\"\xe2\x01\n\nLeaseReply\x12*\n\x06leases\x18\x01 \x03(\x0b\x32\x1a.recmesh.shardsvc.v1.Lease\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.recmesh.shardsvc.v1.LeaseReply.State\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\x12\r\n\x05ttl_s\x18\x04 \x01(\x01\x12\x10\n\x08line_end\x18\x05 \x01(\x04\":\n\x05State\x12\x0b\n\x07GRANTED\x10\x00\x12\x08\n\x04WAIT\x10\x01\x12\x0b\n\x07\x44RAINED\x10\x02\x12\r\n\tSTALE_GEN\x10\x03\"A\n\rLeaseProgress\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x64one_to\x18\x02 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\"o\n\x0cRenewRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x32\n\x06leases\x18\x04 \x03(\x0b\x32\".recmesh.shardsvc.v1.LeaseProgress\"-\n\nRenewReply\x12\x0c\n\x04lost\x18\x01 \x03(\x04\x12\x11\n\tstale_gen\x18\x02 \x01(\x08\"T\n\x14ReleaseWorkerRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07\x63rashed\x18\x04 \x01(\x08\"b\n\x12ReleaseWorkerReply\x12\x10\n\x08requeued\x18\x01 \x01(\x04\x12*\n\x08suspects\x18\x02 \x03(\x0b\x32\x18.recmesh.common.v1.Piece\x12\x0e\n\x06\x64\x65\x61ths\x18\x03 \x01(\r\"X\n\x10ReconcileRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03gen\x18\x02 \x01(\x04\x12\'\n\x04\x64one\x18\x03 \x01(\x0b\x32\x19.recmesh.common.v1.Ledger\"2\n\x0eReconcileReply\x12\x0f\n\x07orphans\x18\x01 \x01(\x04\x12\x0f\n\x07missing\x18\x02 \x01(\x04\"!\n\x0fProgressRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xef\x01\n\rProgressReply\x12\x0b\n\x03gen\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\x0e\n\x06queued\x18\x04 \x01(\x04\x12\x0e\n\x06leased\x18\x05 \x01(\x04\x12\x0e\n\x06leases\x18\x06 \x01(\r\x12\x0e\n\x06\x65pochs\x18\x07 \x01(\r\x12\x0e\n\x06\x63losed\x18\x08 \x01(\x08\x12\x0f\n\x07\x64rained\x18\t \x01(\x08\x12,\n\x07holders\x18\n \x03(\x0b\x32\x1b.recmesh.shardsvc.v1.Holder\x12\x10\n\x08requeues\x18\x0b \x01(\x04\x12\x13\n\x0b\x65xpirations\x18\x0c \x01(\x04\"M\n\x06Holder\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06leases\x18\x02 \x01(\r\x12\x11\n\tpositions\x18\x03 \x01(\x04\x12\x10\n\x08oldest_s\x18\x04 \x01(\x01\"N\n\tTaskChunk\x12,\n\x05tasks\x18\x01 \x03(\x0b\x32\x1d.recmesh.common.v1.TaskRecord\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t2\xc6\x07\n\x06Shards\x12Q\n\x07Inspect\x12#.recmesh.shardsvc.v1.InspectRequest\x1a!.recmesh.shardsvc.v1.InspectReply\x12\\\n\x0fRegisterDataset\x12+.recmesh.shardsvc.v1.RegisterDatasetRequest\x1a\x1c.recmesh.shardsvc.v1.Dataset\x12R\n\nGetDataset\x12&.recmesh.shardsvc.v1.GetDatasetRequest\x1a\x1c.recmesh.shardsvc.v1.Dataset\x12`\n\x0cListDatasets\x12(.recmesh.shardsvc.v1.ListDatasetsRequest\x1a&.recmesh.shardsvc.v1.ListDatasetsReply\x12Q\n\x07OpenRun\x12#.recmesh.shardsvc.v1.OpenRunRequest\x1a!.recmesh.shardsvc.v1.OpenRunReply\x12T\n\x08\x43loseRun\x12$.recmesh.shardsvc.v1.CloseRunRequest\x1a\".recmesh.shardsvc.v1.CloseRunReply\x12K\n\x05Lease\x12!.recmesh.shardsvc.v1.LeaseRequest\x1a\x1f.recmesh.shardsvc.v1.LeaseReply\x12K\n\x05Renew\x12!.recmesh.shardsvc.v1.RenewRequest\x1a\x1f.recmesh.shardsvc.v1.RenewReply\x12\x63\n\rReleaseWorker\x12).recmesh.shardsvc.v1.ReleaseWorkerRequest\x1a\'.recmesh.shardsvc.v1.ReleaseWorkerReply\x12W\n\tReconcile\x12%.recmesh.shardsvc.v1.ReconcileRequest\x1a#.recmesh.shardsvc.v1.ReconcileReply\x12T\n\x08Progress\x12$.recmesh.shardsvc.v1.ProgressRequest\x1a\".recmesh.shardsvc.v1.ProgressReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,35 +57,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSERUNREPLY']._serialized_start=916
   _globals['_CLOSERUNREPLY']._serialized_end=931
   _globals['_LEASEREQUEST']._serialized_start=933
-  _globals['_LEASEREQUEST']._serialized_end=1028
-  _globals['_LEASE']._serialized_start=1030
-  _globals['_LEASE']._serialized_end=1139
-  _globals['_LEASEREPLY']._serialized_start=1142
-  _globals['_LEASEREPLY']._serialized_end=1350
-  _globals['_LEASEREPLY_STATE']._serialized_start=1292
-  _globals['_LEASEREPLY_STATE']._serialized_end=1350
-  _globals['_LEASEPROGRESS']._serialized_start=1352
-  _globals['_LEASEPROGRESS']._serialized_end=1417
-  _globals['_RENEWREQUEST']._serialized_start=1419
-  _globals['_RENEWREQUEST']._serialized_end=1530
-  _globals['_RENEWREPLY']._serialized_start=1532
-  _globals['_RENEWREPLY']._serialized_end=1577
-  _globals['_RELEASEWORKERREQUEST']._serialized_start=1579
-  _globals['_RELEASEWORKERREQUEST']._serialized_end=1663
-  _globals['_RELEASEWORKERREPLY']._serialized_start=1665
-  _globals['_RELEASEWORKERREPLY']._serialized_end=1763
-  _globals['_RECONCILEREQUEST']._serialized_start=1765
-  _globals['_RECONCILEREQUEST']._serialized_end=1853
-  _globals['_RECONCILEREPLY']._serialized_start=1855
-  _globals['_RECONCILEREPLY']._serialized_end=1905
-  _globals['_PROGRESSREQUEST']._serialized_start=1907
-  _globals['_PROGRESSREQUEST']._serialized_end=1940
-  _globals['_PROGRESSREPLY']._serialized_start=1943
-  _globals['_PROGRESSREPLY']._serialized_end=2182
-  _globals['_HOLDER']._serialized_start=2184
-  _globals['_HOLDER']._serialized_end=2261
-  _globals['_TASKCHUNK']._serialized_start=2263
-  _globals['_TASKCHUNK']._serialized_end=2341
-  _globals['_SHARDS']._serialized_start=2344
-  _globals['_SHARDS']._serialized_end=3310
+  _globals['_LEASEREQUEST']._serialized_end=1043
+  _globals['_LEASE']._serialized_start=1045
+  _globals['_LEASE']._serialized_end=1154
+  _globals['_LEASEREPLY']._serialized_start=1157
+  _globals['_LEASEREPLY']._serialized_end=1383
+  _globals['_LEASEREPLY_STATE']._serialized_start=1325
+  _globals['_LEASEREPLY_STATE']._serialized_end=1383
+  _globals['_LEASEPROGRESS']._serialized_start=1385
+  _globals['_LEASEPROGRESS']._serialized_end=1450
+  _globals['_RENEWREQUEST']._serialized_start=1452
+  _globals['_RENEWREQUEST']._serialized_end=1563
+  _globals['_RENEWREPLY']._serialized_start=1565
+  _globals['_RENEWREPLY']._serialized_end=1610
+  _globals['_RELEASEWORKERREQUEST']._serialized_start=1612
+  _globals['_RELEASEWORKERREQUEST']._serialized_end=1696
+  _globals['_RELEASEWORKERREPLY']._serialized_start=1698
+  _globals['_RELEASEWORKERREPLY']._serialized_end=1796
+  _globals['_RECONCILEREQUEST']._serialized_start=1798
+  _globals['_RECONCILEREQUEST']._serialized_end=1886
+  _globals['_RECONCILEREPLY']._serialized_start=1888
+  _globals['_RECONCILEREPLY']._serialized_end=1938
+  _globals['_PROGRESSREQUEST']._serialized_start=1940
+  _globals['_PROGRESSREQUEST']._serialized_end=1973
+  _globals['_PROGRESSREPLY']._serialized_start=1976
+  _globals['_PROGRESSREPLY']._serialized_end=2215
+  _globals['_HOLDER']._serialized_start=2217
+  _globals['_HOLDER']._serialized_end=2294
+  _globals['_TASKCHUNK']._serialized_start=2296
+  _globals['_TASKCHUNK']._serialized_end=2374
+  _globals['_SHARDS']._serialized_start=2377
+  _globals['_SHARDS']._serialized_end=3343
 # @@protoc_insertion_point(module_scope)

@@ -103,7 +103,9 @@ class MemoryQueue:
             told += self._give_back(queue, epoch, Cause.EXPIRED)
         return tuple(told)
 
-    async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
+    async def lease(
+        self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str, below: int = 0
+    ) -> Granted:
         queue = self._find(job_id, gen)
         if isinstance(queue, State):
             return Granted(queue)
@@ -121,6 +123,8 @@ class MemoryQueue:
         held = sum(lease.worker == worker for lease in queue.leases.values())
         while len(granted) < min(shards, MOST_HELD - held) and queue.queued:
             lo, hi = queue.queued.pairs()[0]
+            if below and lo >= below:
+                break
             size, most = queue.opening.batch_size, queue.opening.shard_batches
             batches = shard_batches(queue.queued.size, holders=holders, batch_size=size, most=most)
             stop = shard_end(lo, hi, batch_size=size, batches=batches)
@@ -136,6 +140,8 @@ class MemoryQueue:
             queue.lapsed.pop(worker, None)
             queue.requests[worker, request_id] = [lease.epoch for lease in granted]
             return Granted(State.GRANTED, tuple(granted), ttl_s, 0.0, told)
+        if not queue.leases and queue.queued:
+            return Granted(State.WAIT, (), ttl_s, 0.05, told)
         if not queue.leases:
             return Granted(State.DRAINED, (), ttl_s, 0.0, told)
         wait_s = min(1.0, max(0.05, min(queue.expiry.values()) - self.now_s))

@@ -25,8 +25,13 @@ class QueueStore(Protocol):
         """Makes the queue of a generation in place of older ones; the same generation again keeps it."""
         ...
 
-    async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
-        """Leases up to `shards` pieces from the front; a repeated request id gets the same ones."""
+    async def lease(
+        self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str, below: int = 0
+    ) -> Granted:
+        """Leases up to `shards` pieces from the front; a repeated request id gets the same ones.
+
+        With `below` only pieces that begin before it: WAIT when there are none, whatever is queued behind.
+        """
         ...
 
     async def renew(

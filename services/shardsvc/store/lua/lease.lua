@@ -1,4 +1,5 @@
 -- KEYS 8 answer to this request   ARGV 2 worker  3 shards wanted  4 request known for ms (0: not kept)  5 most held
+--                                 6 only below this position (0: any)
 local no = refusal()
 if no then return json({no}) end
 local REQUEST, worker, wanted, keep_ms = KEYS[8], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -28,10 +29,16 @@ wanted = math.min(wanted, tonumber(ARGV[5]) - mine)            -- nobody hoards:
 local holders = call('HLEN', WORKERS)
 if mine == 0 then holders = holders + 1 end
 local least = math.max(1, math.ceil(most / 8))
+local below = tonumber(ARGV[6])
 local leases, expiries, epochs = {}, {}, {}
 local lo, hi = nil, nil
 while #granted < wanted do
+  if lo and below > 0 and lo >= below then break end
   if not lo then
+    if below > 0 then
+      local first = call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+      if first and tonumber(first) >= below then break end
+    end
     local head = call('ZPOPMIN', QUEUE)[1]
     if not head then break end
     lo, hi = piece_of(head)
@@ -61,7 +68,8 @@ if #granted > 0 then
   return json({'granted', ttl_ms, 0, granted, told})
 end
 
--- 3. Nothing to give: the end, or others hold the rest.
+-- 3. Nothing to give: the end, or others hold the rest, or all that is queued is beyond what was asked for.
 local first = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')
+if not first[1] and call('ZCARD', QUEUE) > 0 then return json({'wait', ttl_ms, 0, granted, told}) end
 if not first[1] then return json({'drained', ttl_ms, 0, granted, told}) end
 return json({'wait', ttl_ms, tonumber(first[2]) - now, granted, told})
