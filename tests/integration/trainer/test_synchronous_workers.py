@@ -243,6 +243,30 @@ def test_a_step_whose_worker_dies_is_completed_by_others_that_wait_for_it(tmp_pa
         same(model, check(calm))
 
 
+def test_parts_that_a_server_forgets_before_their_step_is_whole_are_sent_again(tmp_path: Path) -> None:
+    with job(tmp_path) as calm:
+        calm.start()
+        calm.wait()
+        wanted = check(calm)
+    with job(tmp_path) as running:
+        forgotten = 0
+
+        def forget(worker: int, step: Step) -> None:
+            nonlocal forgotten
+            time.sleep(0.02)                           # what was pushed before has come by now
+            server = running.made[forgotten % 2]
+            if forgotten < 8 and server.steps.size_bytes:
+                forgotten += 1
+                with server.latch.exclusive():
+                    server.steps.clear()
+
+        for _ in range(2):
+            running.start(forget)
+        running.wait()
+        assert forgotten
+        same(check(running), wanted)
+
+
 def test_a_worker_that_leaves_in_the_middle_of_a_step_holds_nobody_up(tmp_path: Path) -> None:
     with job(tmp_path) as running:
         left = threading.Event()
