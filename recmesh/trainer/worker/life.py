@@ -350,14 +350,11 @@ class Life:
 
     def _settling(self) -> None:
         turns = cast(Turns, self._turns)
-        Settling(turns, self._fleet, gen=self.gen, newer_map=self._newer_map, caller=self, gone=self.gone).run()
+        Settling(turns, self._fleet, gen=self.gen, newer_map=self._newer_map, applied=self._applied_everywhere,
+                 push_again=self._push_again, gone=self.gone).run()
 
-    def landed(self, kept: Kept) -> None:
-        """See settling.Caller."""
-        self._applied_everywhere(kept.ready.read.lease, kept.piece)
-
-    def push_again(self, kept: Kept) -> None:
-        """See settling.Caller: unless the lease is another's by now."""
+    def _push_again(self, kept: Kept) -> None:
+        """Unless the lease is another's by now."""
         with self._lock:
             holds = self._book.holds(kept.ready.read.lease.epoch)
         if holds:

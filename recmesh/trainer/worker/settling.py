@@ -3,10 +3,9 @@
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
 
 from recmesh.trainer.layout import Placement
-from recmesh.trainer.ports import Piece, Settled
+from recmesh.trainer.ports import Lease, Piece, Settled
 from recmesh.trainer.worker.fleet import Fleet, WrongMap
 from recmesh.trainer.worker.turns import Kept, Question, Turns
 
@@ -17,25 +16,18 @@ _PACE_S = 0.01
 _POLL_S = 0.1
 
 
-class Caller(Protocol):
-    """The life whose batches these are."""
-
-    def landed(self, kept: Kept) -> None:
-        """It is applied everywhere."""
-
-    def push_again(self, kept: Kept) -> None:
-        """Some server has lost its part."""
-
-
 class Settling:
-    """A loop for a thread of its own. StaleGeneration and NoLongerWanted end it."""
+    """A loop for a thread of its own. StaleGeneration and NoLongerWanted end it.
+
+    `applied` is told of each batch that is applied everywhere, `push_again` of one that some server has lost.
+    """
 
     def __init__(
-        self, turns: Turns, fleet: Fleet, *, gen: int, newer_map: Callable[[int], Placement], caller: Caller,
-        gone: threading.Event,
+        self, turns: Turns, fleet: Fleet, *, gen: int, newer_map: Callable[[int], Placement],
+        applied: Callable[[Lease, Piece], None], push_again: Callable[[Kept], None], gone: threading.Event,
     ) -> None:
-        self._turns, self._fleet, self._gen = turns, fleet, gen
-        self._newer_map, self._caller, self._gone = newer_map, caller, gone
+        self._turns, self._fleet, self._gen, self._gone = turns, fleet, gen, gone
+        self._newer_map, self._applied, self._push_again = newer_map, applied, push_again
 
     def run(self) -> None:
         """Until `gone`."""
@@ -58,7 +50,7 @@ class Settling:
         except WrongMap as refusal:
             self._newer_map(refusal.since)
             for kept in [] if question.others else self._turns.take_all():
-                self._caller.push_again(kept)
+                self._push_again(kept)
             return
         if not self._heed(question, list(answers.values())) and monotonic() - asked < _PACE_S:
             self._gone.wait(_PACE_S)
@@ -67,11 +59,11 @@ class Settling:
         """Whether there was anything new."""
         if all(answer.applied for answer in answers):
             for kept in self._turns.take(question.pieces):
-                self._caller.landed(kept)
+                self._applied(kept.ready.read.lease, kept.piece)
             if question.others:
                 self._turns.applied(question.pieces[0])
             return True
         lost: set[Piece] = set().union(*(answer.lost for answer in answers))
         for kept in self._turns.take(sorted(lost)):
-            self._caller.push_again(kept)
+            self._push_again(kept)
         return bool(lost)
