@@ -227,7 +227,9 @@ def test_a_step_whose_worker_dies_is_completed_by_others_that_wait_for_it(tmp_pa
         def die_once(worker: int, step: Step) -> None:
             if worker == 0 and not died.is_set():
                 died.set()
-                time.sleep(0.5)                        # the others come to wait for this batch
+                deadline = time.monotonic() + 20.0
+                while not running.queue.below and time.monotonic() < deadline:
+                    time.sleep(0.01)                   # until the others ask for what they wait for
                 running.die(0)
 
         running.start(die_once)
@@ -236,7 +238,7 @@ def test_a_step_whose_worker_dies_is_completed_by_others_that_wait_for_it(tmp_pa
         running.start()
         running.wait()
         model = check(running)
-        assert running.queue.below                     # they asked for what they waited for
+        assert running.queue.below
     with job(tmp_path) as calm:
         calm.start()
         calm.wait()
