@@ -51,7 +51,7 @@ def judged(mesh: TrainingMesh, job_id: str) -> dict[str, float]:
     return dict(job.metrics)
 
 
-def test_one_and_three_workers_and_one_process_with_large_batches_learn_the_same(mesh: TrainingMesh) -> None:
+def test_one_and_three_workers_learn_the_same_and_what_one_process_does_with_large_batches(mesh: TrainingMesh) -> None:
     sync = {"sync": {"batches_per_step": BATCHES}}
     one, three = (judged(mesh, mesh.submit(spec_of(mesh, f"sync-{workers}", workers=workers, **sync)))
                   for workers in (1, 3))
@@ -59,9 +59,9 @@ def test_one_and_three_workers_and_one_process_with_large_batches_learn_the_same
     resolve(alone.spec.model)(alone)
     large = alone.evaluate()
     assert one["eval_auc"] > 0.85
-    for name, tolerance in (("eval_auc", 1e-3), ("eval_loss", 1e-3)):
-        assert three[name] == pytest.approx(one[name], abs=tolerance)
-        assert large[name] == pytest.approx(one[name], abs=tolerance)
+    for name in ("eval_auc", "eval_loss"):
+        assert three[name] == pytest.approx(one[name], abs=1e-4)
+        assert large[name] == pytest.approx(one[name], abs=1e-2)     # its initial weights are its own
 
 
 def test_a_synchronous_job_outlives_a_worker_and_a_parameter_server(mesh: TrainingMesh) -> None:
