@@ -153,6 +153,19 @@ async def test_below_a_position_only_what_begins_before_it_is_leased(harness: Ha
 
 
 @pytest.mark.asyncio
+async def test_below_a_position_a_slow_worker_gets_what_is_queued_and_nobody_takes_over(harness: Harness) -> None:
+    """A synchronous step waits for what is below: were it kept from the only worker there is, nothing would go on."""
+    await harness.store.open(JOB, opening(total=100, shard_batches=1))
+    await harness.store.size(JOB, 1, worker="slow", shard_batches=1)
+    assert pieces(await harness.lease("slow")) == [(0, 10)]
+    assert (await harness.lease("slow")).state is State.WAIT
+    assert pieces(await harness.lease("slow", below=20)) == [(10, 20)]
+    assert len(pieces(await harness.lease("w1", shards=9))) == 8
+    assert (await harness.lease("w2", below=100)).state is State.WAIT
+    assert (await harness.lease("w2")).state is State.GRANTED
+
+
+@pytest.mark.asyncio
 async def test_shards_shrink_near_the_end_so_that_workers_end_together(harness: Harness) -> None:
     await harness.store.open(JOB, opening(total=1600, shard_batches=80))
     lengths: list[int] = []

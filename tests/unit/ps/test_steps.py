@@ -22,7 +22,7 @@ from recmesh.runtime.errors import InvalidArgument, ResourceExhausted
 from recmesh.trainer.ps.messages import PushStatus
 from recmesh.trainer.ps.refusals import Overlap, Stale, WrongMap
 from recmesh.trainer.ps.steps import StepBuffer
-from tests.unit.ps.support import Mesh, parts_of
+from tests.unit.ps.support import Mesh, parts_of, truth
 from tests.unit.ps.synchrony import (
     BATCH,
     BATCHES,
@@ -290,6 +290,33 @@ def test_gradients_of_old_values_are_refused_without_effect_and_duplicates_are_n
     assert fresh == 3
     assert push(6, pulled_step=fresh, staleness=2) is PushStatus.APPLIED
     assert push(8, pulled_step=pulled) is PushStatus.APPLIED
+    mesh.close()
+
+
+def test_deltas_of_steps_hold_what_changed_and_leave_out_what_was_evicted(tmp_path: Path) -> None:
+    item, user = LEARNING.tables
+    mesh = Mesh(tmp_path, model=replace(LEARNING, tables=(replace(item, ttl_steps=1), user)))
+    mesh.begin(2)
+
+    def push(at: int) -> list[PushStatus]:
+        parts = parts_of([(0, at, at + BATCH)], mesh.slot_map, gen=mesh.gen, n_ps=2)
+        return [server.push(in_step(part)).status for server, part in zip(mesh.servers, parts, strict=True)]
+
+    for lo in range(0, TOTAL, WIDTH):
+        _, _, hi = step_of(lo)
+        last = [push(at) for at in range(lo, hi, BATCH)][-1]
+        assert last == [PushStatus.APPLIED] * 2
+        assert hi == TOTAL or push(hi) == [PushStatus.KEPT] * 2      # in no cut
+        mesh.snapshot += 1
+        for ps in range(2):
+            mesh.mark(ps)
+        mesh.commit()
+    steps = len(range(0, TOTAL, WIDTH))
+    assert mesh.bases == {number: number - 1 for number in range(1, steps + 1)}
+    live = rows_of(mesh.servers)
+    assert 0 < sum(table == 0 for table, _ in live[0]) < len(truth(range(TOTAL))[0])
+    mesh.begin(3)
+    same(rows_of(mesh.servers), live)
     mesh.close()
 
 
