@@ -624,10 +624,13 @@ class PullReply(google.protobuf.message.Message):
     DENSE_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
+    GROUP_STEP_FIELD_NUMBER: builtins.int
     PAD_FIELD_NUMBER: builtins.int
     step: builtins.int
     seconds: builtins.float
     """spent in the store"""
+    group_step: builtins.int
+    """the newest of this server's groups: what a push names as pulled_step"""
     pad: builtins.bytes
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
@@ -642,9 +645,10 @@ class PullReply(google.protobuf.message.Message):
         dense: collections.abc.Iterable[Global___DenseChunk] | None = ...,
         step: builtins.int = ...,
         seconds: builtins.float = ...,
+        group_step: builtins.int = ...,
         pad: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dense", b"dense", "pad", b"pad", "rows", b"rows", "seconds", b"seconds", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dense", b"dense", "group_step", b"group_step", "pad", b"pad", "rows", b"rows", "seconds", b"seconds", "step", b"step"]) -> None: ...
 
 Global___PullReply: typing_extensions.TypeAlias = PullReply
 
@@ -692,6 +696,10 @@ class PushRequest(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
     CHUNKS_FIELD_NUMBER: builtins.int
+    PULLED_STEP_FIELD_NUMBER: builtins.int
+    STALENESS_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    STEP_BATCHES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     gen: builtins.int
     map_version: builtins.int
@@ -703,6 +711,12 @@ class PushRequest(google.protobuf.message.Message):
     """of a logical part that exceeds one message"""
     chunks: builtins.int
     """0 or 1: whole"""
+    pulled_step: builtins.int
+    """group_step of this server's PullReply"""
+    staleness: builtins.int
+    """STALE when more steps than this were applied since; 0: no bound"""
+    step_batches: builtins.int
+    """the step's gradients are summed and divided by it"""
     @property
     def batch(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[recmesh.pb.common_pb2.Piece]:
         """claimed all or none"""
@@ -711,6 +725,10 @@ class PushRequest(google.protobuf.message.Message):
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TableGrads]: ...
     @property
     def dense(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DenseChunk]: ...
+    @property
+    def step(self) -> recmesh.pb.common_pb2.Piece:
+        """synchronous mode: what is applied at once; the batch lies in it"""
+
     def __init__(
         self,
         *,
@@ -724,8 +742,13 @@ class PushRequest(google.protobuf.message.Message):
         worker: builtins.str = ...,
         chunk: builtins.int = ...,
         chunks: builtins.int = ...,
+        pulled_step: builtins.int = ...,
+        staleness: builtins.int = ...,
+        step: recmesh.pb.common_pb2.Piece | None = ...,
+        step_batches: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "chunk", b"chunk", "chunks", b"chunks", "dense", b"dense", "epoch", b"epoch", "gen", b"gen", "job_id", b"job_id", "map_version", b"map_version", "tables", b"tables", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "chunk", b"chunk", "chunks", b"chunks", "dense", b"dense", "epoch", b"epoch", "gen", b"gen", "job_id", b"job_id", "map_version", b"map_version", "pulled_step", b"pulled_step", "staleness", b"staleness", "step", b"step", "step_batches", b"step_batches", "tables", b"tables", "worker", b"worker"]) -> None: ...
 
 Global___PushRequest: typing_extensions.TypeAlias = PushRequest
 
@@ -745,6 +768,10 @@ class PushReply(google.protobuf.message.Message):
         OVERLAP: PushReply._Status.ValueType  # 3
         STALE_GEN: PushReply._Status.ValueType  # 4
         OLD_LEASE: PushReply._Status.ValueType  # 5
+        STALE: PushReply._Status.ValueType  # 6
+        """the values it was computed from are too old: no effect; pull and compute again"""
+        KEPT: PushReply._Status.ValueType  # 7
+        """no ack: it waits here for the rest of its step, and may be lost with this server"""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper): ...
     APPLIED: PushReply.Status.ValueType  # 0
@@ -753,6 +780,10 @@ class PushReply(google.protobuf.message.Message):
     OVERLAP: PushReply.Status.ValueType  # 3
     STALE_GEN: PushReply.Status.ValueType  # 4
     OLD_LEASE: PushReply.Status.ValueType  # 5
+    STALE: PushReply.Status.ValueType  # 6
+    """the values it was computed from are too old: no effect; pull and compute again"""
+    KEPT: PushReply.Status.ValueType  # 7
+    """no ack: it waits here for the rest of its step, and may be lost with this server"""
 
     STATUS_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
@@ -785,6 +816,61 @@ class PushReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["cuts", b"cuts", "duplicate", b"duplicate", "gen", b"gen", "seconds", b"seconds", "since", b"since", "status", b"status"]) -> None: ...
 
 Global___PushReply: typing_extensions.TypeAlias = PushReply
+
+@typing.final
+class SettledRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    MAP_VERSION_FIELD_NUMBER: builtins.int
+    PIECES_FIELD_NUMBER: builtins.int
+    WAIT_S_FIELD_NUMBER: builtins.int
+    OTHERS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    map_version: builtins.int
+    wait_s: builtins.float
+    """at most; a busy server answers sooner"""
+    others: builtins.bool
+    """other workers push them: that they are not here is no reason to answer"""
+    @property
+    def pieces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[recmesh.pb.common_pb2.Piece]: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        map_version: builtins.int = ...,
+        pieces: collections.abc.Iterable[recmesh.pb.common_pb2.Piece] | None = ...,
+        wait_s: builtins.float = ...,
+        others: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "map_version", b"map_version", "others", b"others", "pieces", b"pieces", "wait_s", b"wait_s"]) -> None: ...
+
+Global___SettledRequest: typing_extensions.TypeAlias = SettledRequest
+
+@typing.final
+class SettledReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    applied: builtins.bool
+    """all of the pieces, in every group"""
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[recmesh.pb.common_pb2.Piece]:
+        """neither applied nor kept: to be pushed (again)"""
+
+    def __init__(
+        self,
+        *,
+        applied: builtins.bool = ...,
+        lost: collections.abc.Iterable[recmesh.pb.common_pb2.Piece] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied", b"applied", "lost", b"lost"]) -> None: ...
+
+Global___SettledReply: typing_extensions.TypeAlias = SettledReply
 
 @typing.final
 class LedgersRequest(google.protobuf.message.Message):

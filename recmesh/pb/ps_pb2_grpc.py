@@ -74,6 +74,11 @@ class ParameterServerStub(object):
                 request_serializer=recmesh_dot_pb_dot_ps__pb2.PushRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_ps__pb2.PushReply.FromString,
                 _registered_method=True)
+        self.Settled = channel.unary_unary(
+                '/recmesh.ps.v1.ParameterServer/Settled',
+                request_serializer=recmesh_dot_pb_dot_ps__pb2.SettledRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_ps__pb2.SettledReply.FromString,
+                _registered_method=True)
         self.Ledgers = channel.unary_unary(
                 '/recmesh.ps.v1.ParameterServer/Ledgers',
                 request_serializer=recmesh_dot_pb_dot_ps__pb2.LedgersRequest.SerializeToString,
@@ -179,6 +184,14 @@ class ParameterServerServicer(object):
 
     def Push(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Settled(self, request, context):
+        """worker, synchronous mode: what has become of pieces that were kept, or that others train. Answers when all are
+        applied, when some are lost, or after wait_s.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -296,6 +309,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=recmesh_dot_pb_dot_ps__pb2.PushRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_ps__pb2.PushReply.SerializeToString,
+            ),
+            'Settled': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settled,
+                    request_deserializer=recmesh_dot_pb_dot_ps__pb2.SettledRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_ps__pb2.SettledReply.SerializeToString,
             ),
             'Ledgers': grpc.unary_unary_rpc_method_handler(
                     servicer.Ledgers,
@@ -564,6 +582,33 @@ class ParameterServer(object):
             '/recmesh.ps.v1.ParameterServer/Push',
             recmesh_dot_pb_dot_ps__pb2.PushRequest.SerializeToString,
             recmesh_dot_pb_dot_ps__pb2.PushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settled(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.ps.v1.ParameterServer/Settled',
+            recmesh_dot_pb_dot_ps__pb2.SettledRequest.SerializeToString,
+            recmesh_dot_pb_dot_ps__pb2.SettledReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,6 +153,22 @@ _ParameterServerPushType = typing_extensions.TypeVar(
     ],
 )
 
+_ParameterServerSettledType = typing_extensions.TypeVar(
+    '_ParameterServerSettledType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.SettledRequest,
+        recmesh.pb.ps_pb2.SettledReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.SettledRequest,
+        recmesh.pb.ps_pb2.SettledReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.SettledRequest,
+        recmesh.pb.ps_pb2.SettledReply,
+    ],
+)
+
 _ParameterServerLedgersType = typing_extensions.TypeVar(
     '_ParameterServerLedgersType',
     grpc.UnaryUnaryMultiCallable[
@@ -313,7 +329,7 @@ _ParameterServerInstallType = typing_extensions.TypeVar(
     ],
 )
 
-class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _ParameterServerTakeoverType, _ParameterServerMarkType, _ParameterServerAbortMarkType, _ParameterServerVoidType, _ParameterServerDeclareType, _ParameterServerPullType, _ParameterServerPushType, _ParameterServerLedgersType, _ParameterServerStatsType, _ParameterServerJoinType, _ParameterServerMigrateType, _ParameterServerFreezeType, _ParameterServerAbortInstallType, _ParameterServerResumeType, _ParameterServerFreeType, _ParameterServerStageType, _ParameterServerInstallType]):
+class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _ParameterServerTakeoverType, _ParameterServerMarkType, _ParameterServerAbortMarkType, _ParameterServerVoidType, _ParameterServerDeclareType, _ParameterServerPullType, _ParameterServerPushType, _ParameterServerSettledType, _ParameterServerLedgersType, _ParameterServerStatsType, _ParameterServerJoinType, _ParameterServerMigrateType, _ParameterServerFreezeType, _ParameterServerAbortInstallType, _ParameterServerResumeType, _ParameterServerFreeType, _ParameterServerStageType, _ParameterServerInstallType]):
     @typing.overload
     def __init__(self: ParameterServerStub[
         grpc.UnaryUnaryMultiCallable[
@@ -347,6 +363,10 @@ class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _Parameter
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.ps_pb2.PushRequest,
             recmesh.pb.ps_pb2.PushReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.SettledRequest,
+            recmesh.pb.ps_pb2.SettledReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.ps_pb2.LedgersRequest,
@@ -425,6 +445,10 @@ class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _Parameter
             recmesh.pb.ps_pb2.PushReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.ps_pb2.SettledRequest,
+            recmesh.pb.ps_pb2.SettledReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.ps_pb2.LedgersRequest,
             recmesh.pb.ps_pb2.LedgersReply,
         ],
@@ -487,6 +511,11 @@ class ParameterServerStub(typing.Generic[_ParameterServerRestoreType, _Parameter
     Pull: _ParameterServerPullType
 
     Push: _ParameterServerPushType
+
+    Settled: _ParameterServerSettledType
+    """worker, synchronous mode: what has become of pieces that were kept, or that others train. Answers when all are
+    applied, when some are lost, or after wait_s.
+    """
 
     Ledgers: _ParameterServerLedgersType
     """Which positions every group has applied (the intersection), and which any has (the union)."""
@@ -552,6 +581,10 @@ ParameterServerAsyncStub: typing_extensions.TypeAlias = ParameterServerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.ps_pb2.PushRequest,
         recmesh.pb.ps_pb2.PushReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.ps_pb2.SettledRequest,
+        recmesh.pb.ps_pb2.SettledReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.ps_pb2.LedgersRequest,
@@ -657,6 +690,16 @@ class ParameterServerServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.ps_pb2.PushRequest,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.ps_pb2.PushReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.PushReply]]: ...
+
+    @abc.abstractmethod
+    def Settled(
+        self,
+        request: recmesh.pb.ps_pb2.SettledRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.ps_pb2.SettledReply, collections.abc.Awaitable[recmesh.pb.ps_pb2.SettledReply]]:
+        """worker, synchronous mode: what has become of pieces that were kept, or that others train. Answers when all are
+        applied, when some are lost, or after wait_s.
+        """
 
     @abc.abstractmethod
     def Ledgers(

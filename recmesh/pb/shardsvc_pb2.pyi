@@ -272,11 +272,14 @@ class LeaseRequest(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    BELOW_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     gen: builtins.int
     worker: builtins.str
     shards: builtins.int
     request_id: builtins.str
+    below: builtins.int
+    """only positions below it; 0: any"""
     def __init__(
         self,
         *,
@@ -285,8 +288,9 @@ class LeaseRequest(google.protobuf.message.Message):
         worker: builtins.str = ...,
         shards: builtins.int = ...,
         request_id: builtins.str = ...,
+        below: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "request_id", b"request_id", "shards", b"shards", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["below", b"below", "gen", b"gen", "job_id", b"job_id", "request_id", b"request_id", "shards", b"shards", "worker", b"worker"]) -> None: ...
 
 Global___LeaseRequest: typing_extensions.TypeAlias = LeaseRequest
 
@@ -342,9 +346,12 @@ class LeaseReply(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     RETRY_AFTER_S_FIELD_NUMBER: builtins.int
     TTL_S_FIELD_NUMBER: builtins.int
+    LINE_END_FIELD_NUMBER: builtins.int
     state: Global___LeaseReply.State.ValueType
     retry_after_s: builtins.float
     ttl_s: builtins.float
+    line_end: builtins.int
+    """where the line ends, once it is closed; 0: not yet"""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Lease]: ...
     def __init__(
@@ -354,8 +361,9 @@ class LeaseReply(google.protobuf.message.Message):
         state: Global___LeaseReply.State.ValueType = ...,
         retry_after_s: builtins.float = ...,
         ttl_s: builtins.float = ...,
+        line_end: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["leases", b"leases", "retry_after_s", b"retry_after_s", "state", b"state", "ttl_s", b"ttl_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["leases", b"leases", "line_end", b"line_end", "retry_after_s", b"retry_after_s", "state", b"state", "ttl_s", b"ttl_s"]) -> None: ...
 
 Global___LeaseReply: typing_extensions.TypeAlias = LeaseReply
 

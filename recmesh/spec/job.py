@@ -135,6 +135,15 @@ class NanPolicy(Spec):
     """Skipped batches of the whole job (one trained again after a rollback counts again); one more fails it."""
 
 
+class Synchronous(Spec):
+    """Steps of several batches, each computed from the model as the step before left it."""
+
+    batches_per_step: int = Field(ge=1, le=1024)
+    """Consecutive batches whose mean gradient is applied at once, however many workers compute them: the model is that
+    of batches so many times as large. One step, and a schedule's too, is so many batches. More workers than this
+    stand idle; a step's gradients wait in memory, at the servers and at the workers."""
+
+
 class Training(Spec):
     """Batches, epochs and optimizers."""
 
@@ -153,14 +162,32 @@ class Training(Spec):
     early_stopping: EarlyStopping | None = None
     nan: NanPolicy = NanPolicy()
     shard_batches: PositiveInt = 64
-    """Batches in one lease."""
+    """Batches in one lease; one in synchronous mode, so that all workers share every step."""
     in_flight: int = Field(default=2, ge=1, le=16)
-    """Batches of one worker between pull and the last ack: its staleness bound."""
+    """Batches of one worker between pull and the last ack: with so many workers as there are, no gradient is usually
+    older than `workers * in_flight` batches. In synchronous mode, batches of the current step that a worker has pulled
+    and not yet handed over."""
+    staleness: PositiveInt | None = None
+    """Most batches that a parameter server may have applied between a batch's pull and its push: above it the push has
+    no effect, and the batch is pulled and computed again. None: no bound but `in_flight`. It should not be below
+    `workers * in_flight`, or workers wait for one another by computing in vain."""
+    sync: Synchronous | None = None
+    """Synchronous mode; None: every batch is applied as it comes."""
     quarantine_limit: int = Field(default=10, ge=0)
     """Batches that may be set aside because they kill workers (a signal, out of memory); one more fails the job. An
     exception of the user's model is taken for a mistake in its code when it is a programming error (TypeError,
     KeyError, ...) or comes in a worker's first batch, as in a replacement that gets the batch again: then nothing is
     set aside, and the job fails as `UserError`."""
+
+    @property
+    def lease_batches(self) -> int:
+        """Batches in one lease."""
+        return 1 if self.sync else self.shard_batches
+
+    @rule
+    def _staleness_is_of_asynchronous_mode(self) -> Iterator[Fault]:
+        if self.sync and self.staleness:
+            yield "staleness", "synchronous steps are never stale: give either sync or staleness"
 
     @field_validator("lr_schedule")
     @classmethod

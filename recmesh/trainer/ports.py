@@ -74,6 +74,8 @@ class Lease:
     epoch: int
     piece: Piece
     tasks: tuple["TaskRecord", ...]
+    line_end: int = 0
+    """Where the line ends; 0: it is not closed."""
 
 
 LeaseState = Literal["granted", "wait", "drained", "stale_gen"]
@@ -113,8 +115,8 @@ class RenewReply:
 class Shards(Protocol):
     """shardsvc, for one job and one worker."""
 
-    def lease(self, gen: int, *, shards: int, request_id: str) -> LeaseReply:
-        """Asks for shards; the same request id gets the same answer."""
+    def lease(self, gen: int, *, shards: int, request_id: str, below: int = 0) -> LeaseReply:
+        """Asks for shards, with `below` only of positions before it; the same request id gets the same answer."""
 
     def renew(self, gen: int, leases: Sequence[LeaseProgress]) -> RenewReply:
         """Extends leases and reports progress."""
@@ -237,9 +239,28 @@ class Pulled:
     rows: Sequence[Floats]
     dense: Sequence[Chunk]
     step: int = 0
+    group_step: int = 0
+    """How far the server was: what a push under a staleness bound names."""
 
 
-PushStatus = Literal["applied", "wrong_map", "overlap", "stale_gen", "old_lease"]
+PushStatus = Literal["applied", "wrong_map", "overlap", "stale_gen", "old_lease", "stale", "kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class PushTerms:
+    """Under what conditions a part is applied."""
+
+    pulled_step: int = 0
+    staleness: int = 0
+    """Most steps of the server since `pulled_step`; 0: any."""
+    step: Piece | None = None
+    """Synchronous: applied with the rest of these positions."""
+    step_batches: int = 1
+    """Synchronous: by which the sum of the step's gradients is divided."""
+
+
+UNCONDITIONAL = PushTerms()
+"""As it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +279,16 @@ class AppliedSets:
 
     by_all: tuple[Piece, ...] = ()
     by_any: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What has become of pieces of synchronous steps."""
+
+    applied: bool
+    """All of them."""
+    lost: tuple[Piece, ...] = ()
+    """Neither applied nor kept."""
 
 
 class ParameterServer(Protocol):
@@ -295,8 +326,14 @@ class ParameterServer(Protocol):
         tables: Sequence[TableGrads],
         dense: Sequence[Chunk],
         worker: str,
+        terms: PushTerms = UNCONDITIONAL,
     ) -> PushAck:
-        """This server's part of one batch, whole; an ack means applied."""
+        """This server's part of one batch, whole; an ack means applied. `kept` is none."""
+
+    def settled(
+        self, gen: int, *, map_version: int, pieces: Sequence[Piece], others: bool, wait_s: float
+    ) -> Settled:
+        """What has become of pieces of synchronous steps; may wait for their end. `others`: none can be lost."""
 
     def ledgers(self, gen: int, within: Sequence[Piece]) -> AppliedSets:
         """What is applied of these positions."""

@@ -79,11 +79,12 @@ class ShardsServicer(pb_grpc.ShardsServicer):
         _check(_job(request.job_id), _worker(request.worker))
         answer = await self._runs.lease(
             request.job_id, request.gen, worker=request.worker, shards=request.shards,
-            request_id=request.request_id,
+            request_id=request.request_id, below=request.below,
         )
         return pb.LeaseReply(
             leases=[wire.lease_to_pb(lease, tasks) for lease, tasks in answer.leases],
             state=wire.STATES[answer.state], retry_after_s=answer.retry_after_s, ttl_s=answer.ttl_s,
+            line_end=answer.line_end,
         )
 
     async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewReply:

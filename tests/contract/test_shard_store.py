@@ -35,8 +35,10 @@ class Harness:
         assert view is not None
         return view
 
-    async def lease(self, worker: str = "w0", shards: int = 1, request_id: str = "", gen: int = 1) -> Granted:
-        return await self.store.lease(JOB, gen, worker=worker, shards=shards, request_id=request_id)
+    async def lease(
+        self, worker: str = "w0", shards: int = 1, request_id: str = "", gen: int = 1, below: int = 0
+    ) -> Granted:
+        return await self.store.lease(JOB, gen, worker=worker, shards=shards, request_id=request_id, below=below)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,34 @@ async def test_shards_end_on_the_grid_of_batches(harness: Harness) -> None:
     await harness.store.open(JOB, opening(total=1000, to_do=((7, 1000),), shard_batches=3))
     granted = await harness.lease(shards=3)
     assert pieces(granted) == [(7, 30), (30, 60), (60, 90)]
+
+
+@pytest.mark.asyncio
+async def test_below_a_position_only_what_begins_before_it_is_leased(harness: Harness) -> None:
+    await harness.store.open(JOB, opening(to_do=((8, 40), (60, 95)), shard_batches=1))
+    assert pieces(await harness.lease(shards=9, below=30)) == [(8, 10), (10, 20), (20, 30)]
+    assert (await harness.lease(below=30)).state is State.WAIT
+    assert pieces(await harness.lease(below=31)) == [(30, 40)]
+    assert (await harness.lease(below=60)).state is State.WAIT
+    await harness.store.release(JOB, 1, worker="w0", crashed=False)
+    assert pieces(await harness.lease(worker="w1", below=10)) == [(8, 10)]
+    await harness.store.release(JOB, 1, worker="w1", crashed=False)
+    nothing_below = await harness.lease(below=8)
+    assert nothing_below.state is State.WAIT and nothing_below.retry_after_s > 0
+    assert len(pieces(await harness.lease(shards=20))) == 8
+
+
+@pytest.mark.asyncio
+async def test_below_a_position_a_slow_worker_gets_what_is_queued_and_nobody_takes_over(harness: Harness) -> None:
+    """A synchronous step waits for what is below: were it kept from the only worker there is, nothing would go on."""
+    await harness.store.open(JOB, opening(total=100, shard_batches=1))
+    await harness.store.size(JOB, 1, worker="slow", shard_batches=1)
+    assert pieces(await harness.lease("slow")) == [(0, 10)]
+    assert (await harness.lease("slow")).state is State.WAIT
+    assert pieces(await harness.lease("slow", below=20)) == [(10, 20)]
+    assert len(pieces(await harness.lease("w1", shards=9))) == 8
+    assert (await harness.lease("w2", below=100)).state is State.WAIT
+    assert (await harness.lease("w2")).state is State.GRANTED
 
 
 @pytest.mark.asyncio

@@ -111,7 +111,9 @@ class MemoryQueue:
             told += self._give_back(queue, epoch, Cause.EXPIRED)
         return tuple(told)
 
-    async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
+    async def lease(
+        self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str, below: int = 0
+    ) -> Granted:
         queue = self._find(job_id, gen)
         if isinstance(queue, State):
             return Granted(queue)
@@ -128,19 +130,21 @@ class MemoryQueue:
         granted: list[Lease] = []
         mine = [lease for lease in queue.leases.values() if lease.worker == worker]
         size, most = queue.opening.batch_size, queue.opening.shard_batches
-        wanted, own = min(shards, MOST_HELD - len(mine)), queue.sizes.get(worker)
+        wanted, own = min(shards, MOST_HELD - len(mine)), None if below else queue.sizes.get(worker)
         if own is not None:
             most = min(most, own)
             left = most - sum(-(-(lease.hi - lease.progress) // size) for lease in mine)
             wanted, most = (min(wanted, 1) if left * 2 >= most else 0), max(1, left)
         while len(granted) < wanted and queue.queued:
             lo, hi = queue.queued.pairs()[0]
+            if below and lo >= below:
+                break
             batches = shard_batches(queue.queued.size, holders=holders, batch_size=size, most=most)
             stop = shard_end(lo, hi, batch_size=size, batches=batches)
             queue.queued.remove(lo, stop)
             granted.append(Lease(queue.next_epoch, worker, lo, stop, lo))
             queue.next_epoch += 1
-        if not granted and wanted > 0 and not mine and own is None:
+        if not granted and wanted > 0 and not mine and own is None and not below:
             granted += self._steal(queue, worker)
         for lease in granted:
             queue.leases[lease.epoch] = lease
@@ -153,7 +157,7 @@ class MemoryQueue:
             return Granted(State.GRANTED, tuple(granted), ttl_s, 0.0, told)
         if not queue.leases and not queue.queued:
             return Granted(State.DRAINED, (), ttl_s, 0.0, told)
-        wait_s = min(1.0, max(0.05, min(queue.expiry.values(), default=ttl_s) - self.now_s))
+        wait_s = min(1.0, max(0.05, min(queue.expiry.values(), default=0.0) - self.now_s))
         return Granted(State.WAIT, (), ttl_s, wait_s, told)
 
     def _steal(self, queue: _Queue, worker: str) -> list[Lease]:

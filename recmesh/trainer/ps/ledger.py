@@ -16,6 +16,7 @@ from recmesh.trainer.ps.refusals import (
     NoGeneration,
     OldLease,
     Overlap,
+    Stale,
     StaleGeneration,
     StaleTerm,
     WrongIncarnation,
@@ -34,7 +35,7 @@ class Group:
     applied: Ledger
     """Every batch in it has been applied to every slot, once."""
     step: int
-    """Batches applied: what schedules count."""
+    """Batches, or synchronous steps, applied: what schedules count."""
     taken: Ledger
     """applied, and what is claimed and being applied now."""
 
@@ -117,21 +118,51 @@ class Books:
 
     # ---- push
 
-    def claim(self, batch: Batch, *, epoch: int) -> Claim:
-        """Claim the batch for every group that lacks it: all or none; Overlap has no effect."""
-        claimed = []
+    def claim(self, batch: Batch, *, epoch: int, last_step: int | None = None) -> Claim:
+        """Claim the batch for every group that lacks it: all or none; Overlap and Stale have no effect.
+
+        Stale when a group that lacks it is past `last_step`.
+        """
+        lacking = self._lacking(batch)
+        newest = max((group.step for group in lacking), default=0)
+        if last_step is not None and newest > last_step:
+            raise Stale(newest, last=last_step)
+        claim = self._claim_of(batch, lacking)
+        self.enter([claim])
+        self.epochs.enter(batch, epoch)
+        return claim
+
+    def lacks(self, batch: Batch) -> bool:
+        """Whether some group has nothing of the batch; Overlap when one has a part of it."""
+        return bool(self._lacking(batch))
+
+    def step_claims(self, step: Triple) -> list[Claim]:
+        """What each group lacks of a synchronous step, as claims that are not entered yet."""
+        by_pieces: dict[Batch, list[Group]] = {}
+        for group in self.groups:
+            if lacking := tuple((step[0], lo, hi) for lo, hi in group.taken.missing_within(*step)):
+                by_pieces.setdefault(lacking, []).append(group)
+        return [self._claim_of(batch, groups) for batch, groups in by_pieces.items()]
+
+    def enter(self, claims: Iterable[Claim]) -> None:
+        """Their holder applies them now."""
+        for claim in claims:
+            for group in claim.groups:
+                for piece in claim.batch:
+                    group.taken.add(*piece)
+
+    def _lacking(self, batch: Batch) -> list[Group]:
+        lacking = []
         for group in self.groups:
             if all(group.taken.covers(*piece) for piece in batch):
                 continue                                                   # applied, or being applied
             if not all(group.taken.disjoint(*piece) for piece in batch):
                 raise Overlap(self._cuts(batch))
-            claimed.append(group)
-        for group in claimed:
-            for piece in batch:
-                group.taken.add(*piece)
-        self.epochs.enter(batch, epoch)
-        return Claim(batch, tuple(claimed), tuple(group.step for group in claimed),
-                     len(self.groups) == 1)
+            lacking.append(group)
+        return lacking
+
+    def _claim_of(self, batch: Batch, groups: Sequence[Group]) -> Claim:
+        return Claim(batch, tuple(groups), tuple(group.step for group in groups), len(self.groups) == 1)
 
     def _cuts(self, batch: Batch) -> list[Triple]:
         """Where some group's taken positions begin and end: between these a batch fits every group."""
@@ -146,6 +177,11 @@ class Books:
             group.step += 1
         if claim.groups and len(self.groups) > 1:
             self._merge()
+
+    @property
+    def step(self) -> int:
+        """Of the group that is furthest."""
+        return max((group.step for group in self.groups), default=0)
 
     def applied(self, batch: Batch) -> bool:
         """Whether every group has applied the batch: an ack means this."""

@@ -12,6 +12,8 @@ from recmesh.formats.intervals import Triple
 from recmesh.store import DenseSchema, TableSchema
 from recmesh.trainer.ps.ledger import Batch, Cut
 
+ENTRY_BYTES = 512
+"""What an entry of a part takes beside its arrays."""
 DenseValues = tuple[int, int, NDArray[np.float32]]
 """(block, chunk, values)"""
 
@@ -41,6 +43,26 @@ class Part:
     worker: str = ""
     chunk: int = 0
     chunks: int = 1
+    pulled_step: int = 0
+    """Of this server's groups, when the values were pulled."""
+    staleness: int = 0
+    """Most steps between pull and push; 0: any."""
+    step: Triple | None = None
+    """Synchronous: the positions that are applied at once."""
+    step_batches: int = 1
+    """Synchronous: by which the sum of the step's gradients is divided."""
+
+    @property
+    def last_step(self) -> int | None:
+        """Of a group, for the part to be fresh enough; None: it always is."""
+        return self.pulled_step + self.staleness if self.staleness else None
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory."""
+        size = sum(g.ids.nbytes + g.grads.nbytes + (0 if g.counts is None else g.counts.nbytes) for g in self.tables)
+        size += sum(values.nbytes for _, _, values in self.dense)
+        return size + ENTRY_BYTES * (len(self.tables) + len(self.dense) + len(self.batch))
 
 
 class PushStatus(Enum):
@@ -48,6 +70,8 @@ class PushStatus(Enum):
 
     APPLIED = auto()
     CHUNK_KEPT = auto()
+    KEPT = auto()
+    """No ack: it waits for the rest of its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +90,9 @@ class PullResult:
     rows: Sequence[NDArray[np.float32]]
     dense: Sequence[DenseValues]
     step: int
+    """The store's clock: what `dense_since` compares with."""
+    group_step: int
+    """What a push names as `pulled_step`."""
     seconds: float
 
 

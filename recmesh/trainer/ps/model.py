@@ -223,10 +223,10 @@ class Model:
                 raise InvalidArgument("there is no such table", violations=[
                     Violation(f"tables[{i}].table", f"{number}; {len(self._tables)} are declared")])
 
-    def reserved(self, part: Part) -> AbstractContextManager[None]:
-        """Room for every row that the part may create; ResourceExhausted before anything is claimed."""
+    def reserved(self, *parts: Part) -> AbstractContextManager[None]:
+        """Room for every row that the parts may create; ResourceExhausted before anything is claimed."""
         new: Counter[int] = Counter()
-        for grads in part.tables:
+        for grads in (grads for part in parts for grads in part.tables):
             new[self._tables[grads.table]] += len(grads.ids)
         return self.store.reserved(new)
 

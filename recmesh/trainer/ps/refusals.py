@@ -65,6 +65,13 @@ class Overlap(Refusal):
         self.cuts = tuple(cuts)
 
 
+class Stale(Refusal):
+    """The values from which the gradients were computed are too old: pull and compute again."""
+
+    def __init__(self, step: int, *, last: int) -> None:
+        super().__init__(f"step {step} is applied; the gradients were good until step {last}", reason="STALE")
+
+
 class NotDeclared(Refusal):
     """No worker of this generation has declared the model yet."""
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,7 +27,7 @@ from recmesh.runtime.shared_memory import PART_PREFIX
 from recmesh.trainer.ps.assembly import Assembly
 from recmesh.trainer.ps.copying import Copy, Deliver, Order
 from recmesh.trainer.ps.latch import Latch
-from recmesh.trainer.ps.ledger import Batch, Books, Cut
+from recmesh.trainer.ps.ledger import Batch, Books, Claim, Cut
 from recmesh.trainer.ps.messages import (
     Declaration,
     DenseValues,
@@ -46,12 +47,11 @@ from recmesh.trainer.ps.model import Model
 from recmesh.trainer.ps.moves import FreezeResult, MoveOrder, MoveProgress, Moves, Reach, Target
 from recmesh.trainer.ps.refusals import WrongMap
 from recmesh.trainer.ps.restoring import load_parts
+from recmesh.trainer.ps.synchronous import SettledResult, Synchronous
 
 FAIL_STOP_EXIT_CODE = 70
 PIECES_LIMIT_BYTES = 1 << 30
 PIECES_EXPIRY_S = 60.0
-ENTRY_BYTES = 512
-"""What an entry of a piece takes beside its arrays."""
 _BUSY_S = 5.0
 
 Sources = Callable[[RestoreOrder], Sequence[SnapshotPart]]
@@ -97,6 +97,7 @@ class ParameterServer:
         self.latch, self._structure = Latch(), threading.Lock()
         self.moves = Moves(self, reach=reach)
         self._ledger = threading.Condition()
+        self.steps = Synchronous(self, ledger=self._ledger)
         self._shm_dir, self._memory_bytes = shm_dir, memory_bytes
         self._sources, self._deliver, self._fail = sources, deliver, fail
         self._pieces: Assembly[Part] = Assembly(
@@ -131,16 +132,20 @@ class ParameterServer:
             self.books.check_map(map_version)
             if not self.model.check_pull(tables, owned=self.books.owned.view(np.uint8)):
                 raise WrongMap(self.books.since, asked=map_version)
+            group_step = self.books.step                           # before the values: these are no older
             rows = self.model.pull(tables, absent_as_zero=absent_as_zero)
             chunks: Sequence[DenseValues] = ()
             step = self.model.store.clock
             if dense:
                 chunks, step = self.model.pull_dense(since=dense_since, owned=self.books.owned)
         self._count("pulls")
-        return PullResult(rows, chunks, step, time.perf_counter() - started)
+        return PullResult(rows, chunks, step, group_step, time.perf_counter() - started)
 
     def push(self, part: Part) -> PushResult:
-        """Apply the part once: an answer of APPLIED means that it is, by this message or another."""
+        """Apply the part once: an answer of APPLIED means that it is, by this message or another.
+
+        A part of a synchronous step is KEPT, which is no ack, until the step is whole.
+        """
         started = time.perf_counter()
         _check_batch(part.batch)
         if part.chunks > 1:
@@ -153,26 +158,19 @@ class ParameterServer:
             self.books.check_map(part.map_version)
             self._check_split(part)
             gate("ps.claim", part.batch)
-            with self.model.reserved(part):                        # from here on nothing may fail
-                with self._ledger:
-                    self.books.check_epoch(part.batch, part.epoch)
-                    claim = self.books.claim(part.batch, epoch=part.epoch)
-                gate("ps.apply", part.batch)
-                try:
-                    for group, step in zip(claim.groups, claim.steps, strict=True):
-                        self.model.apply(part, slots=group.slots, whole=claim.whole, step=step)
-                    with self._ledger:
-                        self.books.commit(claim)
-                        self._ledger.notify_all()
-                except BaseException as error:                     # rows and ledger may differ now
-                    self._fail(error)
-            with self._ledger:                                     # an ack means applied, by whomever
-                while not self.books.applied(part.batch):
-                    self._ledger.wait()
-        gate("ps.ack", part.batch)
-        duplicate = bool(self.books.groups) and not claim.groups
+            applied, before = (True, self._push_batch(part)) if part.step is None else self.steps.push(part, part.step)
+        if applied:
+            gate("ps.ack", part.batch)
+        duplicate = bool(self.books.groups) and before
         self._count("duplicates" if duplicate else "pushes")
-        return PushResult(PushStatus.APPLIED, duplicate, time.perf_counter() - started)
+        status = PushStatus.APPLIED if applied else PushStatus.KEPT
+        return PushResult(status, duplicate, time.perf_counter() - started)
+
+    def settled(
+        self, gen: int, map_version: int, pieces: Sequence[Triple], *, wait_s: float = 0.0, others: bool = False
+    ) -> SettledResult:
+        """What has become of positions of synchronous steps; waits a while for them to be applied."""
+        return self.steps.settled(gen, map_version, tuple(pieces), wait_s=wait_s, others=others)
 
     def ledgers(self, gen: int, within: Sequence[Triple] = ()) -> LedgersResult:
         """What is applied of these positions; of all when none are given."""
@@ -180,6 +178,20 @@ class ParameterServer:
             self.books.check_generation(gen)
             by_all, by_any = self.books.ledgers(within)
             return LedgersResult(by_all, by_any, self.books.epochs.largest)
+
+    def apply(self, claimed: Sequence[tuple[Claim, Part]]) -> None:
+        """See synchronous.Home."""
+        gate("ps.apply", [claim.batch for claim, _ in claimed])
+        try:
+            for claim, part in claimed:
+                for group, step in zip(claim.groups, claim.steps, strict=True):
+                    self.model.apply(part, slots=group.slots, whole=claim.whole, step=step)
+            with self._ledger:
+                for claim, _ in claimed:
+                    self.books.commit(claim)
+                self._ledger.notify_all()
+        except BaseException as error:                             # rows and ledger may differ now
+            self._fail(error)
 
     # ---- jobmaster
 
@@ -199,6 +211,7 @@ class ParameterServer:
             with self.latch.exclusive():
                 self.books.end(ordered=order.gen)
                 self._pieces.clear()
+                self.steps.clear()
                 self._marked = None
                 self.model = Model(memory_bytes=self._memory_bytes)   # before loading: never both in memory
             owned = order.slot_map.mask(order.ps)
@@ -320,8 +333,7 @@ class ParameterServer:
         """Sizes and counters."""
         with self.latch.shared(), self._ledger:
             store = self.model.store
-            step = max((group.step for group in self.books.groups), default=0)
-            return Stats(self.books.gen, step, store.rows, store.memory_bytes, int(self.books.owned.sum()),
+            return Stats(self.books.gen, self.books.step, store.rows, store.memory_bytes, int(self.books.owned.sum()),
                          store.busy_s, **self._counts, tables=self.model.sizes())
 
     @property
@@ -341,24 +353,33 @@ class ParameterServer:
         if not self.model.check_part(part, owned=self.books.owned.view(np.uint8)):
             raise WrongMap(self.books.since, asked=part.map_version)
 
+    def _push_batch(self, part: Part) -> bool:
+        """Returns once every group has applied it; whether all had, or were about to, before this message."""
+        with self.model.reserved(part):                            # from here on nothing may fail
+            with self._ledger:
+                self.books.check_epoch(part.batch, part.epoch)
+                claim = self.books.claim(part.batch, epoch=part.epoch, last_step=part.last_step)
+            self.apply([(claim, part)])
+        with self._ledger:                                         # an ack means applied, by whomever
+            while not self.books.applied(part.batch):
+                self._ledger.wait()
+        return not claim.groups
+
     def _assemble(self, part: Part) -> Part | None:
         """The logical part once its last piece is here. Pieces of an applied batch make an empty one."""
         with self.latch.shared(), self._ledger:
             self.books.check_generation(part.gen)
             self.books.check_map(part.map_version)
             if self.books.groups and self.books.applied(part.batch):
-                return Part(part.gen, part.map_version, part.batch, part.epoch)
+                return replace(part, tables=(), dense=(), chunk=0, chunks=1)
         key = (part.worker, part.gen, part.map_version, part.batch, part.chunks)
-        size = sum(g.ids.nbytes + g.grads.nbytes + (0 if g.counts is None else g.counts.nbytes)
-                   for g in part.tables)
-        size += sum(values.nbytes for _, _, values in part.dense)
-        size += ENTRY_BYTES * (len(part.tables) + len(part.dense) + len(part.batch))
-        pieces = self._pieces.add(key, part, number=part.chunk, count=part.chunks, size_bytes=size)
+        pieces = self._pieces.add(key, part, number=part.chunk, count=part.chunks, size_bytes=part.size_bytes)
         if pieces is None:
             return None
-        return Part(part.gen, part.map_version, part.batch, max(piece.epoch for piece in pieces),
-                    [grads for piece in pieces for grads in piece.tables],
-                    [chunk for piece in pieces for chunk in piece.dense], part.worker)
+        return replace(part, chunk=0, chunks=1, epoch=max(piece.epoch for piece in pieces),
+                       pulled_step=min(piece.pulled_step for piece in pieces),
+                       tables=[grads for piece in pieces for grads in piece.tables],
+                       dense=[chunk for piece in pieces for chunk in piece.dense])
 
     @contextmanager
     def _commands(self) -> Iterator[None]:

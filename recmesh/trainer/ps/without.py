@@ -15,7 +15,7 @@ def server_without(rule: str) -> type[ParameterServer]:
 
 
 class _NoDedup(Books):
-    def claim(self, batch: Batch, *, epoch: int) -> Claim:
+    def claim(self, batch: Batch, *, epoch: int, last_step: int | None = None) -> Claim:
         """Every group takes every batch that comes."""
         for group in self.groups:
             for piece in batch:

@@ -8,6 +8,7 @@ from recmesh.pb.ps_pb2_grpc import ParameterServerStub
 from recmesh.runtime.errors import Unavailable
 from recmesh.spec.job import LrPoint, Optimizer
 from recmesh.trainer.ports import (
+    UNCONDITIONAL,
     AppliedSets,
     Chunk,
     DenseDeclaration,
@@ -15,6 +16,8 @@ from recmesh.trainer.ports import (
     Pulled,
     PushAck,
     PushStatus,
+    PushTerms,
+    Settled,
     TableDeclaration,
     TableGrads,
 )
@@ -33,6 +36,8 @@ _STATUSES: Mapping[int, PushStatus] = {
     pb.PushReply.OVERLAP: "overlap",
     pb.PushReply.STALE_GEN: "stale_gen",
     pb.PushReply.OLD_LEASE: "old_lease",
+    pb.PushReply.STALE: "stale",
+    pb.PushReply.KEPT: "kept",
 }
 
 
@@ -92,7 +97,8 @@ class RemoteServer:
         head, rows, chunks = arrays.read_pull_reply(
             self._pull(arrays.pull_request(request, tables), timeout=_DEADLINE_S)
         )
-        return Pulled(rows=rows, dense=[Chunk(*chunk) for chunk in chunks], step=head.step)
+        return Pulled(rows=rows, dense=[Chunk(*chunk) for chunk in chunks], step=head.step,
+                      group_step=head.group_step)
 
     def push(
         self,
@@ -104,6 +110,7 @@ class RemoteServer:
         tables: Sequence[TableGrads],
         dense: Sequence[Chunk],
         worker: str,
+        terms: PushTerms = UNCONDITIONAL,
     ) -> PushAck:
         """See ParameterServer.push."""
         portions = _portions(tables, dense)
@@ -118,6 +125,10 @@ class RemoteServer:
                 worker=worker,
                 chunk=number,
                 chunks=len(portions),
+                pulled_step=terms.pulled_step,
+                staleness=terms.staleness,
+                step=None if terms.step is None else piece_to(terms.step),
+                step_batches=terms.step_batches,
             )
             message = arrays.push_request(request, some_tables, some_dense)
             reply = self._push(message, timeout=_DEADLINE_S)
@@ -127,6 +138,17 @@ class RemoteServer:
             # The server let earlier portions expire, or forgot them with its generation: all must come again.
             raise Unavailable("a part came whole, but the server lacks portions of it", reason="PORTIONS_LOST")
         return PushAck(_STATUSES[reply.status], reply.since, pieces_from(reply.cuts), reply.duplicate)
+
+    def settled(
+        self, gen: int, *, map_version: int, pieces: Sequence[Piece], others: bool, wait_s: float
+    ) -> Settled:
+        """See ParameterServer.settled."""
+        request = pb.SettledRequest(
+            job_id=self._job_id, gen=gen, map_version=map_version, others=others, wait_s=wait_s,
+            pieces=[piece_to(piece) for piece in pieces],
+        )
+        reply = self._stub.Settled(request, timeout=_DEADLINE_S + wait_s)
+        return Settled(reply.applied, pieces_from(reply.lost))
 
     def ledgers(self, gen: int, within: Sequence[Piece]) -> AppliedSets:
         """See ParameterServer.ledgers."""

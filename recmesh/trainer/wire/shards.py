@@ -19,14 +19,14 @@ class RemoteShards:
         self._stub = ShardsStub(channel)
         self._job_id, self._worker = job_id, worker
 
-    def lease(self, gen: int, *, shards: int, request_id: str) -> LeaseReply:
+    def lease(self, gen: int, *, shards: int, request_id: str, below: int = 0) -> LeaseReply:
         """See Shards.lease."""
         request = pb.LeaseRequest(
-            job_id=self._job_id, gen=gen, worker=self._worker, shards=shards, request_id=request_id
+            job_id=self._job_id, gen=gen, worker=self._worker, shards=shards, request_id=request_id, below=below
         )
         reply = self._stub.Lease(request, timeout=_DEADLINE_S)
         leases = tuple(
-            Lease(lease.epoch, piece_from(lease.piece), tuple(task_from(task) for task in lease.tasks))
+            Lease(lease.epoch, piece_from(lease.piece), tuple(task_from(task) for task in lease.tasks), reply.line_end)
             for lease in reply.leases
         )
         return LeaseReply(_STATES[reply.state], leases, reply.retry_after_s or 0.5, reply.ttl_s or 60.0)

@@ -4,7 +4,8 @@
        ▲                  ▲ re-cut batches, first                                  │
        └── renewer: progress of leases ◄──────────────── applied ──────────────────┘
 
-Every queue is bounded. At most `in_flight` batches are between the start of their pull and their last ack.
+Every queue is bounded. At most `in_flight` batches are between the start of their pull and their last ack; in
+synchronous mode, their last push: see `turns` for the order of batches there, and `settling` for acks.
 """
 
 import contextlib
@@ -15,12 +16,12 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TypeVar, cast
 
 from recmesh.runtime.errors import MeshError
-from recmesh.trainer.layout import DenseLayout, Placement, arenas, prepare
+from recmesh.runtime.gates import gate
+from recmesh.trainer.layout import Placement, arenas, prepare
 from recmesh.trainer.memory import aligned
 from recmesh.trainer.patience import NoLongerWanted, patiently
 from recmesh.trainer.ports import (
@@ -30,6 +31,7 @@ from recmesh.trainer.ports import (
     LeaseProgress,
     ParameterServer,
     Piece,
+    PushTerms,
     RenewReply,
     RunRecord,
     Runs,
@@ -37,58 +39,21 @@ from recmesh.trainer.ports import (
 )
 from recmesh.trainer.stepping import Gradients
 from recmesh.trainer.worker.cutting import cut_at, missing_batches
-from recmesh.trainer.worker.fleet import Connect, Fleet, StaleGeneration, WrongMap
-from recmesh.trainer.worker.flow import Read, Ready
+from recmesh.trainer.worker.fleet import Connect, StaleGeneration, WrongMap
+from recmesh.trainer.worker.flow import Lane, Read, Ready, offer
 from recmesh.trainer.worker.leases import LeaseBook
 from recmesh.trainer.worker.meter import Meter
 from recmesh.trainer.worker.pulling import fill, pull_from
-from recmesh.trainer.worker.push import Applied, NotOurs, Overlap, push_everywhere
-
-if TYPE_CHECKING:
-    from recmesh.data import Batch, TaskRecord
+from recmesh.trainer.worker.push import Applied, NotOurs, Overlap, TooOld, Waits, push_everywhere
+from recmesh.trainer.worker.settling import Settling
+from recmesh.trainer.worker.terms import Declaration, Reader, Terms
+from recmesh.trainer.worker.turns import Kept, Turns
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 T = TypeVar("T")
-
-
-class Reader(Protocol):
-    """`recmesh.data.TaskReader`, or what stands for it."""
-
-    def batch(self, tasks: "tuple[TaskRecord, ...]", lo: int, hi: int) -> "Batch":
-        """The rows at positions [lo, hi)."""
-
-
-class Declaration:
-    """The model's tables and blocks, once they are known; threads that need them wait."""
-
-    def __init__(self) -> None:
-        self._known = threading.Event()
-        self._declared = Declared()
-        self.layout = DenseLayout(())
-
-    def set(self, declared: Declared) -> None:
-        """The model is built."""
-        self._declared, self.layout = declared, DenseLayout(declared.dense)
-        self._known.set()
-
-    def get(self, gone: threading.Event) -> Declared:
-        """Waits; NoLongerWanted once `gone` is set."""
-        while not self._known.wait(_POLL_S):
-            if gone.is_set():
-                raise NoLongerWanted("declaration")
-        return self._declared
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What never changes over a worker's life."""
-
-    worker: str
-    batch_size: int
-    in_flight: int
-    read_ahead: int = 2
-    fleet: type[Fleet] = Fleet
+_DRAIN_STEP_S = 2.0
+"""A worker that leaves lets others finish the step that it had a part in, but not for long: it may be the last."""
 
 
 class Life:
@@ -123,7 +88,10 @@ class Life:
         self._progressed = threading.Event()
         self._again: deque[tuple[Lease, Piece]] = deque()
         self._batches: queue.Queue[tuple[Lease, Piece]] = queue.Queue(maxsize=64)
-        self._read: queue.Queue[Read] = queue.Queue(maxsize=terms.read_ahead)
+        self._turns: Turns | None = None
+        self._read: Lane[Read] = queue.Queue(maxsize=terms.read_ahead)
+        if terms.step_batches:
+            self._read = self._turns = Turns(width=terms.batch_size * terms.step_batches, ahead=terms.read_ahead)
         self._ready: queue.Queue[Ready] = queue.Queue(maxsize=terms.in_flight)
         self._places = threading.Semaphore(terms.in_flight)
         self._pushers = ThreadPoolExecutor(terms.in_flight, thread_name_prefix="push")
@@ -131,7 +99,8 @@ class Life:
         self._landed = threading.Condition(self._lock)
         self._threads = [
             threading.Thread(target=self._guarded, args=(body,), name=body.__name__.strip("_"), daemon=True)
-            for body in (self._lease, self._reading, self._pulling, self._renewing)
+            for body in (self._lease, self._reading, self._pulling, self._renewing,
+                         *([self._settling] if self._turns else []))
         ]
 
     def start(self) -> None:
@@ -165,6 +134,8 @@ class Life:
         self._closing.set()
         with self._landed:
             landed = self._landed.wait_for(lambda: self._flying == 0 or self.gone.is_set(), timeout_s)
+        if self._turns and not self.gone.is_set():
+            landed = self._turns.wait_until_applied(min(timeout_s, _DRAIN_STEP_S)) and landed
         self._threads[0].join(timeout=2.0)   # the leaser: what it still gets is returned below
         if not self.stale and self.failure is None:
             # shardsvc may be away: then the leases expire by themselves
@@ -209,9 +180,12 @@ class Life:
     def _lease(self) -> None:
         """Leases one shard ahead of the reader, and asks every server once what of it is applied."""
         while not self.gone.is_set() and not self._closing.is_set():
+            below = self._turns.wanted(_POLL_S) if self._turns else 0
+            if below is None:
+                continue
             request_id = uuid.uuid4().hex
             reply = patiently(
-                lambda: self._shards.lease(self.gen, shards=1, request_id=request_id),  # noqa: B023  # at once
+                lambda: self._shards.lease(self.gen, shards=1, request_id=request_id, below=below),  # noqa: B023  # at once
                 what="lease",
                 gone=self.gone,
             )
@@ -224,11 +198,12 @@ class Life:
                 batches = missing_batches(lease.piece, applied, self._terms.batch_size)
                 with self._lock:
                     self._book.take(lease, batches)
+                self._expect(len(batches))
                 for piece in batches:
-                    self._offer(self._batches, (lease, piece))
+                    offer(self._batches, (lease, piece), gone=self.gone)
                 if not batches:
                     self._progressed.set()
-            if not reply.leases:
+            if not reply.leases and not below:
                 self._closing.wait(max(0.02, reply.retry_after_s))
 
     def _applied(self, piece: Piece) -> list[AppliedSets]:
@@ -256,10 +231,11 @@ class Life:
                 continue
             with self._lock:
                 if not self._book.wants(lease.epoch, piece):
+                    self._expect(-1)
                     continue
             start = perf_counter()
             batch = self._reader.batch(lease.tasks, piece.lo, piece.hi)
-            self._offer(self._read, Read(lease, piece, batch, perf_counter() - start))
+            offer(self._read, Read(lease, piece, batch, perf_counter() - start), gone=self.gone)
 
     def _pulling(self) -> None:
         declared = self._declaration.get(self.gone)
@@ -269,10 +245,13 @@ class Life:
                 read = self._read.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
-            while not self._places.acquire(timeout=_POLL_S):
-                if self.gone.is_set():
-                    return
-            self._offer(self._ready, self._pull(read, declared))
+            self._take_place()
+            offer(self._ready, self._pull(read, declared), gone=self.gone)
+
+    def _take_place(self) -> None:
+        while not self._places.acquire(timeout=_POLL_S):
+            if self.gone.is_set():
+                raise NoLongerWanted("place in flight")
 
     def _pull(self, read: Read, declared: Declared) -> Ready:
         start = perf_counter()
@@ -297,7 +276,8 @@ class Life:
                 fill(k, pulled[ps], prepared, declared, rows)
                 self._declaration.layout.put(dense, pulled[ps].dense)
             self._meter.times(data_s=read.data_s + prepared_s, pull_s=perf_counter() - start - prepared_s)
-            return Ready(read, prepared, made, rows, dense)
+            steps = {ps: answer.group_step for ps, answer in pulled.items()}
+            return Ready(read, prepared, made, rows, dense, steps)
 
     def _declare(self, declared: Declared) -> None:
         layout = self._declaration.layout
@@ -328,18 +308,24 @@ class Life:
                 worker=self._terms.worker,
                 newer_map=self._newer_map,
                 gone=self.gone,
+                terms=lambda ps: self._push_terms(ready, ps),
             )
-            with self._lock:
-                match outcome:
-                    case Applied():
-                        if self._book.applied(lease.epoch, piece):
-                            self._progressed.set()
-                    case Overlap(cuts):
-                        parts = cut_at(piece, cuts)
-                        if self._book.recut(lease.epoch, piece, parts):
-                            self._again.extend((lease, part) for part in parts)
-                    case NotOurs():
+            match outcome:
+                case Applied():
+                    self._applied_everywhere(lease, piece)
+                case Overlap(cuts):
+                    parts = cut_at(piece, cuts)
+                    with self._lock:
+                        recut = self._book.recut(lease.epoch, piece, parts)
+                    if recut:
+                        self._train_again(lease, parts)
+                case TooOld():
+                    self._train_again(lease, [piece])
+                case NotOurs():
+                    with self._lock:
                         self._book.forget([lease.epoch])
+                case Waits():
+                    cast(Turns, self._turns).keep(Kept(ready, grads))
             self._meter.times(push_s=perf_counter() - start)
         finally:
             self._places.release()
@@ -350,6 +336,42 @@ class Life:
     def heard(self, map_version: int) -> None:
         """jobmaster has published a map of this version."""
         self._fleet.heard(map_version)
+
+    def _push_terms(self, ready: Ready, ps: int) -> PushTerms:
+        if self._turns is None:
+            return PushTerms(ready.pulled_step(ps), self._terms.staleness)
+        step = self._turns.step_of(ready.read.lease, ready.read.piece)
+        return PushTerms(step=step, step_batches=self._terms.step_batches)
+
+    def _train_again(self, lease: Lease, parts: list[Piece]) -> None:
+        """Read, pull and compute, before all others."""
+        self._expect(len(parts))
+        self._again.extend((lease, part) for part in parts)
+
+    def _expect(self, batches: int) -> None:
+        if self._turns:
+            self._turns.expect(batches)
+
+    def _applied_everywhere(self, lease: Lease, piece: Piece) -> None:
+        gate("worker.acked", piece)
+        with self._lock:
+            if self._book.applied(lease.epoch, piece):
+                self._progressed.set()
+        if self._turns:
+            self._turns.applied(self._turns.step_of(lease, piece))
+
+    def _settling(self) -> None:
+        turns = cast(Turns, self._turns)
+        Settling(turns, self._fleet, gen=self.gen, newer_map=self._newer_map, applied=self._applied_everywhere,
+                 push_again=self._push_again, gone=self.gone).run()
+
+    def _push_again(self, kept: Kept) -> None:
+        """Unless it is another's by now."""
+        with self._lock:
+            wanted = self._book.wants(kept.ready.read.lease.epoch, kept.piece)
+        if wanted:
+            self._take_place()
+            self.push(kept.ready, kept.grads)
 
     def _newer_map(self, since: int) -> Placement:
         """The record's map, once it is at least `since`. One thread asks; the others find the answer."""
@@ -389,11 +411,3 @@ class Life:
             self._book.forget(reply.lost)
             if any([self._book.cut(epoch, hi) for epoch, hi in reply.cuts.items()]):
                 self._progressed.set()
-
-    def _offer(self, target: queue.Queue[T], item: T) -> None:
-        while True:
-            try:
-                return target.put(item, timeout=_POLL_S)
-            except queue.Full:
-                if self.gone.is_set():
-                    raise NoLongerWanted("queue") from None

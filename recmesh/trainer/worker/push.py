@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from recmesh.runtime.gates import gate
 from recmesh.trainer.layout import DenseLayout, Placement, Prepared, split
-from recmesh.trainer.ports import ParameterServer, Piece, PushAck, TableDeclaration
+from recmesh.trainer.ports import ParameterServer, Piece, PushAck, PushTerms, TableDeclaration
 from recmesh.trainer.stepping import Gradients
 from recmesh.trainer.worker.fleet import Fleet, StaleGeneration, WrongMap
 
@@ -28,7 +28,17 @@ class NotOurs:
     """The lease has a newer holder, who trains it."""
 
 
-Outcome = Applied | Overlap | NotOurs
+@dataclass(frozen=True, slots=True)
+class TooOld:
+    """Some server has gone on too far since the pull: pull and compute again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Every server has it or keeps it, and one at least waits for the rest of its step."""
+
+
+Outcome = Applied | Overlap | NotOurs | TooOld | Waits
 
 
 def push_everywhere(
@@ -43,10 +53,12 @@ def push_everywhere(
     worker: str,
     newer_map: Callable[[int], Placement],
     gone: threading.Event,
+    terms: Callable[[int], PushTerms],
 ) -> Outcome:
     """Sends one logical part to every server, empty or not, until all have it under one map version.
 
-    `newer_map(since)` waits for a map of at least that version. StaleGeneration and NoLongerWanted pass.
+    `terms(ps)` are a server's conditions; `newer_map(since)` waits for a map of at least that version.
+    StaleGeneration and NoLongerWanted pass.
     """
     placement = fleet.placement
     while True:
@@ -64,6 +76,7 @@ def push_everywhere(
                 tables=parts[ps],                                       # noqa: B023
                 dense=layout.chunks(grads.dense, under.owners, ps),     # noqa: B023
                 worker=worker,
+                terms=terms(ps),
             )
 
         try:
@@ -79,5 +92,7 @@ def push_everywhere(
             continue
         if "overlap" in statuses:
             return Overlap(tuple(cut for ack in acks.values() for cut in ack.cuts))
-        gate("worker.acked", batch)
-        return NotOurs() if "old_lease" in statuses else Applied()
+        for status, outcome in (("old_lease", NotOurs()), ("stale", TooOld()), ("kept", Waits())):
+            if status in statuses:
+                return outcome
+        return Applied()

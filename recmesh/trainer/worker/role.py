@@ -12,9 +12,10 @@ from recmesh.trainer.role import Heart
 from recmesh.trainer.session import Job
 from recmesh.trainer.start import Context
 from recmesh.trainer.usercode import fetch, resolve, seed_everything
-from recmesh.trainer.worker.life import Declaration, Life, Terms
+from recmesh.trainer.worker.life import Life
 from recmesh.trainer.worker.meter import Meter
 from recmesh.trainer.worker.session import WorkerSession
+from recmesh.trainer.worker.terms import Declaration, Terms
 from recmesh.trainer.worker.without import fleet_without
 
 _log = logging.getLogger(__name__)
@@ -27,8 +28,7 @@ def run(context: Context) -> None:
         raise FailedPrecondition("the assignment holds no resolved dataset")
     data = spec.data
     meter = Meter()
-    fleet = fleet_without(context.broken)
-    terms = Terms(identity.worker, spec.training.batch_size, spec.training.in_flight, fleet=fleet)
+    terms = Terms.of(spec.training, worker=identity.worker, fleet=fleet_without(context.broken))
     reader = TaskReader(data)
     shards = context.shards()
 

@@ -14,8 +14,9 @@ from recmesh.trainer.session import DenseBlock, EmbeddingTable, Step
 from recmesh.trainer.stepping import Gradients, LiveStep, NanGuard, StepMistake
 from recmesh.trainer.usercode import last_line
 from recmesh.trainer.worker.flow import Ready
-from recmesh.trainer.worker.life import Declaration, Life
+from recmesh.trainer.worker.life import Life
 from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.terms import Declaration
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1

@@ -149,7 +149,7 @@ async def open_queue(run: Run, *, gen: int, done: Ledger, epoch_floor: int) -> O
     order = RunOrder(
         job_id=run.job_id, gen=gen, dataset_json=spec.data.model_dump_json(), epochs=training.epochs,
         seed=training.seed, shuffle=spec.data.shuffle, batch_size=training.batch_size,
-        shard_batches=training.shard_batches, lease_ttl_s=run.context.lease_ttl_s, done=done,
+        shard_batches=training.lease_batches, lease_ttl_s=run.context.lease_ttl_s, done=done,
         epoch_floor=epoch_floor,
     )
     return await run.context.peers.shards.open_run(order)

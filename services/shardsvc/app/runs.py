@@ -73,6 +73,8 @@ class LeaseAnswer:
     leases: Sequence[tuple[Lease, Sequence[TaskRecord]]] = ()
     ttl_s: float = 0.0
     retry_after_s: float = 0.0
+    line_end: int = 0
+    """Where the line ends; 0: it is not closed, or nothing was granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +189,15 @@ class Runs:
 
     # --- leasing ---------------------------------------------------------------------------------
 
-    async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> LeaseAnswer:
-        """Shards for a worker, with the tasks they touch."""
+    async def lease(
+        self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str, below: int = 0
+    ) -> LeaseAnswer:
+        """Shards for a worker, with the tasks they touch; with `below` only of positions before it."""
         wanted = min(max(1, shards), MOST_SHARDS)
         granted = await self._healed(
             job_id, gen,
-            lambda: self._queue.lease(job_id, gen, worker=worker, shards=wanted, request_id=request_id),
+            lambda: self._queue.lease(
+                job_id, gen, worker=worker, shards=wanted, request_id=request_id, below=below),
             over=Granted(State.STALE_GEN),
         )
         self._tell(job_id, granted.requeued)
@@ -205,7 +210,7 @@ class Runs:
         _granted.inc(len(granted.leases))
         self.active.setdefault(job_id, gen)
         leases = [(lease, line.tasks_of(lease.progress, lease.hi)) for lease in granted.leases]
-        return LeaseAnswer(State.GRANTED, leases, granted.ttl_s)
+        return LeaseAnswer(State.GRANTED, leases, granted.ttl_s, line_end=line.end if line.closed else 0)
 
     async def renew(
         self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]

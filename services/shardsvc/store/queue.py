@@ -25,10 +25,14 @@ class QueueStore(Protocol):
         """Makes the queue of a generation in place of older ones; the same generation again keeps it."""
         ...
 
-    async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
+    async def lease(
+        self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str, below: int = 0
+    ) -> Granted:
         """Leases up to `shards` pieces from the front; a repeated request id gets the same ones.
 
         When nothing is queued, a worker without leases takes part of one whose holder is slow, or that is old.
+        With `below` only pieces that are queued and begin before it, also for a worker whose shards are smaller: WAIT
+        when there are none, whatever is queued behind.
         """
         ...
 

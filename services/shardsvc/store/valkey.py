@@ -106,11 +106,13 @@ class ValkeyQueue:
         )
         return cast(Opened, reply[0])
 
-    async def lease(self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str) -> Granted:
+    async def lease(
+        self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str, below: int = 0
+    ) -> Granted:
         """See QueueStore."""
         request = f"rm:{{{job_id}}}:{gen}:request:{worker}:{request_id}"
         kept_ms = _REQUEST_KEPT_MS if request_id else 0
-        reply = await self._run("lease", job_id, gen, worker, shards, kept_ms, MOST_HELD, more=[request])
+        reply = await self._run("lease", job_id, gen, worker, shards, kept_ms, MOST_HELD, below, more=[request])
         state = State(reply[0])
         if len(reply) == 1:
             return Granted(state)

@@ -19,9 +19,10 @@ from recmesh.trainer.ps.server import ParameterServer
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Init
 from recmesh.trainer.wire import RemoteServer
 from recmesh.trainer.wire import servers as wire_servers
-from recmesh.trainer.worker.life import Declaration, Life, Terms
+from recmesh.trainer.worker.life import Life
 from recmesh.trainer.worker.meter import Meter
 from recmesh.trainer.worker.session import WorkerSession
+from recmesh.trainer.worker.terms import Declaration, Terms
 from tests.unit.trainer.fakes import FakeRuns, FakeShards, PositionReader, job_spec, record_of
 
 pytestmark = pytest.mark.integration
@@ -65,7 +66,7 @@ def test_each_sample_counts_once_in_each_row_also_in_parts_of_many_messages(
         def begin(now: RunRecord, declaration: Declaration) -> Life:
             return Life(
                 now,
-                terms=Terms("0-test", spec.training.batch_size, spec.training.in_flight),
+                terms=Terms.of(spec.training, worker="0-test"),
                 connect=connect,
                 shards=shards,
                 runs=runs,

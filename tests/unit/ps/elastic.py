@@ -18,7 +18,7 @@ from recmesh.trainer.ps.messages import JoinOrder, Part, PushStatus
 from recmesh.trainer.ps.moves import FreezeResult, InstallOrder, MoveOrder, StageOrder
 from recmesh.trainer.ps.refusals import Overlap, StaleGeneration, WrongMap
 from recmesh.trainer.ps.server import ParameterServer
-from tests.unit.ps.support import MODEL, Mesh, cut, initial_chunks, parts_of
+from tests.unit.ps.support import Mesh, cut, initial_chunks, parts_of
 
 
 @dataclass
@@ -124,7 +124,7 @@ class ElasticMesh(Mesh):
         self.members = {ps: self.server(f"inc-{self.gen}-{ps}") for ps in range(n_ps)}
         for ps, server in self.members.items():
             server.restore(self.order(ps))
-            server.declare(self.gen, MODEL, initial_chunks(self.slot_map, ps))
+            server.declare(self.gen, self.model, initial_chunks(self.slot_map, ps))
         self.todo.clear()
 
     def join(self) -> int:

@@ -71,6 +71,7 @@ class Mesh:
 
     folder: Path
     n_ps: int = 2
+    model: Declaration = MODEL
     gen: int = 0
     version: int = 0
     snapshot: int = 0
@@ -92,7 +93,7 @@ class Mesh:
         self.servers = [self.server(f"inc-{self.gen}-{ps}") for ps in range(n_ps)]
         for ps, server in enumerate(self.servers):
             server.restore(self.order(ps, voids=voids, fresh=fresh))
-            server.declare(self.gen, MODEL, initial_chunks(self.slot_map, ps))
+            server.declare(self.gen, self.model, initial_chunks(self.slot_map, ps))
 
     def server(self, incarnation: str) -> ParameterServer:
         return ParameterServer(incarnation, shm_dir=self.folder, memory_bytes=MEMORY_BYTES,

@@ -11,6 +11,7 @@ from recmesh.formats import IntervalSet, SlotMap, slots_of
 from recmesh.runtime.errors import Aborted, Unavailable
 from recmesh.spec.job import TrainingJob
 from recmesh.trainer.ports import (
+    UNCONDITIONAL,
     AppliedSets,
     Assignment,
     Beat,
@@ -24,8 +25,10 @@ from recmesh.trainer.ports import (
     Piece,
     Pulled,
     PushAck,
+    PushTerms,
     RenewReply,
     RunRecord,
+    Settled,
     TableDeclaration,
     TableGrads,
 )
@@ -108,7 +111,8 @@ class FakeServer:
                 assert (self.map.owners[slots_of(ids, table.name)] == self.ps).all()
                 sums = self.sums[table.name]
                 rows.append(np.array([[sums[int(i)]] * table.dim for i in ids], np.float32))
-            return Pulled(rows, [Chunk(b, c, v.copy()) for (b, c), v in self.dense.items()])
+            return Pulled(rows, [Chunk(b, c, v.copy()) for (b, c), v in self.dense.items()],
+                          group_step=len(self.pushed))
 
     def push(
         self,
@@ -120,6 +124,7 @@ class FakeServer:
         tables: Sequence[TableGrads],
         dense: Sequence[Chunk],
         worker: str,
+        terms: PushTerms = UNCONDITIONAL,
     ) -> PushAck:
         (piece,) = batch
         self.before_push(piece)
@@ -132,6 +137,8 @@ class FakeServer:
             if not duplicate and not self.applied.disjoint(piece.lo, piece.hi):
                 held = [Piece(0, lo, hi) for lo, hi in self.applied if lo < piece.hi and piece.lo < hi]
                 return PushAck("overlap", cuts=tuple(held))
+            if not duplicate and terms.staleness and len(self.pushed) > terms.pulled_step + terms.staleness:
+                return PushAck("stale")
             if not duplicate:
                 self._apply(piece, tables, dense)
         self.after_push(piece)
@@ -148,6 +155,11 @@ class FakeServer:
             self.dense[chunk.block, chunk.chunk] += chunk.values
         self.applied.add(piece.lo, piece.hi)
         self.pushed.append(piece)
+
+    def settled(
+        self, gen: int, *, map_version: int, pieces: Sequence[Piece], others: bool, wait_s: float
+    ) -> Settled:
+        raise AssertionError("nobody asks an asynchronous server")
 
     def ledgers(self, gen: int, within: Sequence[Piece]) -> AppliedSets:
         self._check(gen)
@@ -176,7 +188,7 @@ class FakeShards:
         self.cut_to: int | None = None
         """Leases end there from the next renewal on; the rest is nobody's."""
 
-    def lease(self, gen: int, *, shards: int, request_id: str) -> LeaseReply:
+    def lease(self, gen: int, *, shards: int, request_id: str, below: int = 0) -> LeaseReply:
         if self.outage.is_set():
             raise Unavailable("shardsvc is away")
         with self.lock:

@@ -16,9 +16,10 @@ from recmesh.trainer.ports import Piece, RunRecord
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Init, Step
 from recmesh.trainer.stepping import StepMistake
 from recmesh.trainer.worker.fleet import Fleet, WrongMap
-from recmesh.trainer.worker.life import Declaration, Life, Terms
+from recmesh.trainer.worker.life import Life
 from recmesh.trainer.worker.meter import Meter
 from recmesh.trainer.worker.session import WorkerSession
+from recmesh.trainer.worker.terms import Declaration, Terms
 from tests.unit.trainer.fakes import FakeRuns, FakeServer, FakeShards, PositionReader, job_spec, record_of
 
 TABLES = [EmbeddingTable("ta", 2, ["a"], init=Init.zeros()), EmbeddingTable("tb", 3, ["b"], init=Init.zeros())]
@@ -80,7 +81,7 @@ def mesh(
     def begin(record: RunRecord, declaration: Declaration) -> Life:
         return Life(
             record,
-            terms=Terms("0-test", spec.training.batch_size, in_flight),
+            terms=Terms.of(spec.training, worker="0-test"),
             connect=lambda member: made.servers[member.ps],
             shards=made.shards,
             runs=runs,
@@ -105,13 +106,14 @@ def mesh(
 
 def wait_for_end(made: Mesh) -> None:
     """Steps stop only when the last push has landed: the condition is looked at by a thread beside the loop."""
-    def watch() -> None:
-        while not made.complete() and not made.session.stopping:
-            threading.Event().wait(0.01)
-        made.session.stop()
-
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch_until_complete, args=(made,), daemon=True).start()
     made.train(until=lambda: False)
+
+
+def watch_until_complete(made: Mesh) -> None:
+    while not made.complete() and not made.session.stopping:
+        threading.Event().wait(0.01)
+    made.session.stop()
 
 
 def truth(modulus: int) -> dict[int, float]:
@@ -275,6 +277,30 @@ def test_never_more_than_in_flight_batches_are_between_pull_and_ack() -> None:
             if made.complete() or len(taken) == 12:
                 break
         assert most <= 2
+
+
+def test_a_batch_whose_values_have_become_too_old_is_pulled_and_computed_again() -> None:
+    with mesh(in_flight=2, staleness=1) as made:
+        held = threading.Event()
+
+        def others_go_on(piece: Piece) -> None:
+            if piece.lo != 16 or held.is_set():
+                return
+            held.set()
+            with made.servers[0].lock:                # two batches of another worker, far away
+                made.servers[0].pushed += [Piece(1, 0, 4), Piece(1, 4, 8)]
+
+        made.servers[0].before_push = others_go_on
+        computed: list[int] = []
+        threading.Thread(target=lambda: watch_until_complete(made), daemon=True).start()
+        for step in made.session.steps():
+            computed.append(int(step.batch.labels.size))
+            count_once(step)
+        assert held.is_set()
+        assert made.counted("ta") == truth(7)
+        assert made.counted("tb") == truth(3)
+        assert dense_sum(made) == TOTAL
+        assert sum(computed) > TOTAL
 
 
 def test_a_drained_worker_returns_its_leases_and_loses_nothing() -> None:

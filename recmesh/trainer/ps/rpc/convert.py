@@ -84,7 +84,9 @@ def part(
 ) -> Part:
     """A push, with its arrays."""
     return Part(request.gen, request.map_version, triples(request.batch), request.epoch,
-                [RowGrads(*entry) for entry in tables], dense, request.worker, request.chunk, max(1, request.chunks))
+                [RowGrads(*entry) for entry in tables], dense, request.worker, request.chunk, max(1, request.chunks),
+                request.pulled_step, request.staleness,
+                triples([request.step])[0] if request.HasField("step") else None, request.step_batches)
 
 
 def restore_order(request: ps_pb2.RestoreRequest) -> RestoreOrder:

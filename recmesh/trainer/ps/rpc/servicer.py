@@ -10,13 +10,15 @@ from recmesh.pb import ps_pb2 as pb
 from recmesh.pb import ps_pb2_grpc
 from recmesh.runtime.errors import FailedPrecondition
 from recmesh.trainer.ps.messages import PushStatus
-from recmesh.trainer.ps.refusals import OldLease, Overlap, StaleGeneration, WrongMap
+from recmesh.trainer.ps.refusals import OldLease, Overlap, Stale, StaleGeneration, WrongMap
 from recmesh.trainer.ps.rpc import convert, moving
 from recmesh.trainer.ps.server import ParameterServer
 from recmesh.trainer.wire import arrays
 
 SERVICE_NAME = "recmesh.ps.v1.ParameterServer"
-_STATUS = {PushStatus.APPLIED: pb.PushReply.APPLIED, PushStatus.CHUNK_KEPT: pb.PushReply.CHUNK_KEPT}
+MOST_WAIT_S = 2.0
+_STATUS = {PushStatus.APPLIED: pb.PushReply.APPLIED, PushStatus.CHUNK_KEPT: pb.PushReply.CHUNK_KEPT,
+           PushStatus.KEPT: pb.PushReply.KEPT}
 
 
 class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
@@ -71,7 +73,8 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
         result = self._server.pull(
             head.gen, head.map_version, tables, dense=head.dense, dense_since=head.dense_since,
             absent_as_zero=head.absent_as_zero)
-        return arrays.pull_reply(pb.PullReply(step=result.step, seconds=result.seconds), result.rows, result.dense)
+        head_back = pb.PullReply(step=result.step, group_step=result.group_step, seconds=result.seconds)
+        return arrays.pull_reply(head_back, result.rows, result.dense)
 
     def Push(self, request: bytes, context: Any) -> pb.PushReply:
         """See ParameterServer.push."""
@@ -83,11 +86,20 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
             return pb.PushReply(status=pb.PushReply.STALE_GEN, gen=refusal.gen)
         except WrongMap as refusal:
             return pb.PushReply(status=pb.PushReply.WRONG_MAP, since=refusal.since)
+        except Stale:
+            return pb.PushReply(status=pb.PushReply.STALE)
         except OldLease:
             return pb.PushReply(status=pb.PushReply.OLD_LEASE)
         except Overlap as refusal:
             return pb.PushReply(status=pb.PushReply.OVERLAP, cuts=convert.pieces(refusal.cuts))
         return pb.PushReply(status=_STATUS[result.status], duplicate=result.duplicate, seconds=result.seconds)
+
+    def Settled(self, request: pb.SettledRequest, context: Any) -> pb.SettledReply:
+        """See ParameterServer.settled."""
+        self._check_job(request.job_id)
+        result = self._server.settled(request.gen, request.map_version, convert.triples(request.pieces),
+                                      wait_s=min(request.wait_s, MOST_WAIT_S), others=request.others)
+        return pb.SettledReply(applied=result.applied, lost=convert.pieces(result.lost))
 
     def Ledgers(self, request: pb.LedgersRequest, context: Any) -> pb.LedgersReply:
         """See ParameterServer.ledgers."""

@@ -1,4 +1,5 @@
 -- KEYS 8 answer to this request   ARGV 2 worker  3 shards wanted  4 request known for ms (0: not kept)  5 most held
+--                                 6 only below this position (0: any)
 local no = refusal()
 if no then return json({no}) end
 local REQUEST, worker, wanted, keep_ms = KEYS[8], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -27,7 +28,8 @@ local mine = tonumber(call('HGET', WORKERS, worker) or 0)
 wanted = math.min(wanted, tonumber(ARGV[5]) - mine)            -- nobody hoards: release and sweep stay short
 local holders = call('HLEN', WORKERS)
 if mine == 0 then holders = holders + 1 end
-local own = tonumber(call('HGET', RUN, 'size:' .. worker))
+local below = tonumber(ARGV[6])
+local own = below == 0 and tonumber(call('HGET', RUN, 'size:' .. worker))   -- what all wait for is anyone's
 if own then                                                    -- a slow worker holds no more than one of its shards
   most = math.min(most, own)
   local left = most
@@ -44,7 +46,12 @@ local least = math.max(1, math.ceil(most / 8))
 local leases, expiries, epochs = {}, {}, {}
 local lo, hi = nil, nil
 while #granted < wanted do
+  if lo and below > 0 and lo >= below then break end
   if not lo then
+    if below > 0 then
+      local first = call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+      if first and tonumber(first) >= below then break end
+    end
     local head = call('ZPOPMIN', QUEUE)[1]
     if not head then break end
     lo, hi = piece_of(head)
@@ -65,7 +72,7 @@ end
 if lo then call('ZADD', QUEUE, int(lo), int(lo) .. ' ' .. int(hi)) end
 
 -- 3. Nothing queued: whoever holds nothing takes part of a lease that is slow to end (cutting.stolen_from).
-if #granted == 0 and wanted > 0 and mine == 0 and not own then
+if #granted == 0 and wanted > 0 and mine == 0 and not own and below == 0 then
   local best, epoch = nil, nil
   local all = call('HGETALL', LEASES)
   for i = 1, #all, 2 do
@@ -106,7 +113,8 @@ if #granted > 0 then
   return json({'granted', ttl_ms, 0, granted, told})
 end
 
--- 4. Nothing to give: the end, or others hold the rest.
+-- 4. Nothing to give: the end, or others hold the rest, or all that is queued is beyond what was asked for.
 local first = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')
 if not first[1] and queued == 0 then return json({'drained', ttl_ms, 0, granted, told}) end
-return json({'wait', ttl_ms, math.min(first[2] and tonumber(first[2]) - now or ttl_ms, own and 200 or ttl_ms), granted, told})
+local wait_ms = first[2] and tonumber(first[2]) - now or 0
+return json({'wait', ttl_ms, own and math.min(wait_ms, 200) or wait_ms, granted, told})
