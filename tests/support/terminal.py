@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -74,4 +75,5 @@ def _without_size(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _take_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)    # a shell's background jobs, and so the tests, may ignore it
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
