@@ -5,6 +5,7 @@ is not 0, and nothing created or left running.
 import contextlib
 import io
 import json
+import mmap
 import os
 import shutil
 import socket
@@ -211,9 +212,16 @@ def mounted(folder: Path, *, mebibytes: int) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def fill(ballast: Path) -> None:
+    """Write until nothing more fits, whatever others write or remove meanwhile."""
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(mmap.PAGESIZE)):
+            pass
+
+
 def test_a_data_folder_on_a_full_file_system_is_refused_and_nothing_runs(tiny: WholeMesh) -> None:
     refused(tiny.run("up"), ExitCode.REFUSED, f"the data folder {tiny.home.root} is full", "MiB")
-    (tiny.home.root / "ballast").write_bytes(bytes(shutil.disk_usage(tiny.home.root).free))
+    fill(tiny.home.root / "ballast")
     refused(tiny.run("up"), ExitCode.REFUSED, f"the data folder {tiny.home.root}", "No space left on device")
     assert tiny.is_empty()
 
@@ -227,7 +235,7 @@ def test_storage_that_runs_full_is_told_in_the_job_which_goes_on_once_there_is_r
             job_id = mesh.submit(spec)
             mesh.trains(job_id, share=0.05)
             ballast = mesh.home.storage / "ballast"
-            ballast.write_bytes(bytes(shutil.disk_usage(mesh.home.storage).free))
+            fill(ballast)
             until(lambda: "storage is full" in mesh.job(job_id).message, timeout_s=STEP_S, poll_s=0.2)
             assert "storage is full" in mesh.ok("describe", job_id)
             # Nothing is lost, and nothing committed that is not whole: it waits.
