@@ -106,12 +106,14 @@ def _relieved(running: Mesh, rows: Path, epochs: int, ideal_per_s: float) -> dic
         began = time.time()
         ended, after = until_trained(running, job_id, patience_s=4 * FULL_S)
     decisions = _decisions(running, job_id)
-    moves = [event for event in running.client.events(job_id) if event.type == "job.slots_moved"]
+    events = running.client.events(job_id)
+    moves = [event for event in events if event.type == "job.slots_moved"]
+    placed = moves + [event for event in events if event.type == "job.rolled_back"]
     first = next(event for event in decisions if event.data["place"] == f"ps {VICTIM}")
     took_s = ended - began
     return {
         "job_s": took_s, "ideal_s": left / ideal_per_s, "job_s_per_sample": took_s / left, "samples": left,
-        "detect_s": unix(first.time) - began, "relieved_s": max(unix(event.time) for event in moves) - began,
+        "detect_s": unix(first.time) - began, "relieved_s": max(unix(event.time) for event in placed) - began,
         "how": victim.how, "gen": after.gen,
         "decisions": [
             {"s": round(unix(event.time) - began, 1), **{k: event.data[k] for k in ("place", "seen", "decided")}}

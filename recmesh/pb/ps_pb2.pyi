@@ -947,6 +947,7 @@ class StatsReply(google.protobuf.message.Message):
     PUSHES_FIELD_NUMBER: builtins.int
     DUPLICATES_FIELD_NUMBER: builtins.int
     TABLES_FIELD_NUMBER: builtins.int
+    DEMAND_FIELD_NUMBER: builtins.int
     gen: builtins.int
     step: builtins.int
     rows: builtins.int
@@ -957,6 +958,8 @@ class StatsReply(google.protobuf.message.Message):
     pulls: builtins.int
     pushes: builtins.int
     duplicates: builtins.int
+    demand: builtins.bytes
+    """uint32 LE [4096]: rows asked for by slot; what lies a minute back counts half"""
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TableStats]: ...
     def __init__(
@@ -972,8 +975,9 @@ class StatsReply(google.protobuf.message.Message):
         pushes: builtins.int = ...,
         duplicates: builtins.int = ...,
         tables: collections.abc.Iterable[Global___TableStats] | None = ...,
+        demand: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["busy_s", b"busy_s", "duplicates", b"duplicates", "gen", b"gen", "memory_bytes", b"memory_bytes", "pulls", b"pulls", "pushes", b"pushes", "rows", b"rows", "slots", b"slots", "step", b"step", "tables", b"tables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["busy_s", b"busy_s", "demand", b"demand", "duplicates", b"duplicates", "gen", b"gen", "memory_bytes", b"memory_bytes", "pulls", b"pulls", "pushes", b"pushes", "rows", b"rows", "slots", b"slots", "step", b"step", "tables", b"tables"]) -> None: ...
 
 Global___StatsReply: typing_extensions.TypeAlias = StatsReply
 
@@ -1090,6 +1094,7 @@ class MigrateReply(google.protobuf.message.Message):
     BASE_BYTES_FIELD_NUMBER: builtins.int
     DELTA_BYTES_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    EXPECTED_ROWS_FIELD_NUMBER: builtins.int
     caught_up: builtins.bool
     """the changes that wait are few: a freeze would be short"""
     rows: builtins.int
@@ -1097,6 +1102,8 @@ class MigrateReply(google.protobuf.message.Message):
     delta_bytes: builtins.int
     error: builtins.str
     """the copy has failed; only Resume ends the move"""
+    expected_rows: builtins.int
+    """about how many there are to copy"""
     def __init__(
         self,
         *,
@@ -1105,8 +1112,9 @@ class MigrateReply(google.protobuf.message.Message):
         base_bytes: builtins.int = ...,
         delta_bytes: builtins.int = ...,
         error: builtins.str = ...,
+        expected_rows: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["base_bytes", b"base_bytes", "caught_up", b"caught_up", "delta_bytes", b"delta_bytes", "error", b"error", "rows", b"rows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_bytes", b"base_bytes", "caught_up", b"caught_up", "delta_bytes", b"delta_bytes", "error", b"error", "expected_rows", b"expected_rows", "rows", b"rows"]) -> None: ...
 
 Global___MigrateReply: typing_extensions.TypeAlias = MigrateReply
 

@@ -247,12 +247,19 @@ def fill_dense_state(state: NDArray[np.float32], kind: int, hyper: NDArray[np.fl
     fill_state(state, kind, hyper)
 
 
-@kernel(INT, IDS, WORD, U8)
-def first_foreign(ids: NDArray[np.int64], salt: Any, owned: NDArray[np.uint8]) -> int:
-    """The index of the first id whose slot is not owned, or -1. owned: uint8 [SLOTS]."""
+@kernel(INT, IDS, WORD, U8, U32)
+def first_foreign(
+    ids: NDArray[np.int64], salt: Any, owned: NDArray[np.uint8], asked: NDArray[np.uint32]
+) -> int:
+    """The index of the first id whose slot is not owned, or -1; counts the ids before it by slot.
+
+    owned: uint8 [SLOTS]. asked: uint32 [SLOTS]; threads that count at once may lose some.
+    """
     for i in range(ids.size):
-        if owned[np.int64(mix64(np.uint64(ids[i]) ^ salt) >> np.uint64(52))] == 0:
+        slot = np.int64(mix64(np.uint64(ids[i]) ^ salt) >> np.uint64(52))
+        if owned[slot] == 0:
             return i
+        asked[slot] += np.uint32(1)
     return -1
 
 

@@ -34,6 +34,11 @@ class JobmasterSettings(ServiceSettings):
     """... while calls to parameter servers take this part of a worker's step."""
     hot_pause_s: float = Field(default=30.0, ge=0)
     """After a decision on a hot parameter server the next one waits so long."""
+    rollback_s: float = Field(default=5.0, ge=0)
+    """A hot parameter server whose slots leave it too slowly is ended and restored elsewhere instead: what that takes
+    beside reading the snapshot and training again what came after it."""
+    move_slots: int = Field(default=512, ge=1, le=4096)
+    """Most slots of one handoff: fewer make shorter pauses, and more of them."""
     replacement_s: float = Field(default=10.0, ge=0)
     """A parameter server that must go waits so long for its replacement; then the others take its slots."""
     straggler_window_s: float = Field(default=15.0, ge=0)
@@ -73,7 +78,8 @@ class JobmasterSettings(ServiceSettings):
             warm_up_s=self.warm_up_s, retry_ceiling_s=self.retry_ceiling_s,
             stall_s=self.stall_s, drain_s=self.drain_s, snapshot_timeout_s=self.snapshot_timeout_s,
             hot_window_s=self.hot_window_s, hot_ratio=self.hot_ratio, hot_wait_share=self.hot_wait_share,
-            hot_pause_s=self.hot_pause_s, replacement_s=self.replacement_s,
+            hot_pause_s=self.hot_pause_s, rollback_s=self.rollback_s, move_slots=self.move_slots,
+            replacement_s=self.replacement_s,
             straggler_window_s=self.straggler_window_s, straggler_below=self.straggler_below,
             straggler_above=self.straggler_above, straggler_cooldown_s=self.straggler_cooldown_s,
             straggler_batches=self.straggler_batches, backup_workers=self.backup_workers,

@@ -140,6 +140,7 @@ async def test_unknown_models_are_not_found(rest: httpx.AsyncClient, path: str) 
 
 
 async def test_rest_describes_server_models_and_repository(rest: httpx.AsyncClient) -> None:
+    assert (await rest.post("/v2/models/tiny/infer", json=body())).status_code == 200
     assert (await rest.get("/v2/health/live")).status_code == 200
     assert (await rest.get("/v2/health/ready")).status_code == 200
     assert (await rest.get("/v2")).json()["name"] == "recmesh"

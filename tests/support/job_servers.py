@@ -74,7 +74,7 @@ class FakeServer:
     alive: bool = True
     fresh: bool = False
     work: int = 0
-    """Slots of all pushes so far: what a server of normal speed has to do."""
+    """What all pushes so far asked of its slots: what a server of normal speed has to do."""
     sending: dict[int, Sending] = field(default_factory=dict)
     installed: set[int] = field(default_factory=set)
     never: set[int] = field(default_factory=set)
@@ -108,6 +108,8 @@ class FakeServers:
         self.bases: dict[tuple[str, int], tuple[int, bytes]] = {}
         """By address and snapshot: generation and slots of the cut."""
         self.damaged: set[int] = set()
+        self.popular: NDArray[np.uint32] = np.ones(SLOTS, np.uint32)
+        """What every push asks of each slot."""
         self.restore_s, self.copy_s = 0.1, 0.2
         self.orders: list[RestoreOrder] = []
         self.voided: list[Interval] = []
@@ -157,7 +159,7 @@ class FakeServers:
                 for group in server.groups:
                     group.value[group.slots] += len(set(chunk) - group.applied)
                     group.applied |= set(chunk)
-                server.work += int(server.slots.sum())
+                server.work += int(self.popular[server.slots].sum())
                 answers.append("applied")
         by_gravity: tuple[Pushed, ...] = ("stale", "away", "wrong_map")
         return next((answer for answer in by_gravity if answer in answers), "applied")
@@ -267,6 +269,10 @@ class FakeServers:
             self.lost[call] -= 1
             raise DeadlineExceeded(f"the answer to {call} was lost")
         await self.gate(f"after {call}")
+
+    async def demand(self, address: str, *, job_id: str) -> NDArray[np.uint32]:
+        server = self._at(address)
+        return np.where(server.slots, self.popular, 0).astype(np.uint32)
 
     async def join(self, address: str, order: JoinOrder) -> None:
         await self.gate("before join")

@@ -23,6 +23,7 @@ from services.jobmaster.app.jobs import Jobs
 from services.jobmaster.app.roles import Roles
 from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.domain.limits import Limits
+from services.jobmaster.domain.placement import SLOTS
 from services.jobmaster.domain.vitals import Beat, StepTimes
 from services.jobmaster.peers import (
     Peers,
@@ -54,7 +55,7 @@ class JobWorld:
         self.cluster = FakeCluster(self)
         self.clock: Clock = LoopClock()
         self.events: list[Event[Any]] = []
-        self.limits = limits or Limits()
+        self.limits = limits or Limits(move_slots=SLOTS)
         self.step_s = 0.1
         self.start_s = 0.2
         self.poison: int | None = None

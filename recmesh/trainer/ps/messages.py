@@ -7,7 +7,7 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.formats import Ledger, SlotMap, SlotMask
+from recmesh.formats import SLOTS, Ledger, SlotMap, SlotMask
 from recmesh.formats.intervals import Triple
 from recmesh.store import DenseSchema, TableSchema
 from recmesh.trainer.ps.ledger import Batch, Cut
@@ -206,3 +206,5 @@ class Stats:
     pushes: int = 0
     duplicates: int = 0
     tables: Sequence[TableSize] = field(default=())
+    demand: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(SLOTS, np.uint32))
+    """See SlotDemand."""

@@ -17,6 +17,7 @@ from recmesh.runtime.gates import gate
 from recmesh.store import DenseRecord, DenseSchema, RowBlock, Store, TableSchema, kernels
 from recmesh.trainer.ps.baseline import Baselines
 from recmesh.trainer.ps.changes import ChangeLog
+from recmesh.trainer.ps.demand import SlotDemand
 from recmesh.trainer.ps.messages import Declaration, DenseValues, Part, RowGrads, TableSize
 from recmesh.trainer.ps.refusals import NotDeclared
 
@@ -33,6 +34,7 @@ class Model:
         """What the store holds, in the order of the numbers on the wire and in snapshots."""
         self.declared = False
         self.baselines = Baselines()
+        self.demand = SlotDemand()
         self.changes: ChangeLog | None = None
         """What pushes change in slots that are being copied to another server."""
         self._tables: list[int] = []
@@ -174,7 +176,7 @@ class Model:
         if not self.declared:
             raise NotDeclared
         self._check_tables([number for number, _ in tables])
-        return all(kernels.first_foreign(ids, self._salts[number], owned) < 0 for number, ids in tables)
+        return all(self._is_ours(number, ids, owned) for number, ids in tables)
 
     def pull(
         self, tables: Sequence[tuple[int, NDArray[np.int64]]], *, absent_as_zero: bool
@@ -214,8 +216,10 @@ class Model:
             ours = ours and bool(owned[slots[chunk]])
         if found:
             raise InvalidArgument("the part cannot be applied", violations=found)
-        return ours and all(
-            kernels.first_foreign(grads.ids, self._salts[grads.table], owned) < 0 for grads in part.tables)
+        return ours and all(self._is_ours(grads.table, grads.ids, owned) for grads in part.tables)
+
+    def _is_ours(self, table: int, ids: NDArray[np.int64], owned: NDArray[np.uint8]) -> bool:
+        return int(kernels.first_foreign(ids, self._salts[table], owned, self.demand.counts)) < 0
 
     def _check_tables(self, numbers: Sequence[int]) -> None:
         for i, number in enumerate(numbers):

@@ -334,7 +334,7 @@ class ParameterServer:
         with self.latch.shared(), self._ledger:
             store = self.model.store
             return Stats(self.books.gen, self.books.step, store.rows, store.memory_bytes, int(self.books.owned.sum()),
-                         store.busy_s, **self._counts, tables=self.model.sizes())
+                         store.busy_s, **self._counts, tables=self.model.sizes(), demand=self.model.demand.read())
 
     @property
     def marking(self) -> int:

@@ -9,15 +9,16 @@ from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.memory import after_oom, limit_of
 from services.jobmaster.app.notices import is_told_to_go, note_notice
 from services.jobmaster.app.queue import release_worker
+from services.jobmaster.app.relief import relieve
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import decide
 from services.jobmaster.cluster import StartOrder
 from services.jobmaster.domain import plan
 from services.jobmaster.domain.exits import Exit, Verdict, judge, retry_delay_s
-from services.jobmaster.domain.hot import Hot
 from services.jobmaster.domain.job import RoleKey, RoleState
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.situation import (
+    Abandon,
     Action,
     Drain,
     End,
@@ -58,8 +59,10 @@ class Acts:
                 await self._drain(key, reason)
             case Replace(key, reason):
                 await self._replace(key, reason)
-            case Relieve(hot):
-                await self._relieve(hot)
+            case Relieve(hot, loads):
+                await relieve(self._run, hot, loads)
+            case Abandon(key, reason):
+                await self._abandon(key, reason)
             case Kill(name, reason, hard):
                 await self._kill(name, reason, hard=hard)
             case Move(phase, reason, message):
@@ -224,14 +227,18 @@ class Acts:
         )
         await run.flush()
 
-    async def _relieve(self, hot: Hot) -> None:
+    async def _abandon(self, key: RoleKey, reason: str) -> None:
         run = self._run
-        decide(run, matter="hot ps", place=f"ps {hot.ps}", seen=hot.seen, decision=hot.decided)
-        run.update(judged_at=run.context.clock.now())
-        if hot.weights:
-            for role in run.status.live("ps"):
-                run.put_role(role.model_copy(update={"weight": hot.weights.get(role.index, role.weight)}))
-            run.update(rebalance=f"PS {hot.ps} is relieved: {hot.seen}")
+        role = run.status.role(key)
+        if role is None or not role.is_live:
+            return
+        run.put_role(role.model_copy(update={"leaving": reason, "leaving_since": run.context.clock.now()}))
+        decide(
+            run, matter="hot ps", place=role.place, seen=reason,
+            decision="it is ended, and the job goes on from the last snapshot without it",
+        )
+        await self._kill(role.name, reason, hard=True)
+        run.update(relief=None)
         await run.flush()
 
     async def _kill(self, name: str, reason: str, *, hard: bool) -> None:

@@ -40,7 +40,7 @@ async def step(run: Run) -> None:
     record, intent = run.record, run.job.intent
     following = fleet.next_step(
         record, run.status, count=fleet.wanted(run.spec, intent, run.status, record), now=run.context.clock.now(),
-        patience_s=run.context.limits.replacement_s, only_mend=fleet.ends_soon(intent, record),
+        limits=run.context.limits, only_mend=fleet.ends_soon(intent, record),
     )
     match following:
         case fleet.Settle():
@@ -96,6 +96,7 @@ async def _shift(run: Run, shift: Shift) -> None:
     move = record.move
     if move is None:
         raise RuntimeError("a move that was begun is in the record")
+    run.copied = 0.0
     logger.info(
         "job %s: move %d: %d slots go from PS %d to PS %d", run.job_id, move.number, len(shift.slots), shift.source,
         shift.target,
@@ -152,6 +153,7 @@ async def _copy(run: Run, record: RunRecord, move: SlotMove) -> Copied:
                 raise
             copied = Copied(caught_up=False)
             logger.info("job %s: move %d: PS %d: %s", run.job_id, move.number, source.ps, fault.message)
+        run.copied = copied.share * len(placement.slots_of(move.slots_bytes))
         if copied.error:
             raise MoveFailed(f"PS {source.ps} cannot copy slots to PS {target.ps}: {copied.error}")
         if copied.caught_up and not run.record.pending:

@@ -53,6 +53,8 @@ class Run:
         self.killing: dict[str, float] = {}
         self.killed_for: dict[str, str] = {}
         """By process name: why it was killed without warning."""
+        self.copied = 0.0
+        """Slots of the move under way that are copied, about."""
         self.queued_since: float | None = None
         """Since when the queue has positions that nobody holds."""
         self.work_since: float | None = None
@@ -112,7 +114,7 @@ class Run:
         if before and before != len(servers):
             reason = self.job.intent.reason
             self.telling.scaled(role="ps", before=before, after=len(servers), reason=reason)
-        self.update(settled_ps=servers, rebalance="", placed_at=self.context.clock.now())
+        self.update(settled_ps=servers, rebalance="", relief=None, placed_at=self.context.clock.now())
 
     def note(self, text: str) -> None:
         """A line for the user, once."""

@@ -166,7 +166,7 @@ class Runner:
             operation=self._operation.name, operation_retry_at=self._operation.retry_at,
             moving=bool(self._moves.name), moving_retry_at=self._moves.retry_at,
             busy=run.vitals.busy_over("ps", run.context.limits.hot_window_s, now=now),
-            waiting=share_of_calls(run.vitals.of("worker")),
+            copied=run.copied, waiting=share_of_calls(run.vitals.of("worker")),
             quarantine_due=bool(run.quarantine),
             killing=frozenset(run.killing),
             grown=dict(run.vitals.grown), queued_since=run.queued_since, work_since=run.work_since,

@@ -117,10 +117,13 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
         lambda now: records.commit(now, term=record.term, gen=record.gen, snapshot=number, full=full)
     )
     gate("jobmaster.committed", f"snapshot {number}")
-    run.update(snapshot_at=run.context.clock.now(), checkpoint_served=asked)
+    size_bytes = sum(cut.size_bytes for cut in cuts)
+    run.update(
+        snapshot_at=run.context.clock.now(), checkpoint_served=asked,
+        snapshot_bytes=max(run.status.snapshot_bytes, size_bytes),
+    )
     run.telling.snapshot_committed(
-        snapshot=number, gen=record.gen, samples=trained(done, voids=after.voids),
-        size_bytes=sum(cut.size_bytes for cut in cuts)
+        snapshot=number, gen=record.gen, samples=trained(done, voids=after.voids), size_bytes=size_bytes
     )
     logger.info(
         "job %s: snapshot %d of generation %d is committed with %d of %d positions",

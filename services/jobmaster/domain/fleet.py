@@ -6,14 +6,15 @@ jobmaster, goes on where the last one stopped.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count as numbers
 from itertools import islice
 
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain import plan
 from services.jobmaster.domain.job import Intent, JobStatus, RoleState
-from services.jobmaster.domain.placement import Shift, counts_of, plan_moves
+from services.jobmaster.domain.limits import Limits
+from services.jobmaster.domain.placement import Shift, counts_of, decode, moves_to, plan_moves
 from services.jobmaster.domain.record import Member, RunRecord
 
 
@@ -133,11 +134,10 @@ def weights(status: JobStatus) -> dict[int, float]:
 
 
 def next_step(
-    record: RunRecord, status: JobStatus, *, count: int, now: float, patience_s: float, only_mend: bool = False
+    record: RunRecord, status: JobStatus, *, count: int, now: float, limits: Limits, only_mend: bool = False
 ) -> Step | None:
     """What to do next in an open generation; None when there is nothing to do, or only waiting.
 
-    `patience_s`: how long a server that must go waits for its replacement before the others take its slots.
     `only_mend`: the job ends soon; nothing new is begun.
     """
     if record.move is not None:
@@ -157,16 +157,25 @@ def next_step(
         if not owned.get(ps, 0):
             return Part(ps)
     staying = [ps for ps in chosen if ps in there]
-    if not staying or (len(staying) < len(chosen) and not _overdue(there, now, patience_s)):
+    if not staying or (len(staying) < len(chosen) and not _overdue(there, now, limits.replacement_s)):
         return None
     if is_settled(record, status, chosen):
         return None
-    shifts = plan_moves(record.owner_of, staying, weights=weights(status))
+    shifts = _shifts(record, status, staying)
     # Those that must go are emptied first.
     shifts.sort(key=lambda shift: shift.source in staying)
     if shifts:
-        return shifts[0]
+        return replace(shifts[0], slots=shifts[0].slots[:limits.move_slots])
     return Arrived(chosen) if len(staying) == len(chosen) else None
+
+
+def _shifts(record: RunRecord, status: JobStatus, staying: list[int]) -> list[Shift]:
+    """Towards the goal of a relief while its servers are the ones that stay; else to shares by weight."""
+    if status.relief is not None:
+        goal = decode(status.relief.goal)
+        if set(goal.tolist()) <= set(staying):
+            return moves_to(goal, record.owner_of)
+    return plan_moves(record.owner_of, staying, weights=weights(status))
 
 
 def is_settled(record: RunRecord, status: JobStatus, chosen: tuple[int, ...]) -> bool:

@@ -169,6 +169,19 @@ class SlowWorker(Stored):
     """Of the median of its peers, when last answered."""
 
 
+class Relief(Stored):
+    """A hot parameter server gives slots away, or shall; over when they are placed, or it is given up."""
+
+    ps: int
+    since: float
+    owned: int
+    """Slots that it had."""
+    goal: str
+    """Which server shall own which slot, as the run record encodes it."""
+    rollback_s: float
+    """What a rollback would cost instead, as estimated when the server was found hot."""
+
+
 class Decision(Stored):
     """One line of the job's timeline."""
 
@@ -231,6 +244,8 @@ class JobStatus(Stored):
     requeues: int = 0
     log_last_sequence: int = 0
     snapshot_at: float = 0.0
+    snapshot_bytes: int = 0
+    """Of the largest snapshot of this job: about what a restore reads."""
     snapshot_samples: int = 0
     """Progress as it was known at the last snapshot: nothing new, no snapshot by policy."""
     checkpoint_served: int = 0
@@ -242,6 +257,7 @@ class JobStatus(Stored):
     """The parameter servers over which the slots were last placed, all of them."""
     rebalance: str = ""
     """Why the slots are to be placed anew on the same servers; empty: they are not."""
+    relief: Relief | None = None
     placed_at: float = 0.0
     """When slots were last placed: loads of before say nothing of those after."""
     judged_at: float = 0.0

@@ -44,6 +44,10 @@ class Limits(BaseModel):
     """... while calls to parameter servers take this part of a worker's step."""
     hot_pause_s: float = 30.0
     """After a decision on a hot parameter server the next one waits so long."""
+    rollback_s: float = 5.0
+    """What a rollback takes beside reading the snapshot and training again what came after it."""
+    move_slots: int = 512
+    """Most slots of one handoff: the more there are, the more changes wait for its last moment."""
     final_retry_s: float = 0.5
     """Between a closing snapshot that was not full and the next one."""
     deaths_to_quarantine: int = 3

@@ -81,6 +81,15 @@ def plan_moves(
     return result
 
 
+def moves_to(goal: Owners, owners: Owners) -> list[Shift]:
+    """What must move until `goal` owns; one entry per pair of source and target."""
+    moving = np.flatnonzero(goal != owners)
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for slot, source, target in zip(moving.tolist(), owners[moving].tolist(), goal[moving].tolist(), strict=True):
+        pairs.setdefault((source, target), []).append(slot)
+    return [Shift(source, target, tuple(slots)) for (source, target), slots in sorted(pairs.items())]
+
+
 def applied(owners: Owners, shifts: Iterable[Shift]) -> Owners:
     """The owners after these moves."""
     result = owners.copy()

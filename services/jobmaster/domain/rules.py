@@ -6,11 +6,22 @@ carries them out, which changes the status, and asks again until nothing is left
 
 from services.jobmaster.domain import fleet, plan
 from services.jobmaster.domain.closing import afterwards, finish, must_end, take_down
-from services.jobmaster.domain.hot import Hot, Load, judge
+from services.jobmaster.domain.hot import Load, judge
 from services.jobmaster.domain.job import RoleState
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.placement import counts_of
-from services.jobmaster.domain.situation import Action, End, Move, Operate, Relieve, Replace, Situation, operate
+from services.jobmaster.domain.relief import is_futile
+from services.jobmaster.domain.situation import (
+    Abandon,
+    Action,
+    End,
+    Move,
+    Operate,
+    Relieve,
+    Replace,
+    Situation,
+    operate,
+)
 from services.jobmaster.domain.staffing import ended, server_places, silent, staff, stalled
 from services.jobmaster.domain.straggler import backups
 
@@ -37,7 +48,7 @@ def decide(at: Situation) -> list[Action]:
     if at.status.phase is Phase.PENDING:
         return operate(at, "plan", reason="no plan yet")
     # 6. Silent processes, and workers that train nothing though there is work, are killed; their end is noted in 1.
-    useless = silent(at) + stalled(at)
+    useless = silent(at) + stalled(at) + _starved(at)
     if useless:
         return useless
     # 7. Places are filled, surplus processes drain.
@@ -88,15 +99,14 @@ def _fleet(at: Situation) -> list[Action]:
     misfit = _misfit(at)
     if misfit is not None:
         return [Replace(misfit.key, "another size is wanted")]
-    hot = _hot(at)
-    return [Relieve(hot)] if hot is not None else []
+    return _hot(at)
 
 
 def fleet_step(at: Situation) -> fleet.Step | None:
     """What the parameter servers need next."""
     return fleet.next_step(
         at.record, at.status, count=fleet.wanted(at.spec, at.job.intent, at.status, at.record), now=at.now,
-        patience_s=at.limits.replacement_s, only_mend=fleet.ends_soon(at.job.intent, at.record),
+        limits=at.limits, only_mend=fleet.ends_soon(at.job.intent, at.record),
     )
 
 
@@ -111,16 +121,32 @@ def _misfit(at: Situation) -> RoleState | None:
     return None
 
 
-def _hot(at: Situation) -> Hot | None:
+def _hot(at: Situation) -> list[Action]:
     """Loads are compared once a whole window lies behind the last placement."""
     window_s, status = at.limits.hot_window_s, at.status
     is_early = at.now < max(status.placed_at + window_s, status.judged_at + at.limits.hot_pause_s)
     members = {member.ps for member in at.record.members}
     if not window_s or is_early or status.phase is not Phase.RUNNING or members != at.seen.busy.keys():
-        return None
+        return []
     owned = counts_of(at.record.owner_of)
     loads = {ps: Load(owned.get(ps, 0), busy) for ps, busy in at.seen.busy.items()}
-    return judge(loads, waiting=at.seen.waiting, limits=at.limits)
+    hot = judge(loads, waiting=at.seen.waiting, limits=at.limits)
+    return [Relieve(hot, loads)] if hot is not None else []
+
+
+def _starved(at: Situation) -> list[Action]:
+    """A hot server that cannot even give its slots away in time."""
+    relief, record = at.status.relief, at.record
+    role = at.status.role(("ps", relief.ps)) if relief is not None else None
+    is_idle = role is None or not role.is_live or role.leaving or record.phase != "open" or record.moving
+    if relief is None or role is None or is_idle or role.since > relief.since:
+        return []
+    if fleet.ends_soon(at.job.intent, record):
+        return []
+    copied = at.seen.copied if record.move is not None and record.move.source == relief.ps else 0.0
+    owned = counts_of(record.owner_of).get(relief.ps, 0)
+    why = is_futile(relief, owned=owned, copied=copied, waiting=at.seen.waiting, now=at.now)
+    return [Abandon(role.key, why)] if why else []
 
 
 def _phase(at: Situation) -> list[Action]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain.exits import Exit
-from services.jobmaster.domain.hot import Hot
+from services.jobmaster.domain.hot import Hot, Load
 from services.jobmaster.domain.job import AcceptedJob, Ending, JobStatus, RoleKey
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.phase import Phase
@@ -42,6 +42,8 @@ class Seen:
     moving_retry_at: float = 0.0
     busy: Mapping[int, float] = field(default_factory=dict)
     """By parameter server: seconds in kernels per second, over the last window; not yet there: none."""
+    copied: float = 0.0
+    """Slots of the move under way that are copied, about."""
     waiting: float = 0.0
     """The part of workers' steps that their calls to parameter servers take."""
     quarantine_due: bool = False
@@ -90,9 +92,18 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Relieve:
-    """A parameter server is hot: what was seen, and which slots it should keep."""
+    """A parameter server is hot: slots of it shall go to others."""
 
     hot: Hot
+    loads: Mapping[int, Load]
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """A parameter server's slots leave it too slowly: end it, and begin again without it."""
+
+    key: RoleKey
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +139,7 @@ class Operate:
     reason: str = ""
 
 
-Action = NoteExit | Launch | Drain | Replace | Relieve | Kill | Move | End | Operate
+Action = NoteExit | Launch | Drain | Replace | Relieve | Abandon | Kill | Move | End | Operate
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.jobmaster.domain.facts import JobFacts
 from services.jobmaster.domain.job import RolePlan
 from services.jobmaster.domain.ledgers import Interval, Ledger
@@ -220,6 +223,15 @@ class Copied:
     delta_bytes: int = 0
     error: str = ""
     """It has failed, and is to be given up."""
+    expected_rows: int = 0
+    """About how many there are to copy; 0: not known."""
+
+    @property
+    def share(self) -> float:
+        """About how much of it is there, 0 to 1."""
+        if self.caught_up:
+            return 1.0
+        return min(1.0, self.rows / self.expected_rows) if self.expected_rows else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +277,10 @@ class Servers(Protocol):
 
     async def ledgers(self, address: str, *, job_id: str, gen: int) -> tuple[Ledger, int]:
         """(applied by all groups, newest lease epoch seen)."""
+        ...
+
+    async def demand(self, address: str, *, job_id: str) -> NDArray[np.uint32]:
+        """uint32 [SLOTS]: rows that were asked for of late, by slot."""
         ...
 
     async def join(self, address: str, order: JoinOrder) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from recmesh.pb import (
     brain_pb2,
@@ -239,6 +241,11 @@ class GrpcServers:
         reply = await self._stub(address).Ledgers(request, timeout=QUICK_S)
         return normal(_intervals(reply.applied_by_all.intervals)), reply.max_epoch
 
+    async def demand(self, address: str, *, job_id: str) -> NDArray[np.uint32]:
+        """See `peers.Servers`."""
+        reply = await self._stub(address).Stats(ps_pb2.StatsRequest(job_id=job_id), timeout=QUICK_S)
+        return np.frombuffer(reply.demand, dtype="<u4").astype(np.uint32)
+
     async def join(self, address: str, order: JoinOrder) -> None:
         """See `peers.Servers`."""
         request = ps_pb2.JoinRequest(
@@ -254,7 +261,9 @@ class GrpcServers:
             target_address=target.address, target_incarnation=target.incarnation,
         )
         reply = await self._stub(address).Migrate(request, timeout=QUICK_S)
-        return Copied(reply.caught_up, reply.rows, reply.base_bytes, reply.delta_bytes, reply.error)
+        return Copied(
+            reply.caught_up, reply.rows, reply.base_bytes, reply.delta_bytes, reply.error, reply.expected_rows
+        )
 
     async def freeze(
         self, address: str, order: MoveOrder, *, map_version: int, timeout_s: float

@@ -71,6 +71,16 @@ async def test_parameter_servers_come_and_go_while_training_goes_on(world: JobWo
     await finished(world, job_id)
 
 
+async def test_many_slots_go_in_several_handoffs(world: JobWorld) -> None:
+    world.limits = world.limits.model_copy(update={"move_slots": 600})
+    await world.restart_jobmaster()
+    job_id = await training(world)
+    await scaled(world, job_id, 2)
+    assert [data.slots for data in world.told("job.slots_moved")] == [600, 600, 600, 248]
+    assert slots_per_server(world, job_id) == [2048, 2048]
+    await finished(world, job_id)
+
+
 async def test_a_server_whose_machine_goes_away_is_replaced_without_a_rollback(world: JobWorld) -> None:
     job_id = await training(world, ps=2)
     world.draining.add("ps-0-1")

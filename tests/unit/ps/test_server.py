@@ -14,6 +14,7 @@ from recmesh.formats.snapshot import SnapshotError, open_part, read_dense, read_
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
 from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, TableSchema
 from recmesh.trainer.ps import model as model_module
+from recmesh.trainer.ps.demand import HALF_LIFE_S, SlotDemand
 from recmesh.trainer.ps.latch import Held
 from recmesh.trainer.ps.messages import Declaration, Part, PushStatus, RowGrads
 from recmesh.trainer.ps.model import Model
@@ -467,3 +468,29 @@ def test_evicted_updates_are_in_the_snapshot_and_come_back_with_their_slots(tmp_
         server.declare(2, model)
         assert (server.model.store.evicted == expected * mesh.slot_map.mask(ps)).all()
         assert server.model.store.share == 0.5
+
+
+def test_what_is_asked_of_a_slot_is_counted_and_forgotten() -> None:
+    seconds = 0.0
+    demand = SlotDemand(now=lambda: seconds)
+    demand.counts[5] = 800
+    seconds = HALF_LIFE_S - 1
+    assert demand.read()[5] == 800
+    seconds = 2.5 * HALF_LIFE_S
+    assert demand.read()[5] == 200
+    seconds = 3 * HALF_LIFE_S
+    assert demand.read()[5] == 100
+    seconds = 100 * HALF_LIFE_S
+    assert demand.read()[5] == 0
+
+
+def test_pulls_and_pushes_count_as_demand_of_their_slots(mesh: Mesh) -> None:
+    part = _part(mesh, 0, 50)
+    server = mesh.servers[0]
+    server.push(part)
+    asked = np.zeros(SLOTS, np.uint32)
+    for grads in part.tables:
+        np.add.at(asked, slots_of(grads.ids, MODEL.tables[grads.table].name), 1)
+    assert asked.any() and (server.stats().demand == asked).all()
+    server.pull(mesh.gen, mesh.version, [(grads.table, grads.ids) for grads in part.tables])
+    assert (server.stats().demand == 2 * asked).all()

@@ -315,11 +315,15 @@ def test_slots_of_ids_are_checked_and_selected_as_the_format_says() -> None:
     salt = np.uint64(table_salt("item"))
     owned = np.zeros(4096, np.uint8)
     owned[:2048] = 1
-    assert kernels.first_foreign(ids, salt, owned) == int(np.argmax(slots >= 2048))
+    asked = np.zeros(4096, np.uint32)
+    first = int(np.argmax(slots >= 2048))
+    assert kernels.first_foreign(ids, salt, owned, asked) == first
+    assert asked.tolist() == np.bincount(slots[:first], minlength=4096).tolist()
     places = np.empty(len(ids), np.int64)
     n = kernels.select(ids, salt, owned, places)
     assert places[:n].tolist() == np.flatnonzero(slots < 2048).tolist()
-    assert kernels.first_foreign(ids[places[:n]], salt, owned) == -1
+    assert kernels.first_foreign(ids[places[:n]], salt, owned, asked) == -1
+    assert asked.sum() == first + n
 
 
 def test_schemas_survive_json_and_name_what_is_wrong() -> None:

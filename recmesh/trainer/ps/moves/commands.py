@@ -36,7 +36,9 @@ class Moves:
             raise FailedPrecondition("not all of these slots are owned here", reason="SLOTS_NOT_OWNED")
         if not home.model.declared:
             raise Unavailable("no worker has declared the model yet", reason="NOT_DECLARED")
-        sending = Sending(order, source=source, model=home.model, target=self._reach(order.address))
+        share = float(order.slots.sum() / home.books.owned.sum())
+        sending = Sending(order, source=source, model=home.model, target=self._reach(order.address),
+                          expected_rows=round(share * home.model.store.rows))
         with home.latch.exclusive():
             home.model.changes = sending.changes           # before the first row is copied
         self._sending = sending

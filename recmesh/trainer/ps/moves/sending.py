@@ -32,6 +32,8 @@ SHORT_ROUND_S = 0.02
 """A round that took no longer says that a freeze would be short."""
 MOST_ROUNDS = 20
 """After so many the copy is as fresh as it will be beside this much training."""
+LAST_ROUNDS = 3
+"""At most, between the order to freeze and the freeze."""
 PATIENCE_S = 30.0
 """For a target that does not answer."""
 
@@ -56,6 +58,8 @@ class MoveProgress:
     rows: int
     base_bytes: int
     delta_bytes: int
+    expected_rows: int
+    """About how many there are to copy."""
     error: str = ""
 
 
@@ -86,11 +90,15 @@ class _Left:
 class Sending(threading.Thread):
     """One move of this generation. The server calls `hold`, `let_go` and `install` in this order."""
 
-    def __init__(self, order: MoveOrder, *, source: int, model: Model, target: Target) -> None:
+    def __init__(
+        self, order: MoveOrder, *, source: int, model: Model, target: Target, expected_rows: int = 0
+    ) -> None:
         super().__init__(name=f"move-{order.move}", daemon=True)
         self.order, self.changes = order, ChangeLog(order.slots)
         self._source, self._model, self._target = source, model, target
         self._held = threading.Event()
+        self._stopped = False
+        self._expected_rows = expected_rows
         self._sequence = 0
         self._rows = self._base_bytes = self._delta_bytes = 0
         self._copied = self._fresh = False
@@ -135,14 +143,22 @@ class Sending(threading.Thread):
     def _keep_fresh(self) -> None:
         rounds = 0
         while not self._held.is_set():
-            started = time.perf_counter()
-            for cargo in read_changes(self._model, *self.changes.drain()):
-                self._stage(cargo)
-                self._delta_bytes += cargo.size_bytes
             rounds += 1
-            if time.perf_counter() - started < SHORT_ROUND_S or rounds >= MOST_ROUNDS:
+            if self._round() < SHORT_ROUND_S or rounds >= MOST_ROUNDS:
                 self._fresh = True
             self._held.wait(FRESH_S)
+        # What changed during a long round would be sent while nobody owns the slots: once more, while somebody does.
+        for _ in range(LAST_ROUNDS):
+            if self._stopped or self._round() < SHORT_ROUND_S:
+                break
+
+    def _round(self) -> float:
+        """Sends what has changed; the seconds that it took, in which as much may have changed again."""
+        started = time.perf_counter()
+        for cargo in read_changes(self._model, *self.changes.drain()):
+            self._stage(cargo)
+            self._delta_bytes += cargo.size_bytes
+        return time.perf_counter() - started
 
     def _stage(self, cargo: Cargo) -> None:
         order, first = self.order, self._sequence == 0
@@ -167,7 +183,7 @@ class Sending(threading.Thread):
     def progress(self) -> MoveProgress:
         """Until now."""
         return MoveProgress(self._fresh and not self._error, self._rows, self._base_bytes, self._delta_bytes,
-                            self._error)
+                            self._expected_rows, self._error)
 
     @property
     def is_frozen(self) -> bool:
@@ -228,6 +244,7 @@ class Sending(threading.Thread):
 
     def stop(self) -> None:
         """End the copy; what is on the target is its own to drop."""
+        self._stopped = True
         self._held.set()
         self.join(timeout=PATIENCE_S)
         self._target.close()

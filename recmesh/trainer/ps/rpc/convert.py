@@ -117,4 +117,5 @@ def stats_reply(stats: Stats) -> ps_pb2.StatsReply:
         gen=stats.gen, step=stats.step, rows=stats.rows, memory_bytes=stats.memory_bytes, slots=stats.slots,
         busy_s=stats.busy_s, pulls=stats.pulls, pushes=stats.pushes, duplicates=stats.duplicates,
         tables=[ps_pb2.TableStats(name=t.name, rows=t.rows, memory_bytes=t.memory_bytes)
-                for t in stats.tables])
+                for t in stats.tables],
+        demand=stats.demand.astype("<u4").tobytes())

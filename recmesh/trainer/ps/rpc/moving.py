@@ -69,7 +69,8 @@ def move_order(request: pb.MigrateRequest) -> MoveOrder:
 def migrate_reply(progress: MoveProgress) -> pb.MigrateReply:
     """How far the copy is."""
     return pb.MigrateReply(caught_up=progress.caught_up, rows=progress.rows, base_bytes=progress.base_bytes,
-                           delta_bytes=progress.delta_bytes, error=progress.error)
+                           delta_bytes=progress.delta_bytes, error=progress.error,
+                           expected_rows=progress.expected_rows)
 
 
 def freeze_reply(result: FreezeResult) -> pb.FreezeReply:

@@ -1,0 +1,38 @@
+"""A hot server's slots leave it live, unless that costs more than to begin again without it.
+
+A server that hardly gets any CPU cannot send its slots, either. How long the rest will take is told by what came so
+far; where nothing comes, one waits as long as the rollback would take, so that one pays at most twice.
+"""
+
+from services.jobmaster.domain import placement
+from services.jobmaster.domain.job import JobStatus, Relief
+from services.jobmaster.domain.limits import Limits
+
+RESTORE_BYTES_PER_S = 200e6
+"""Of one server: read, verified and put into its store."""
+LEAST_S = 2.0
+"""What came in less time says nothing."""
+
+
+def rollback_s(status: JobStatus, *, now: float, limits: Limits) -> float:
+    """What a rollback would cost the job: to stop and start, to read the snapshot, to train again what came after."""
+    reading_s = status.snapshot_bytes / max(1, len(status.settled_ps)) / RESTORE_BYTES_PER_S
+    return limits.rollback_s + reading_s + max(0.0, now - status.snapshot_at)
+
+
+def is_futile(relief: Relief, *, owned: int, copied: float, waiting: float, now: float) -> str:
+    """Why a rollback costs less than what the live move still will; empty: it does not.
+
+    owned: slots that the server has now. copied: the part of them (in slots) that the move under way has copied.
+    waiting: the part of workers' time that is lost meanwhile.
+    """
+    spent_s, kept = now - relief.since, int((placement.decode(relief.goal) == relief.ps).sum())
+    left = max(0.0, owned - kept - copied)
+    if spent_s < LEAST_S or not left:
+        return ""
+    done, lost = relief.owned - kept - left, min(1.0, waiting)
+    rest_s = spent_s * left / done if done > 0 else 0.0
+    if lost * max(rest_s, spent_s) <= relief.rollback_s:
+        return ""
+    told = f"of {relief.owned - kept} slots {done:.0f} have left after {spent_s:.0f} s"
+    return f"{told}; workers wait {100 * lost:.0f} % of the time, and a rollback costs about {relief.rollback_s:.0f} s"
