@@ -232,7 +232,10 @@ class Acts:
         role = run.status.role(key)
         if role is None or not role.is_live:
             return
-        run.put_role(role.model_copy(update={"leaving": reason, "leaving_since": run.context.clock.now()}))
+        # Its end is commanded; the server that takes its place is as good as any.
+        run.put_role(role.model_copy(update={"stage": "draining", "since": run.context.clock.now()}))
+        for other in run.status.live("ps"):
+            run.put_role(other.model_copy(update={"weight": 1.0}))
         decide(
             run, matter="hot ps", place=role.place, seen=reason,
             decision="it is ended, and the job goes on from the last snapshot without it",

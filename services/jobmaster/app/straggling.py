@@ -40,6 +40,7 @@ class StragglerWatch:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._paces: dict[int, Pace] = {}
+        self._gen = 0
         self._told: dict[str, tuple[int, int, float]] = {}
         """By shardsvc's name of a worker: generation, batches and time of the last telling."""
         self._effects: list[_Effect] = []
@@ -79,6 +80,8 @@ class StragglerWatch:
     def _hear(self) -> dict[int, tuple[str, float | None]]:
         """Paces of the workers that run, by index."""
         run, window_s = self._run, self._run.context.limits.straggler_window_s
+        if run.record.gen != self._gen or run.record.phase == "restoring":
+            self._gen, self._paces = run.record.gen, {}     # during a rollback nobody trains
         running = {role.index: role for role in run.status.live("worker") if role.stage == "running"}
         for index in set(self._paces) - set(running):
             del self._paces[index]

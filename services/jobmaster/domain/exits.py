@@ -56,8 +56,6 @@ def judge(role: RoleState, exit: Exit) -> Verdict:
         return Verdict("oom", how)
     if role.stage == "draining" and (exit.code in (0, EXIT_RETRY) or exit.signal is not None):
         return Verdict("commanded", "asked to go")
-    if role.leaving and exit.signal is not None:
-        return Verdict("retry", how)   # another was to take its place anyway
     if exit.code == 0:
         return Verdict("done", "nothing left to do")
     if exit.code == EXIT_MISTAKE:

@@ -138,8 +138,8 @@ def _starved(at: Situation) -> list[Action]:
     """A hot server that cannot even give its slots away in time."""
     relief, record = at.status.relief, at.record
     role = at.status.role(("ps", relief.ps)) if relief is not None else None
-    is_idle = role is None or not role.is_live or role.leaving or record.phase != "open" or record.moving
-    if relief is None or role is None or is_idle or role.since > relief.since:
+    is_moot = role is None or role.stage != "running" or record.phase != "open" or record.moving
+    if relief is None or role is None or is_moot or role.since > relief.since:
         return []
     if fleet.ends_soon(at.job.intent, record):
         return []

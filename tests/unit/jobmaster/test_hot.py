@@ -229,11 +229,14 @@ async def test_a_server_too_slow_to_send_its_slots_is_left_behind_by_a_rollback(
     run = world.jobs.run_of(job_id)
     await world.until(lambda: run.status.rollbacks == 1 and world.phase(job_id) == "Running")
     assert run.status.failures == 0, "nobody is to blame"
-    assert "ps-1-1" not in {role.name for role in run.status.live("ps")}
+    assert [role.name for role in run.status.live("ps")] == ["ps-0-1", "ps-1-2", "ps-2-1"]
+    assert ("ps", 3) not in {role.key for role in run.status.roles}, "only its place is filled again"
     await world.until(lambda: not run.status.rebalance and run.record.move is None)
     assert len(run.record.owning) == 3
     world.servers.check_truth(run.record)
     assert all(item.done for item in run.status.timeline), run.status.timeline
+    await world.clock.sleep(2 * world.limits.straggler_window_s)
+    assert not world.told("job.straggler_detected"), "during a rollback nobody trains"
 
 
 @pytest.mark.asyncio
