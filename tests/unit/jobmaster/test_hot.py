@@ -235,8 +235,6 @@ async def test_a_server_too_slow_to_send_its_slots_is_left_behind_by_a_rollback(
     assert len(run.record.owning) == 3
     world.servers.check_truth(run.record)
     assert all(item.done for item in run.status.timeline), run.status.timeline
-    await world.clock.sleep(2 * world.limits.straggler_window_s)
-    assert not world.told("job.straggler_detected"), "during a rollback nobody trains"
 
 
 @pytest.mark.asyncio

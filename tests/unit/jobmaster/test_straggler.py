@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmesh.runtime.ops import Table
+from services.jobmaster.app.straggling import StragglerWatch
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.job import MAX_DECISIONS, SlowWorker
 from services.jobmaster.domain.limits import Limits
@@ -304,3 +305,26 @@ async def test_a_worker_that_is_told_to_go_is_replaced_at_once_and_costs_no_fail
     assert [crashed for _, crashed in world.shards.released][:3] == [False] * 3
     assert all(data.expected for data in world.told("job.role_exited") if data.role == "worker")
     assert [item.matter for item in run.status.timeline] == ["termination"] * 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_window_in_which_a_rollback_fell_says_nothing_of_a_worker(world: JobWorld) -> None:
+    world.shards.total = 100_000
+    job_id = await world.submit(spec(roles={"ps": {"replicas": 1}, "worker": {"replicas": 2}}))
+    await world.until(lambda: world.phase(job_id) == "Running")
+    run = world.jobs.run_of(job_id)
+    watch = StragglerWatch(run)
+
+    async def paces() -> list[float | None]:
+        for _ in range(int(WINDOW) + 3):
+            await world.clock.sleep(1.0)
+            await watch.look()
+        return [pace for _, pace in watch._hear().values()]
+
+    assert all(await paces())
+    world.cluster.kill(job_id, "ps-0-1")
+    await world.until(lambda: run.record.gen == 2 and world.phase(job_id) == "Running")
+    await watch.look()
+    assert [pace for _, pace in watch._hear().values()] == [None, None]
+    assert all(await paces())
