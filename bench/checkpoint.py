@@ -1,4 +1,7 @@
-"""What a snapshot costs training: the pauses that a worker sees, memory, speed; beside torch.save of the same bytes."""
+"""What a snapshot costs training: the pauses that a worker sees, memory, speed.
+
+Beside it stand torch.save of as many bytes and, where it is installed, DLRover's flash checkpoint.
+"""
 
 import contextlib
 import json
@@ -14,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from bench.figures import Result
 from bench.mesh import ROOT, Mesh, mesh, one_thread, say, scratch
@@ -23,6 +27,8 @@ from recmesh.pb import ckptcache_pb2, ps_pb2
 from recmesh.pb.ckptcache_pb2_grpc import CheckpointsStub
 from recmesh.runtime.rpc import sync_channel
 
+PEER_PYTHON = "RECMESH_BENCH_DLROVER_PYTHON"
+"""Names an interpreter that has dlrover beside torch."""
 DIM, STATE, HEADER = 16, 16, 6
 ROW_BYTES = 4 * 40
 """Of a row in the store: values, Adagrad's state and header, rounded up to 8 words."""
@@ -76,11 +82,15 @@ def run(*, quick: bool) -> Result:
             shown[name] = found[1]
         largest = list(sizes)[-1]
         for figure in ("latch_ms", "peak_memory_ratio", "node_memory_ratio", "snapshot_gib_per_s",
-                       "stored_gib_per_s", "restore_s_per_gib", "throughput_during_snapshot", "delta_bytes_ratio"):
+                       "stored_gib_per_s", "restore_s_per_gib", "restore_cpu_s_per_gib",
+                       "throughput_during_snapshot", "delta_bytes_ratio"):
             figures[figure] = figures.pop(f"{figure}_{largest}")
         figures |= _memcpy(GIB if not quick else GIB // 8)
         figures["snapshot_to_memcpy"] = figures["snapshot_gib_per_s"] / figures["memcpy_gib_per_s"]
-        figures |= _torch_save(running.home, sizes[next(iter(sizes))])
+        first, gib = next(iter(sizes.items()))
+        figures |= _torch_save(running.home, gib)
+        flash, shown["flash"] = _flash(running.home, gib, name=first)
+        figures |= flash
     return Result("checkpoint", figures, {
         "turns": TURNS if not quick else QUICK_TURNS, "batch_ids": BATCH, "dim": DIM, "optimizer": "adagrad",
         "zipf": 1.05, "row_bytes": ROW_BYTES, "sizes_gib": sizes, "of_largest_size": largest, "runs": shown,
@@ -110,7 +120,10 @@ def _measure(running: Mesh, job_id: str, gib: float, turns: int) -> tuple[dict[s
         parts = list(cache.Get(ckptcache_pb2.GetRequest(job_id=job_id, snapshot=turns + 1)).parts)
         with parameter_server(job_id, folder=running.home, shm_dir=shm, ckptcache=ckptcache,
                               token=running.token) as server:
+            process = psutil.Process(server.pid)
+            spent = sum(process.cpu_times()[:2])
             restore_s = server.restore(snapshot=turns, parts=parts[1:])
+            restore_cpu_s = sum(process.cpu_times()[:2]) - spent
             chain_s = server.restore(snapshot=turns + 1, parts=parts)
         cache.Delete(ckptcache_pb2.DeleteRequest(job_id=job_id), timeout=120.0)
 
@@ -124,7 +137,7 @@ def _measure(running: Mesh, job_id: str, gib: float, turns: int) -> tuple[dict[s
         "peak_memory_ratio": max(turn.private_ratio for turn in found),
         "node_memory_ratio": max(turn.node_ratio for turn in found),
         "snapshot_gib_per_s": size_gib / median("copy_s"), "stored_gib_per_s": size_gib / median("stored_s"),
-        "restore_s_per_gib": restore_s / size_gib,
+        "restore_s_per_gib": restore_s / size_gib, "restore_cpu_s_per_gib": restore_cpu_s / size_gib,
         "throughput_during_snapshot": median("steps_per_s") / median("quiet_steps_per_s"),
         "delta_bytes_ratio": delta.size_bytes / (size_gib * GIB),
     }, {"turns": [asdict(turn) for turn in found], "delta": asdict(delta), "restore_s": restore_s,
@@ -270,3 +283,22 @@ def _torch_save(folder: Path, gib: float) -> dict[str, float]:
     return {"torch_save_pause_ms_per_gib": found["save_s"] / size_gib * 1e3,
             "torch_save_gib_per_s": size_gib / found["save_s"],
             "torch_save_and_fsync_gib_per_s": size_gib / (found["save_s"] + found["fsync_s"])}
+
+
+def _flash(folder: Path, gib: float, *, name: str) -> tuple[dict[str, float], object]:
+    """Training stands still while it copies into shared memory: the call's time is its pause."""
+    python = os.environ.get(PEER_PYTHON, "")
+    if not python:
+        return {}, f"left out: {PEER_PYTHON} names no interpreter that has dlrover"
+    rows, place = int(gib * GIB) // (8 + 4 * (DIM + STATE)), folder / f"{folder.name}-flash"
+    place.mkdir()
+    done = subprocess.run([python, "-m", "bench.peers.flash", json.dumps(
+        {"rows": rows, "dim": DIM, "folder": str(place)})], cwd=ROOT, check=False,
+        env={**os.environ, **one_thread()}, capture_output=True, text=True, timeout=900)
+    if done.returncode != 0:
+        raise RuntimeError(f"DLRover's side failed:\n{done.stderr[-4000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    pause_s, size_gib = statistics.median(found["pauses_s"]), found["size_bytes"] / GIB
+    return {f"flash_pause_ms_{name}": pause_s * 1e3, f"flash_first_pause_ms_{name}": found["first_s"] * 1e3,
+            "flash_pause_ms_per_gib": pause_s / size_gib * 1e3, "flash_stored_gib_per_s": size_gib / found["stored_s"],
+            }, found

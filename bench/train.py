@@ -1,4 +1,8 @@
-"""Samples per CPU second of Wide & Deep and DCN-v2, beside TensorFlow's ParameterServerStrategy in the same run."""
+"""Samples per CPU second of Wide & Deep and DCN-v2, beside two peers in the same run.
+
+They are TensorFlow's ParameterServerStrategy, and one process of torch with fbgemm's embedding tables, which sends
+nothing to anybody.
+"""
 
 import json
 import os
@@ -17,6 +21,7 @@ import psutil
 from bench.figures import Result
 from bench.mesh import ROOT, Mesh, cpu_seconds, criteo_data, mesh, one_thread, say, scratch
 from bench.peers.memory import PEER_MEMORY
+from bench.store import PEER_PYTHON
 from bench.synthetic import Criteo, criteo_like, write_parquet, write_records
 from recmesh.client.views import Job
 from recmesh.pb import ps_pb2
@@ -29,17 +34,18 @@ QUICK_STEPS, QUICK_TEST_ROWS = 60, 16_384
 FROM, TO = 0.25, 0.95
 PASSES = ("growing", "steady")
 """Over the same rows. In the first, a third of a batch's ids is new, and memory is made for their rows; the second, a
-job that starts from the first one's snapshot, knows them all, as the peer always does: it makes its whole tables
-before it starts. Their AUCs are compared after the first pass: the second fits the rows by heart."""
+job that starts from the first one's snapshot, knows them all, as the peers always do: they make their whole tables
+before they start. Their AUCs are compared after the first pass: the second fits the rows by heart."""
 PATIENCE_S = 900.0
 CORES = float(os.cpu_count() or 1)
-"""No quota below the machine's: the peer's processes have none."""
+"""No quota below the machine's: the peers' processes have none."""
 POLL_S = 0.1
 """Asking costs the parameter server a call, which counts as ours."""
 AUC_WITHIN = 0.002
 STEPS = {"wide_deep": 180, "dcn_v2": 90, "torch_dcn_v2": 90}
 TURNS = {"wide_deep": 2, "dcn_v2": 1, "torch_dcn_v2": 1}
 """The gated ratio is Wide & Deep's; a step of DCN-v2 takes three times as long."""
+PEERS = ("tf_pss", "single_process")
 MODELS: dict[str, dict[str, Any]] = {
     "wide_deep": {"hidden": [256, 128, 64]},
     "dcn_v2": {"hidden": [256, 128], "cross_layers": 3},
@@ -49,7 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The same rows for both sides: Parquet for us, whole batches as raw records for the peer."""
+    """The same rows for both sides: Parquet for us, whole batches as raw records for the peers."""
 
     train: Path
     test: Path
@@ -64,7 +70,9 @@ def run(*, quick: bool) -> Result:
     test_rows = QUICK_TEST_ROWS if quick else TEST_ROWS
     models = ["wide_deep"] if quick else list(MODELS)
     ours: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
-    theirs: dict[str, list[dict[str, Any]]] = {name: [] for name in models if not name.startswith("torch_")}
+    theirs: dict[str, dict[str, list[dict[str, Any]]]] = {
+        peer: {name: [] for name in models if not name.startswith("torch_")} for peer in PEERS
+    }
     with scratch() as folder:
         steps = {name: QUICK_STEPS if quick else STEPS[name] for name in models}
         made = {count: _files(folder / str(count), count, test_rows) for count in set(steps.values())}
@@ -73,34 +81,42 @@ def run(*, quick: bool) -> Result:
             for turn, name in turns:
                 files = made[steps[name]]
                 ours[name].append(_ours(running, name, files, turn))
-                if name in theirs:
-                    theirs[name].append(_peer(name, files))
+                for peer, runs in theirs.items():
+                    if name in runs:
+                        runs[name].append(_peer(peer, name, files))
     return Result("train", _figures(ours, theirs), {
         "batch": BATCH, "dim": DIM, "tables": 26, "ids_per_table": 1_000_000, "zipf": 1.05, "lr_adagrad": LR,
         "ps": 1, "workers": 1, "threads_per_process": 1, "steps_per_pass": steps, "window": [FROM, TO],
         "test_rows": test_rows,
-        "models": {name: MODELS[name] for name in models}, "recmesh": ours, "tf_pss": theirs,
+        "models": {name: MODELS[name] for name in models}, "recmesh": ours, **theirs,
         "quick": f"Wide & Deep only, one turn of {QUICK_STEPS} steps per pass" if quick else "",
     })
 
 
-def _figures(ours: dict[str, list[dict[str, Any]]], theirs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+def _figures(
+    ours: dict[str, list[dict[str, Any]]], theirs: dict[str, dict[str, list[dict[str, Any]]]]
+) -> dict[str, float]:
     suffix = {"wide_deep": "", "dcn_v2": "_dcn", "torch_dcn_v2": "_torch_dcn"}
     figures: dict[str, float] = {}
     for name, runs in ours.items():
-        beside = theirs.get(name) or theirs["dcn_v2"]
         for number, kind in enumerate(PASSES):
-            mine, peer = (_median(side, number, "samples_per_cpu_s") for side in (runs, beside))
             of = suffix[name] + ("" if kind == "steady" else f"_{kind}")
-            figures |= {
-                f"samples_per_cpu_s{of}": mine, f"tf_pss_samples_per_cpu_s{of}": peer,
-                f"ratio_vs_tf_pss{of}": mine / peer, f"samples_per_s{of}": _median(runs, number, "samples_per_s"),
-            }
-        figures[f"auc{suffix[name]}"] = _median(runs, 0, "auc")
-        figures[f"tf_pss_auc{suffix[name]}"] = _median(beside, 0, "auc")
-        if abs(figures[f"auc{suffix[name]}"] - figures[f"tf_pss_auc{suffix[name]}"]) > AUC_WITHIN:
-            say(f"{name}: the AUCs differ by more than {AUC_WITHIN}: the ratio compares different training")
+            mine = figures[f"samples_per_cpu_s{of}"] = _median(runs, number, "samples_per_cpu_s")
+            figures[f"samples_per_s{of}"] = _median(runs, number, "samples_per_s")
+            for peer, of_models in theirs.items():
+                beside = _median(_beside(of_models, name), number, "samples_per_cpu_s")
+                figures |= {f"{peer}_samples_per_cpu_s{of}": beside, f"ratio_vs_{peer}{of}": mine / beside}
+        mine = figures[f"auc{suffix[name]}"] = _median(runs, 0, "auc")
+        for peer, of_models in theirs.items():
+            beside = figures[f"{peer}_auc{suffix[name]}"] = _median(_beside(of_models, name), 0, "auc")
+            if abs(mine - beside) > AUC_WITHIN:
+                say(f"{name}, {peer}: the AUCs differ by more than {AUC_WITHIN}: the ratio compares different training")
     return figures
+
+
+def _beside(of_models: dict[str, list[dict[str, Any]]], name: str) -> list[dict[str, Any]]:
+    """A peer's runs of the same model, in whichever framework it has it."""
+    return of_models.get(name) or of_models["dcn_v2"]
 
 
 def _median(runs: list[dict[str, Any]], number: int, name: str) -> float:
@@ -190,22 +206,23 @@ def _await(count: Callable[[], int], least: int) -> int:
     return now
 
 
-# ---- the peer
+# ---- the peers
 
 
-def _peer(model: str, files: Files) -> dict[str, Any]:
+def _peer(peer: str, model: str, files: Files) -> dict[str, Any]:
     task = {
         "model": model, "batch_size": BATCH, "dim": DIM, "ids": 1_000_000, "lr": LR, **MODELS[model],
         "steps": files.steps, "window": [int(files.steps * FROM), int(files.steps * TO)], "passes": len(PASSES),
         "train": str(files.records), "test": str(files.test_records), "test_rows": files.test_rows,
     }
     environment = {**os.environ, **one_thread(), **PEER_MEMORY}
+    python = os.environ.get(PEER_PYTHON, "") if peer == "single_process" else ""
     done = subprocess.run(
-        [sys.executable, "-m", "bench.peers.tf_pss", json.dumps(task)], cwd=ROOT, env=environment,
+        [python or sys.executable, "-m", f"bench.peers.{peer}", json.dumps(task)], cwd=ROOT, env=environment,
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"TensorFlow's side failed:\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"{peer} failed:\n{done.stderr[-4000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    say(f"tf_pss {model}: {found}")
+    say(f"{peer} {model}: {found}")
     return found

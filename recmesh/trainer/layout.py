@@ -85,14 +85,14 @@ class DenseLayout:
 
     def __init__(self, blocks: Sequence[DenseDeclaration]) -> None:
         self.blocks = tuple(blocks)
-        self._offset: dict[str, int] = {}
+        self._range: dict[str, slice] = {}
         keys: list[tuple[int, int, int, int]] = []
         slots: list[NDArray[np.uint16]] = []
         total = 0
         for number, block in enumerate(blocks):
             size = int(np.prod(block.shape, dtype=np.int64))
             count = chunk_count(size)
-            self._offset[block.name] = total
+            self._range[block.name] = slice(total, total + size)
             keys += [
                 (number, k, total + k * CHUNK, total + min(size, (k + 1) * CHUNK)) for k in range(count)
             ]
@@ -116,7 +116,7 @@ class DenseLayout:
         """Writes pulled chunks to their place; returns how many float32."""
         written = 0
         for block, chunk, values in chunks:
-            lo = self._offset[self.blocks[block].name] + chunk * CHUNK
+            lo = self._range[self.blocks[block].name].start + chunk * CHUNK
             flat[lo:lo + values.size] = values
             written += values.size
         return written
@@ -124,20 +124,14 @@ class DenseLayout:
     def flatten(self, values: Mapping[str, Floats]) -> Floats:
         """One flat array; what is missing is zero."""
         flat = aligned((self.size,))
-        for block in self.blocks:
-            size = int(np.prod(block.shape, dtype=np.int64))
-            lo = self._offset[block.name]
-            given = values.get(block.name)
-            flat[lo:lo + size] = 0.0 if given is None else np.asarray(given, np.float32).ravel()
+        for name, where in self._range.items():
+            given = values.get(name)
+            flat[where] = 0.0 if given is None else np.asarray(given, np.float32).ravel()
         return flat
 
     def views(self, flat: Floats) -> dict[str, Floats]:
         """By block name, in shape."""
-        views = {}
-        for block in self.blocks:
-            lo = self._offset[block.name]
-            views[block.name] = flat[lo:lo + int(np.prod(block.shape, dtype=np.int64))].reshape(block.shape)
-        return views
+        return {block.name: flat[self._range[block.name]].reshape(block.shape) for block in self.blocks}
 
 
 @dataclass(frozen=True, slots=True)

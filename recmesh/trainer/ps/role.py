@@ -18,6 +18,7 @@ from recmesh.runtime.rpc import sync_channel, sync_server
 from recmesh.runtime.shared_memory import remove_abandoned
 from recmesh.trainer.breaking import broken_rule
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
+from recmesh.trainer.lean import keep_pandas_out
 from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Beat, BeatReply, RunRecord
 from recmesh.trainer.ps.moves import Target
@@ -39,6 +40,7 @@ _DRAIN_S = 5.0
 
 def main(env: Mapping[str, str]) -> int:
     """Run the role to its end; the exit code as `recmesh.trainer.exits` defines them."""
+    keep_pandas_out()
     try:
         identity = Identity.from_env(env)
     except MeshError as error:

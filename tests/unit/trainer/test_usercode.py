@@ -142,6 +142,16 @@ def test_a_role_without_its_environment_ends_with_one_clear_line() -> None:
     assert "RECMESH_JOB_ID: is not set" in done.stderr.splitlines()[-1]
 
 
+def test_a_parameter_server_that_reads_a_snapshot_imports_no_pandas() -> None:
+    code = (
+        f"from recmesh.trainer.ps.role import main; assert main({{}}) == {MISTAKE}\n"
+        "import sys, pyarrow as pa\n"
+        "assert len(pa.array([1.5]).to_numpy()) == 1\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_reading_data_imports_no_pandas() -> None:
     code = (
         "from recmesh.trainer.lean import keep_pandas_out; keep_pandas_out()\n"
