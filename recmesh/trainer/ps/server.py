@@ -228,7 +228,7 @@ class ParameterServer:
         with self._command(term):
             books, moves = self.books, self.moves
             return TakeoverResult(books.gen, books.term, books.since, books.owned.copy(), self.marking,
-                                  moves.sending, moves.frozen, moves.receiver.installed)
+                                  moves.sending, moves.frozen)
 
     def migrate(self, order: MoveOrder, *, term: int) -> MoveProgress:
         """Copy slots to another server and keep the copy fresh; repeated, how far it is."""

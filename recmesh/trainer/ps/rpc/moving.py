@@ -62,7 +62,7 @@ def join_order(request: pb.JoinRequest) -> JoinOrder:
 
 def move_order(request: pb.MigrateRequest) -> MoveOrder:
     """A move; InvalidArgument when the slots are no bitmap."""
-    return MoveOrder(request.gen, request.move, slots_from(request.slots), request.target,
+    return MoveOrder(request.gen, request.move, slots_from(request.slots),
                      request.target_address, request.target_incarnation)
 
 
@@ -181,7 +181,6 @@ def _table_cargo(entry: pb.RowStates, path: str) -> TableCargo:
 
 def _matrix(flat: Any, rows: int) -> Any:
     return flat.reshape(rows, -1) if rows else np.empty((0, 0), np.float32)
-
 
 
 def _model_json(content: Declaration) -> str:
