@@ -53,11 +53,11 @@ def judged(mesh: TrainingMesh, job_id: str) -> dict[str, float]:
 
 def test_one_and_three_workers_learn_the_same_and_what_one_process_does_with_large_batches(mesh: TrainingMesh) -> None:
     sync = {"sync": {"batches_per_step": BATCHES}}
-    one, three = (judged(mesh, mesh.submit(spec_of(mesh, f"sync-{workers}", workers=workers, **sync)))
-                  for workers in (1, 3))
+    jobs = [mesh.submit(spec_of(mesh, f"sync-{workers}", workers=workers, **sync)) for workers in (1, 3)]
     alone = local_job(spec_of(mesh, "alone", workers=1, batch_size=BATCH * BATCHES))
     resolve(alone.spec.model)(alone)
     large = alone.evaluate()
+    one, three = (judged(mesh, job_id) for job_id in jobs)
     assert one["eval_auc"] > 0.85
     for name in ("eval_auc", "eval_loss"):
         assert three[name] == pytest.approx(one[name], abs=1e-4)
