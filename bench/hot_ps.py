@@ -1,10 +1,7 @@
 """Job time with one of 3 parameter servers at 3 % of its CPU, over the time on the servers that are left."""
 
 import math
-import os
-import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +12,16 @@ from bench.quotas import (
     MODEL,
     SLOW_SHARE,
     Fleet,
-    all_train,
-    job,
     rates,
+    restart_elsewhere,
     slowed,
+    started,
     unix,
     until_stopped,
     until_trained,
 )
 from bench.synthetic import criteo_like, write_parquet
 from recmesh.client.views import Event
-from recmesh.runtime.process import find
 
 FLEET = Fleet(workers=2, servers=3)
 VICTIM = 1
@@ -33,7 +29,6 @@ ROWS, IDS = 65_536, 100_000
 FULL_S, QUICK_S = 300.0, 90.0
 WINDOW_S, PAUSE_S = 15.0, 30.0
 """The product's defaults; a quick run scales them like its job."""
-START_S = 600.0
 
 
 def run(*, quick: bool) -> Result:
@@ -72,18 +67,9 @@ def run(*, quick: bool) -> Result:
     })
 
 
-def _started(running: Mesh, name: str, rows: Path, epochs: int, *, servers: int = FLEET.servers) -> str:
-    spec = job(name, rows, FLEET, epochs=epochs)
-    spec["roles"]["ps"]["replicas"] = servers
-    job_id = running.client.submit(spec).job_id
-    running.wait(job_id, all_train(FLEET.workers), patience_s=START_S)
-    time.sleep(5.0)
-    return job_id
-
-
 def _pace(running: Mesh, name: str, rows: Path, *, servers: int, window_s: float) -> dict[str, Any]:
     """No fault."""
-    job_id = _started(running, name, rows, 500, servers=servers)
+    job_id = started(running, FLEET, name, rows, 500, servers=servers)
     whole, _ = rates(running, job_id, window_s=window_s)
     called_hot = len(_decisions(running, job_id))
     running.client.stop(job_id)
@@ -99,7 +85,7 @@ def _decisions(running: Mesh, job_id: str) -> list[Event]:
 
 def _relieved(running: Mesh, rows: Path, epochs: int, ideal_per_s: float) -> dict[str, Any]:
     """One server slowed; the product does what it does."""
-    job_id = _started(running, "relieved", rows, epochs)
+    job_id = started(running, FLEET, "relieved", rows, epochs)
     before = running.client.job(job_id)
     left = before.progress.total - before.progress.samples
     with slowed(running, job_id, "ps", VICTIM) as victim:
@@ -129,7 +115,7 @@ def _relieved(running: Mesh, rows: Path, epochs: int, ideal_per_s: float) -> dic
 
 def _suffered(running: Mesh, rows: Path, *, window_s: float) -> dict[str, Any]:
     """One server slowed, and nothing done about it."""
-    job_id = _started(running, "none", rows, 500)
+    job_id = started(running, FLEET, "none", rows, 500)
     with slowed(running, job_id, "ps", VICTIM):
         time.sleep(5.0)
         whole, _ = rates(running, job_id, window_s=window_s)
@@ -141,18 +127,7 @@ def _suffered(running: Mesh, rows: Path, *, window_s: float) -> dict[str, Any]:
 
 def _restarted(running: Mesh, rows: Path, epochs: int, *, detect_s: float) -> dict[str, Any]:
     """One server slowed, and the job stopped and started again elsewhere once that is known."""
-    job_id = _started(running, "restarted", rows, epochs)
-    before = running.client.job(job_id)
-    left = before.progress.total - before.progress.samples
-    with slowed(running, job_id, "ps", VICTIM):
-        began = time.time()
-        time.sleep(detect_s)
-        running.client.checkpoint(job_id)
-    for handle in find(running.home / "run" / "jobs" / job_id):
-        if handle.alive():
-            with suppress(ProcessLookupError):
-                os.kill(handle.pid, signal.SIGKILL)
-    gen = running.client.job(job_id).gen
-    running.wait(job_id, lambda job: job.gen > gen and all_train(FLEET.workers)(job), patience_s=START_S)
+    job_id = started(running, FLEET, "restarted", rows, epochs)
+    began, left = restart_elsewhere(running, job_id, "ps", VICTIM, workers=FLEET.workers, detect_s=detect_s)
     ended, after = until_trained(running, job_id, patience_s=4 * FULL_S)
     return {"job_s": ended - began, "job_s_per_sample": (ended - began) / left, "gen": after.gen}

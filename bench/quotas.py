@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.mesh import Mesh, criteo_data, one_thread, say
-from recmesh.client.views import Job, Role
+from recmesh.client.views import Job
 from recmesh.runtime.process import ProcessHandle, find
 
 CORES_SUM = 1.6
@@ -26,6 +26,10 @@ CORES_SUM = 1.6
 SLOW_SHARE = 0.03
 """Of the slowed role's quota, as in the paper."""
 PERIOD_US = 1_000_000
+START_S = 600.0
+"""Five processes that import a framework with a third of a core each."""
+SETTLE_S = 5.0
+"""From the first steps until the pace is steady."""
 BATCH = 512
 MODEL: Mapping[str, Any] = {"embedding_dim": 8, "cross_layers": 2, "hidden": [768, 384]}
 """A step computes much and pulls little: parameter servers with the same quota as workers keep up with all of them."""
@@ -63,9 +67,37 @@ def job(name: str, file: Path, fleet: Fleet, *, epochs: int) -> dict[str, Any]:
     }
 
 
-def role_of(job: Job, role: str, index: int) -> Role | None:
-    """The running process at this place."""
-    return next((item for item in job.roles if (item.role, item.index, item.state) == (role, index, "running")), None)
+def started(
+    running: Mesh, fleet: Fleet, name: str, file: Path, epochs: int, *, servers: int | None = None
+) -> str:
+    """The id of such a job, all of whose workers train. `servers`: another number than the fleet's, each as fast."""
+    spec = job(name, file, fleet, epochs=epochs)
+    spec["roles"]["ps"]["replicas"] = servers or fleet.servers
+    job_id = running.client.submit(spec).job_id
+    running.wait(job_id, all_train(fleet.workers), patience_s=START_S)
+    time.sleep(SETTLE_S)
+    return job_id
+
+
+def restart_elsewhere(
+    running: Mesh, job_id: str, role: str, index: int, *, workers: int, detect_s: float
+) -> tuple[float, int]:
+    """One role gets slow, and once that is known the job is stopped and started again, where nothing is slow.
+
+    Returns when all workers train again: (unix time of the slowing, samples that were left then).
+    """
+    before = running.client.job(job_id)
+    with slowed(running, job_id, role, index):
+        began = time.time()
+        time.sleep(detect_s)
+        running.client.checkpoint(job_id)
+    for handle in find(running.home / "run" / "jobs" / job_id):
+        if handle.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(handle.pid, signal.SIGKILL)
+    gen = running.client.job(job_id).gen
+    running.wait(job_id, lambda job: job.gen > gen and all_train(workers)(job), patience_s=START_S)
+    return began, before.progress.total - before.progress.samples
 
 
 def samples_of(job: Job) -> dict[int, int]:

@@ -1,10 +1,7 @@
 """Job time with one of 4 workers at 3 % of its CPU, over the time that the capacity left would take."""
 
 import math
-import os
-import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +13,15 @@ from bench.quotas import (
     SLOW_SHARE,
     Fleet,
     PeersPace,
-    all_train,
-    job,
     rates,
+    restart_elsewhere,
     slowed,
+    started,
     unix,
     until_stopped,
     until_trained,
 )
 from bench.synthetic import criteo_like, write_parquet
-from recmesh.runtime.process import find
 
 FLEET = Fleet(workers=4, servers=1)
 VICTIM = 3
@@ -34,8 +30,6 @@ FULL_S, QUICK_S = 300.0, 90.0
 """Of the job that is slowed, from the slowing on, at the capacity that is left."""
 WINDOW_S, COOLDOWN_S, WORTH_S = 15.0, 10.0, 30.0
 """The product's defaults; a quick run scales them like its job."""
-START_S = 600.0
-"""Five processes that import a framework with a third of a core each."""
 
 
 def run(*, quick: bool) -> Result:
@@ -93,16 +87,9 @@ def _left() -> float:
     return (FLEET.workers - 1 + SLOW_SHARE) / FLEET.workers
 
 
-def _started(running: Mesh, name: str, rows: Path, epochs: int) -> str:
-    job_id = running.client.submit(job(name, rows, FLEET, epochs=epochs)).job_id
-    running.wait(job_id, all_train(FLEET.workers), patience_s=START_S)
-    time.sleep(5.0)
-    return job_id
-
-
 def _control(running: Mesh, rows: Path, *, window_s: float) -> dict[str, Any]:
     """No fault: the pace of the job and of each worker."""
-    job_id = _started(running, "control", rows, 500)
+    job_id = started(running, FLEET, "control", rows, 500)
     whole, each = rates(running, job_id, window_s=window_s)
     detected = [event for event in running.client.events(job_id) if event.type == "job.straggler_detected"]
     running.client.stop(job_id)
@@ -117,7 +104,7 @@ def _control(running: Mesh, rows: Path, *, window_s: float) -> dict[str, Any]:
 
 def _mitigated(running: Mesh, name: str, rows: Path, epochs: int, pace: float) -> dict[str, Any]:
     """One worker slowed; the product does what it does."""
-    job_id = _started(running, name, rows, epochs)
+    job_id = started(running, FLEET, name, rows, epochs)
     before = running.client.job(job_id)
     left = before.progress.total - before.progress.samples
     with slowed(running, job_id, "worker", VICTIM) as victim:
@@ -150,19 +137,8 @@ def _peers(running: Mesh, job_id: str) -> float:
 
 def _restarted(running: Mesh, rows: Path, epochs: int, pace: float, *, detect_s: float) -> dict[str, Any]:
     """One worker slowed, and the job stopped and started again elsewhere once that is known."""
-    job_id = _started(running, "restarted", rows, epochs)
-    before = running.client.job(job_id)
-    left = before.progress.total - before.progress.samples
-    with slowed(running, job_id, "worker", VICTIM):
-        began = time.time()
-        time.sleep(detect_s)
-        running.client.checkpoint(job_id)
-    for handle in find(running.home / "run" / "jobs" / job_id):
-        if handle.alive():
-            with suppress(ProcessLookupError):
-                os.kill(handle.pid, signal.SIGKILL)
-    gen = running.client.job(job_id).gen
-    running.wait(job_id, lambda job: job.gen > gen and all_train(FLEET.workers)(job), patience_s=START_S)
+    job_id = started(running, FLEET, "restarted", rows, epochs)
+    began, left = restart_elsewhere(running, job_id, "worker", VICTIM, workers=FLEET.workers, detect_s=detect_s)
     pace_now = PeersPace(VICTIM)
     ended, after = until_trained(running, job_id, patience_s=4 * FULL_S, look=pace_now.look)
     took_s = ended - began

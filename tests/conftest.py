@@ -1,6 +1,12 @@
 """What holds for every test."""
 
 import asyncio
+from typing import Any
+
+import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+WITH_SERVERS = ("tests/integration/", "tests/e2e/")
 
 
 def pytest_configure() -> None:
@@ -10,3 +16,16 @@ def pytest_configure() -> None:
     nobody closes that loop, and a later garbage collection fails an innocent test.
     """
     asyncio.set_event_loop(None)
+
+
+class ByServers(LoadScopeScheduling):  # type: ignore[misc]  # untyped
+    """Modules that start servers stay whole, so that each mesh is started once, and come first; the rest fills up."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return module if module.startswith(WITH_SERVERS) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServers | None:
+    """What `-n` does unless `--dist` says otherwise."""
+    return ByServers(config, log) if config.getvalue("dist") == "load" else None

@@ -311,7 +311,6 @@ class TakeoverReply(google.protobuf.message.Message):
     MARKING_FIELD_NUMBER: builtins.int
     SENDING_FIELD_NUMBER: builtins.int
     FROZEN_FIELD_NUMBER: builtins.int
-    INSTALLED_FIELD_NUMBER: builtins.int
     gen: builtins.int
     term: builtins.int
     since: builtins.int
@@ -327,10 +326,6 @@ class TakeoverReply(google.protobuf.message.Message):
     def frozen(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """of these, moves after their freeze"""
 
-    @property
-    def installed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """moves whose slots came here, in this generation"""
-
     def __init__(
         self,
         *,
@@ -341,9 +336,8 @@ class TakeoverReply(google.protobuf.message.Message):
         marking: builtins.int = ...,
         sending: collections.abc.Iterable[builtins.int] | None = ...,
         frozen: collections.abc.Iterable[builtins.int] | None = ...,
-        installed: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["frozen", b"frozen", "gen", b"gen", "installed", b"installed", "marking", b"marking", "sending", b"sending", "since", b"since", "slots", b"slots", "term", b"term"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frozen", b"frozen", "gen", b"gen", "marking", b"marking", "sending", b"sending", "since", b"since", "slots", b"slots", "term", b"term"]) -> None: ...
 
 Global___TakeoverReply: typing_extensions.TypeAlias = TakeoverReply
 
@@ -1057,7 +1051,6 @@ class MigrateRequest(google.protobuf.message.Message):
     TERM_FIELD_NUMBER: builtins.int
     MOVE_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
-    TARGET_FIELD_NUMBER: builtins.int
     TARGET_ADDRESS_FIELD_NUMBER: builtins.int
     TARGET_INCARNATION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
@@ -1066,7 +1059,6 @@ class MigrateRequest(google.protobuf.message.Message):
     move: builtins.int
     slots: builtins.bytes
     """512-byte bitmap; the source owns all of them"""
-    target: builtins.int
     target_address: builtins.str
     target_incarnation: builtins.str
     def __init__(
@@ -1077,11 +1069,10 @@ class MigrateRequest(google.protobuf.message.Message):
         term: builtins.int = ...,
         move: builtins.int = ...,
         slots: builtins.bytes = ...,
-        target: builtins.int = ...,
         target_address: builtins.str = ...,
         target_incarnation: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "move", b"move", "slots", b"slots", "target", b"target", "target_address", b"target_address", "target_incarnation", b"target_incarnation", "term", b"term"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gen", b"gen", "job_id", b"job_id", "move", b"move", "slots", b"slots", "target_address", b"target_address", "target_incarnation", b"target_incarnation", "term", b"term"]) -> None: ...
 
 Global___MigrateRequest: typing_extensions.TypeAlias = MigrateRequest
 

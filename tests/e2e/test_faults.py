@@ -4,9 +4,11 @@ Each job is asked, before the kill, whether it still trains; and afterwards whet
 every epoch exactly once, by the ledgers of its closing snapshot, and has registered its model.
 """
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +88,35 @@ def test_a_killed_parameter_server_is_a_rollback_and_the_count_is_exact(mesh: Wh
     assert [event.data["index"] for event in replacements(mesh, job_id, "ps")] == [1]
     assert unexpected(mesh, job_id, "ps") == [1] and unexpected(mesh, job_id, "worker") == []
     assert "Recovering" in [step.to_phase for step in job.transitions]
+
+
+def test_a_damaged_delta_is_passed_over_and_training_goes_on_from_the_snapshot_before(mesh: WholeMesh) -> None:
+    name = "with-damage"
+    spec = flights_job(name, mesh.folder) | {"checkpoint": {"every_s": 3600, "full_every": 5, "keep": 3}}
+    job_id = mesh.submit(spec)
+    mesh.trains(job_id, share=0.1, snapshots=0)
+    whole, before, newest = (mesh.asked(lambda client: client.checkpoint(job_id)) for _ in range(3))
+    (storage,) = mesh.home.root.glob(f"**/checkpoints/{job_id}")
+    manifest = json.loads((storage / f"{newest:08}" / "manifest.json").read_text())
+    assert [base["snapshot"] for base in manifest["chain"]] == [before, whole]
+    copies = list((mesh.home.shm / "ckptcache").glob(f"{job_id}.{newest:08}.*"))
+    groups = list(storage.glob(f"{newest:08}/ps-*/group-*.arrow"))
+    assert copies and groups
+    for path in [*copies, *groups]:
+        damage(path)
+    assert mesh.is_training(job_id)
+    for item in mesh.job(job_id).roles:
+        os.kill(int(item.handle), signal.SIGKILL)
+    job = succeeded(mesh, job_id, name)
+    assert [back.data["snapshot"] for back in mesh.events(job_id, "job.rolled_back")] == [before]
+    assert any(f"snapshot {newest} cannot be restored" in note for note in job.notes), job.notes
+
+
+def damage(path: Path) -> None:
+    """Every byte is another; the length stays, for whoever has the file mapped."""
+    held = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(bytes(byte ^ 0xFF for byte in held))
 
 
 @pytest.mark.parametrize(

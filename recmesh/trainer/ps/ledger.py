@@ -11,6 +11,7 @@ import numpy as np
 
 from recmesh.formats import SLOTS, Ledger, SlotMask
 from recmesh.formats.intervals import Triple
+from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.trainer.ps.epochs import NewestEpochs
 from recmesh.trainer.ps.refusals import (
     NoGeneration,
@@ -25,6 +26,21 @@ from recmesh.trainer.ps.refusals import (
 
 Batch = tuple[Triple, ...]
 """Pieces (line, lo, hi), claimed all or none."""
+
+
+def check_batch(batch: Batch) -> None:
+    """InvalidArgument unless there are pieces, none is empty, and none overlaps another."""
+    seen = Ledger()
+    for i, (line, lo, hi) in enumerate(batch):
+        if not 0 <= lo < hi:
+            raise InvalidArgument("a piece of the batch is empty",
+                                  violations=[Violation(f"batch[{i}]", f"[{lo}, {hi})")])
+        if not seen.disjoint(line, lo, hi):
+            raise InvalidArgument("pieces of the batch overlap",
+                                  violations=[Violation(f"batch[{i}]", f"[{lo}, {hi}) of line {line}")])
+        seen.add(line, lo, hi)
+    if not batch:
+        raise InvalidArgument("a push names its batch", violations=[Violation("batch", "is empty")])
 
 
 @dataclass(eq=False, slots=True)

@@ -162,8 +162,6 @@ class TakeoverResult:
     """Moves that are not decided here."""
     frozen: Sequence[int] = ()
     """Of these, those whose slots have left."""
-    installed: Sequence[int] = ()
-    """Moves whose slots came here in this generation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from recmesh.formats import Ledger
 from recmesh.formats.intervals import Triple
 from recmesh.formats.snapshot import Part as SnapshotPart
-from recmesh.formats.snapshot import open_part
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
+from recmesh.runtime.errors import FailedPrecondition, Unavailable
 from recmesh.runtime.gates import gate
 from recmesh.runtime.shared_memory import PART_PREFIX
+from recmesh.trainer.ps.alone import keep_nothing, reach_nobody, stored_parts
 from recmesh.trainer.ps.assembly import Assembly
 from recmesh.trainer.ps.copying import Copy, Deliver, Order
 from recmesh.trainer.ps.latch import Latch
-from recmesh.trainer.ps.ledger import Batch, Books, Claim, Cut
+from recmesh.trainer.ps.ledger import Books, Claim, Cut, check_batch
 from recmesh.trainer.ps.messages import (
     Declaration,
     DenseValues,
@@ -44,7 +44,7 @@ from recmesh.trainer.ps.messages import (
     TakeoverResult,
 )
 from recmesh.trainer.ps.model import Model
-from recmesh.trainer.ps.moves import FreezeResult, MoveOrder, MoveProgress, Moves, Reach, Target
+from recmesh.trainer.ps.moves import FreezeResult, MoveOrder, MoveProgress, Moves, Reach
 from recmesh.trainer.ps.refusals import WrongMap
 from recmesh.trainer.ps.restoring import load_parts
 from recmesh.trainer.ps.synchronous import SettledResult, Synchronous
@@ -64,21 +64,6 @@ def fail_stop(error: BaseException) -> NoReturn:
     traceback.print_exception(error)
     print(f"a parameter server failed inside apply: {error!r}", file=sys.stderr, flush=True)
     os._exit(FAIL_STOP_EXIT_CODE)
-
-
-def stored_parts(order: RestoreOrder) -> Sequence[SnapshotPart]:
-    """The parts from their URIs, without ckptcache."""
-    return [open_part(uri) for uri in order.parts]
-
-
-def keep_nothing(_: object, __: threading.Event) -> bool:
-    """A delivery to nobody: for a server that is alone."""
-    return False
-
-
-def reach_nobody(address: str) -> Target:
-    """For a server that is alone."""
-    raise Unavailable(f"this server reaches no other, and not {address}", reason="ALONE")
 
 
 class ParameterServer:
@@ -147,7 +132,7 @@ class ParameterServer:
         A part of a synchronous step is KEPT, which is no ack, until the step is whole.
         """
         started = time.perf_counter()
-        _check_batch(part.batch)
+        check_batch(part.batch)
         if part.chunks > 1:
             whole = self._assemble(part)
             if whole is None:
@@ -200,8 +185,7 @@ class ParameterServer:
 
         DataLoss when the snapshot is damaged; the server then has no generation, and may get another order.
         """
-        with self._commands():
-            self.books.accept_term(order.term)
+        with self._command(order.term):
             if self._restored and self._restored[0] == order and self.books.gen == order.gen:
                 return self._restored[1]
             self.books.check_restore(order.gen, incarnation=order.incarnation)
@@ -231,8 +215,7 @@ class ParameterServer:
 
     def join(self, order: JoinOrder) -> None:
         """Take part in an open generation, without slots. The same order, repeated, has no effect."""
-        with self._commands():
-            self.books.accept_term(order.term)
+        with self._command(order.term):
             if self.books.gen == order.gen and order.incarnation == self.books.incarnation:
                 return
             self.books.check_restore(order.gen, incarnation=order.incarnation)
@@ -242,40 +225,34 @@ class ParameterServer:
 
     def takeover(self, gen: int, term: int) -> TakeoverResult:
         """A new jobmaster: earlier terms are refused from now on."""
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             books, moves = self.books, self.moves
             return TakeoverResult(books.gen, books.term, books.since, books.owned.copy(), self.marking,
-                                  moves.sending, moves.frozen, moves.receiver.installed)
+                                  moves.sending, moves.frozen)
 
     def migrate(self, order: MoveOrder, *, term: int) -> MoveProgress:
         """Copy slots to another server and keep the copy fresh; repeated, how far it is."""
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             return self.moves.migrate(order, source=self._ps)
 
     def freeze(self, gen: int, term: int, move: int, *, map_version: int) -> FreezeResult:
         """The slots leave for good; `installed` when the target has them."""
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             return self.moves.freeze(gen, move, map_version=map_version)
 
     def resume(self, gen: int, term: int, move: int, *, map_version: int) -> bool:
         """The target has promised never to install. Whether the slots had left."""
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             return self.moves.resume(gen, move, map_version=map_version)
 
     def free(self, gen: int, term: int, move: int) -> None:
         """The run record names the target: the rows here are nobody's."""
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             self.moves.free(gen, move)
 
     def abort_install(self, gen: int, term: int, move: int) -> bool:
         """Whether slots of the move are installed here; if not, they never will be."""
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             return self.moves.receiver.abort(gen, move)
 
     def mark(self, gen: int, term: int, snapshot: int, *, base: int = 0) -> MarkResult:
@@ -283,8 +260,7 @@ class ParameterServer:
 
         It builds on `base`, a committed snapshot of this generation, where this server can; the answer says so.
         """
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             self.books.check_generation(gen)
             if self._marked and self._marked[0] == snapshot:
                 return self._marked[1]
@@ -315,16 +291,14 @@ class ParameterServer:
 
     def abort_mark(self, gen: int, term: int, snapshot: int) -> None:
         """Forget a snapshot that will not be committed."""
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             self.books.check_generation(gen)
             if self._copy and self._copy.snapshot == snapshot:
                 self._stop_copy()
 
     def void(self, gen: int, term: int, batches: Sequence[Triple]) -> list[Triple]:
         """Quarantine: no push of these positions has an effect from now on; returns those already applied."""
-        with self._commands():
-            self.books.accept_term(term)
+        with self._command(term):
             with self.latch.exclusive():
                 self.books.check_generation(gen)
                 return self.books.void(batches)
@@ -382,11 +356,12 @@ class ParameterServer:
                        dense=[chunk for piece in pieces for chunk in piece.dense])
 
     @contextmanager
-    def _commands(self) -> Iterator[None]:
-        """One command of jobmaster at a time."""
+    def _command(self, term: int) -> Iterator[None]:
+        """One command at a time, of the newest jobmaster: an earlier one's is StaleTerm."""
         if not self._structure.acquire(timeout=_BUSY_S):
             raise Unavailable("another command is under way", reason="BUSY")
         try:
+            self.books.accept_term(term)
             yield
         finally:
             self._structure.release()
@@ -408,18 +383,3 @@ class ParameterServer:
     def _count(self, what: str) -> None:
         with self._ledger:
             self._counts[what] += 1
-
-
-def _check_batch(batch: Batch) -> None:
-    seen = Ledger()
-    for i, (line, lo, hi) in enumerate(batch):
-        if not 0 <= lo < hi:
-            raise InvalidArgument("a piece of the batch is empty",
-                                  violations=[Violation(f"batch[{i}]", f"[{lo}, {hi})")])
-        if not seen.disjoint(line, lo, hi):
-            raise InvalidArgument("pieces of the batch overlap",
-                                  violations=[Violation(f"batch[{i}]", f"[{lo}, {hi}) of line {line}")])
-        seen.add(line, lo, hi)
-    if not batch:
-        raise InvalidArgument("a push names its batch", violations=[Violation("batch", "is empty")])
-

@@ -257,8 +257,8 @@ class GrpcServers:
     async def migrate(self, address: str, order: MoveOrder, *, slots: bytes, target: Member) -> Copied:
         """See `peers.Servers`."""
         request = ps_pb2.MigrateRequest(
-            job_id=order.job_id, gen=order.gen, term=order.term, move=order.move, slots=slots, target=target.ps,
-            target_address=target.address, target_incarnation=target.incarnation,
+            job_id=order.job_id, gen=order.gen, term=order.term, move=order.move,
+            slots=slots, target_address=target.address, target_incarnation=target.incarnation,
         )
         reply = await self._stub(address).Migrate(request, timeout=QUICK_S)
         return Copied(

@@ -100,7 +100,7 @@ def throttled(pid: int, *, share: float, period_s: float = 0.5) -> Iterator[None
 
 
 def test_a_slow_worker_is_answered_and_holds_up_neither_the_job_nor_its_end(mesh: TrainingMesh) -> None:
-    epochs, step_s = 60, 0.05
+    epochs, step_s = 40, 0.05
     job_id = mesh.submit(paced(mesh, "straggler", workers=3, epochs=epochs, step_s=step_s))
     before = mesh.until_job(
         job_id, lambda job: job.phase == "Running" and all(worker(job, i).samples > 4 * BATCH for i in range(3))

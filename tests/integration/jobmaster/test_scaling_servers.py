@@ -1,5 +1,6 @@
 """Real parameter servers come and go under a real job: no sample is lost, none is trained twice, nothing rolls back."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 
 from recmesh.pb import jobmaster_pb2 as pb
 from tests.support.training_mesh import TrainingMesh, training_mesh
+from tests.support.whole_mesh import PACED
 
 pytestmark = pytest.mark.integration
 
-ROWS, EPOCHS = 60_000, 30
+ROWS, EPOCHS = 60_000, 16
+STEP_S = 0.05
+"""Until the last scaling: the job shall not be over before, however long processes take to start."""
 
 
 @pytest.fixture
@@ -30,14 +34,21 @@ def mesh(tmp_path: Path) -> Iterator[TrainingMesh]:
 
 
 def elastic(folder: Path, *, servers: int) -> dict[str, Any]:
+    (folder / "paced.py").write_text(PACED)
+    pace = {
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        "STEP_S": str(STEP_S), "HURRY": str(folder / "hurry"),
+    }
     return {
         "name": "elastic",
-        "model": {"zoo": "torch_dcn_v2", "params": {"embedding_dim": 8, "hidden": [32]}},
+        "model": {"entrypoint": "paced:main", "params": {"embedding_dim": 8, "hidden": [32]}},
         "data": {
             "source": {"files": [str(folder / "data.parquet")]}, "task_rows": 10_000,
             "features": [{"name": "user"}, {"name": "item"}, {"name": "x", "kind": "dense"}],
         },
-        "roles": {"ps": {"replicas": servers, "env": {"RECMESH_NOTICE_S": "100"}}, "worker": {"replicas": 2}},
+        "roles": {
+            "ps": {"replicas": servers, "env": {"RECMESH_NOTICE_S": "100"}}, "worker": {"replicas": 2, "env": pace},
+        },
         "training": {"batch_size": 256, "shard_batches": 8, "epochs": EPOCHS},
         "checkpoint": {"every_s": 5}, "export": None,
     }
@@ -51,6 +62,7 @@ def test_servers_from_one_to_three_and_back_while_a_job_trains(mesh: TrainingMes
         mesh.until_job(job_id, lambda job, count=count: is_settled(mesh, job, count))
         now = mesh.job(job_id).progress.samples
         mesh.until_job(job_id, lambda job, now=now: job.progress.samples > now + 10_000 or job.phase == "Succeeded")
+    (tmp_path / "hurry").touch()
     moved = [data for kind, data in events(mesh, job_id) if kind == "job.slots_moved"]
     assert sum(data["slots"] for data in moved) == 2048 + 1365 + 2730
     assert scalings(mesh, job_id) == [(1, 2), (2, 3), (3, 1)]

@@ -208,8 +208,11 @@ def test_a_memory_limit_can_be_raised_while_the_process_runs(
 ) -> None:
     if watched:
         request.getfixturevalue("no_cgroups")
-    handle = python(run_dir, "import time; time.sleep(1)\n" + HUNGRY, memory_bytes=64 << 20)
+    raised = run_dir.parent / "raised"
+    waiting = f"import os, time\nwhile not os.path.exists({str(raised)!r}):\n    time.sleep(0.01)\n"
+    handle = python(run_dir, waiting + HUNGRY, memory_bytes=64 << 20)
     assert handle.raise_memory(1 << 30)
+    raised.touch()
     record = handle.wait(60)
     assert record and record.ok, record
     assert not handle.raise_memory(2 << 30), "it has ended"

@@ -146,7 +146,7 @@ class ElasticMesh(Mesh):
     def begin_move(self, source: int, target: int, slots: SlotMask) -> None:
         self.numbers += 1
         self.move = Move(self.numbers, source, target, slots)
-        order = MoveOrder(self.gen, self.numbers, slots, target, self.members[target].books.incarnation,
+        order = MoveOrder(self.gen, self.numbers, slots, self.members[target].books.incarnation,
                           self.members[target].books.incarnation)
         deadline = time.monotonic() + 20.0
         while not (progress := self._migrate(order)) or not progress.caught_up:

@@ -1,5 +1,6 @@
 """Slots move between servers while batches are under way: counts stay exact, whatever is lost or comes late."""
 
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,12 +12,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from numpy.typing import NDArray
 
-from recmesh.formats import SLOTS, Ledger
+from recmesh.formats import SLOTS, Ledger, slots_of
 from recmesh.runtime.errors import FailedPrecondition
+from recmesh.store import Init, TableSchema
+from recmesh.trainer.ps.messages import Declaration, Part, RowGrads
 from recmesh.trainer.ps.refusals import WrongMap
 from tests.unit.ps.elastic import ElasticMesh, Flight
-from tests.unit.ps.support import truth
+from tests.unit.ps.support import COUNT, MODEL, truth
 
 TOTAL = 80
 
@@ -155,6 +159,49 @@ def test_slots_that_come_back_find_no_rows_of_their_first_stay(mesh: ElasticMesh
         mesh.freeze("answered")
         mesh.decide()
     _check(mesh)
+
+
+def test_counts_of_what_was_evicted_and_shares_of_budgets_move_with_their_slots(tmp_path: Path) -> None:
+    mesh = ElasticMesh(tmp_path)
+    mesh.model = Declaration((TableSchema("t", 1, COUNT, Init("zeros"), ttl_steps=3),), MODEL.dense)
+    mesh.start(2)
+    before, behind, live = np.arange(200), np.arange(200, 300), np.arange(1000, 1050)
+    steps = itertools.count()
+
+    def push(ids: NDArray[np.int64]) -> None:
+        step, owners = next(steps), mesh.owners[slots_of(ids, "t")]
+        for ps, server in mesh.members.items():
+            mine = ids[owners == ps]
+            rows = RowGrads(0, mine, np.ones((mine.size, 1), np.float32))
+            server.push(Part(mesh.gen, mesh.version, ((0, step, step + 1),), 0, [rows]))
+
+    def evicted_and_shares_are(ids: NDArray[np.int64]) -> None:
+        counts = np.bincount(slots_of(ids, "t"), minlength=SLOTS)
+        for ps, server in mesh.members.items():
+            mine = mesh.owners == ps
+            if clearing := server.moves.receiver._clearing:
+                clearing.join()
+            assert (server.model.store.evicted == counts * mine).all()
+            assert server.model.store.share == mine.mean()
+
+    for ids in (before, *[live] * 7):
+        push(ids)
+    evicted_and_shares_are(before)
+    slots = _half(mesh, 0)
+    assert np.isin(slots_of(before, "t"), np.flatnonzero(slots)).any()
+    mesh.begin_move(0, 1, slots)
+    for ids in (behind, *[live] * 7):
+        push(ids)
+    assert not mesh.freeze("unanswered").installed             # the handoff comes twice
+    assert mesh.freeze("answered").installed
+    mesh.decide()
+    evicted_and_shares_are(np.concatenate([before, behind]))
+    mesh.begin_move(1, 0, slots)                               # taken back: the source has them again
+    mesh.freeze("lost")
+    assert mesh.members[1].model.store.share == mesh.members[1].books.owned.mean() == 0.5
+    mesh.abort()
+    evicted_and_shares_are(np.concatenate([before, behind]))
+    mesh.close()
 
 
 def test_a_snapshot_during_a_copy_holds_each_slot_once_and_restores_elsewhere(mesh: ElasticMesh) -> None:

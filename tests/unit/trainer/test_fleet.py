@@ -47,3 +47,15 @@ def test_an_older_map_that_is_heard_of_late_ends_no_call() -> None:
     fleet.heard(3)
     assert call(fleet, threading.Event()) == {0: 0}
     fleet.close()
+
+
+def test_a_call_under_a_map_of_which_a_server_has_left_asks_nobody() -> None:
+    fleet = Fleet(Server, record_of(SlotMap.even(4, 2), 2))  # type: ignore[arg-type]
+    old = fleet.placement
+    fleet.use(record_of(SlotMap.even(7, 1), 1))
+    asked: list[int] = []
+    with pytest.raises(WrongMap) as refused:
+        fleet.each(lambda ps, _: asked.append(ps), placement=old, what="ask", gone=threading.Event())
+    assert refused.value.since == 7 and asked == []
+    assert call(fleet, threading.Event()) == {0: 0}
+    fleet.close()

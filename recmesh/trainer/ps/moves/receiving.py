@@ -88,11 +88,6 @@ class Receiver:
                 self._drop()
             return False
 
-    @property
-    def installed(self) -> list[int]:
-        """Moves whose slots came here in this generation."""
-        return sorted(self._installed) if self._gen == self._home.books.gen else []
-
     def check_free(self, slots: SlotMask) -> None:
         """Unavailable while rows of an earlier move of these slots are still being removed."""
         if self._clearing and self._clearing.is_alive() and (self._clearing.slots & slots).any():

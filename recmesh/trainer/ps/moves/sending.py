@@ -45,7 +45,6 @@ class MoveOrder:
     gen: int
     move: int
     slots: SlotMask
-    target: int
     address: str
     incarnation: str
 

@@ -1,7 +1,7 @@
 """Moves on the wire: orders of jobmaster, and what a source sends to a target."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ def join_order(request: pb.JoinRequest) -> JoinOrder:
 
 def move_order(request: pb.MigrateRequest) -> MoveOrder:
     """A move; InvalidArgument when the slots are no bitmap."""
-    return MoveOrder(request.gen, request.move, slots_from(request.slots), request.target,
+    return MoveOrder(request.gen, request.move, slots_from(request.slots),
                      request.target_address, request.target_incarnation)
 
 
@@ -113,11 +113,22 @@ def install_request(order: InstallOrder, *, job_id: str) -> pb.InstallRequest:
 
 
 def install_order(request: pb.InstallRequest) -> InstallOrder:
-    """The inverse of `install_request`."""
-    cuts = [Cut(slots_from(group.slots), Ledger(convert.triples(group.ledger.intervals)), group.step)
-            for group in request.groups]
+    """The inverse of `install_request`; InvalidArgument names what does not fit."""
+    cuts = [Cut(slots_from(group.slots, f"groups[{i}].slots"), Ledger(convert.triples(group.ledger.intervals)),
+                group.step) for i, group in enumerate(request.groups)]
+    _check_disjoint(cuts)
     return InstallOrder(request.gen, request.move, request.source, request.incarnation, request.sequence,
                         request.map_version, cuts, _cargo(request.rows, request.chunks), _evicted(request.evicted))
+
+
+def _check_disjoint(cuts: Sequence[Cut]) -> None:
+    seen = np.zeros(SLOTS, np.bool_)
+    for i, cut in enumerate(cuts):
+        if (seen & cut.slots).any():
+            slot = int(np.flatnonzero(seen & cut.slots)[0])
+            raise InvalidArgument("groups share no slot", violations=[
+                Violation(f"groups[{i}].slots", f"slot {slot} is in another group, too")])
+        seen |= cut.slots
 
 
 def _evicted(updates: Mapping[int, int]) -> dict[int, int]:
@@ -128,12 +139,12 @@ def _evicted(updates: Mapping[int, int]) -> dict[int, int]:
     return dict(updates)
 
 
-def slots_from(bitmap: bytes) -> SlotMask:
+def slots_from(bitmap: bytes, path: str = "slots") -> SlotMask:
     """A set of slots; InvalidArgument when it is none."""
     try:
         return from_bitmap(bitmap)
     except ValueError as error:
-        raise InvalidArgument("the slots are no bitmap", violations=[Violation("slots", str(error))]) from error
+        raise InvalidArgument("the slots are no bitmap", violations=[Violation(path, str(error))]) from error
 
 
 def _rows(cargo: Cargo) -> list[pb.RowStates]:
@@ -172,7 +183,7 @@ def _table_cargo(entry: pb.RowStates, path: str) -> TableCargo:
         "last_step": convert.array(entry.last_step, "<u8", f"{path}.last_step"),
     }
     wrong = [name for name, array in arrays.items() if array.size != n]
-    wrong += [name for name, array in (("values", values), ("state", state)) if n and array.size % n]
+    wrong += [name for name, array in (("values", values), ("state", state)) if (array.size % n if n else array.size)]
     if wrong:
         raise InvalidArgument("rows do not fit their ids", violations=[
             Violation(f"{path}.{name}", f"does not fit {n} ids") for name in wrong])
@@ -182,7 +193,6 @@ def _table_cargo(entry: pb.RowStates, path: str) -> TableCargo:
 
 def _matrix(flat: Any, rows: int) -> Any:
     return flat.reshape(rows, -1) if rows else np.empty((0, 0), np.float32)
-
 
 
 def _model_json(content: Declaration) -> str:

@@ -39,7 +39,7 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
         found = self._server.takeover(request.gen, request.term)
         return pb.TakeoverReply(gen=found.gen, term=found.term, since=found.since,
                                 slots=to_bitmap(found.slots), marking=found.marking,
-                                sending=found.sending, frozen=found.frozen, installed=found.installed)
+                                sending=found.sending, frozen=found.frozen)
 
     def Mark(self, request: pb.MarkRequest, context: Any) -> pb.MarkReply:
         """See ParameterServer.mark."""

@@ -85,6 +85,22 @@ local function remember(pieces)
   if excess > 0 then call('ZREMRANGEBYRANK', RECENT, 0, excess - 1) end
 end
 
+-- What a worker holds, each lease with its epoch, in the order in which it works on them: that of their epochs.
+local function leases_of(worker)
+  local mine = {}
+  if call('HEXISTS', WORKERS, worker) == 0 then return mine end
+  local all = call('HGETALL', LEASES)
+  for i = 1, #all, 2 do
+    local lease = parse(all[i + 1])
+    if lease.worker == worker then
+      lease.epoch = all[i]
+      mine[#mine + 1] = lease
+    end
+  end
+  table.sort(mine, function(a, b) return tonumber(a.epoch) < tonumber(b.epoch) end)
+  return mine
+end
+
 local function put(epoch, lease)
   call('HSET', LEASES, epoch, text_of(lease))
 end

@@ -4,25 +4,14 @@ local no = refusal()
 if no then return json({no}) end
 local DEATHS, ANSWER, worker, crashed = KEYS[8], KEYS[9], ARGV[2], ARGV[3] == '1'
 local batch = tonumber(call('HGET', RUN, 'batch'))
-local told, mine = {}, {}
-if call('HEXISTS', WORKERS, worker) == 1 then
-  local all = call('HGETALL', LEASES)
-  for i = 1, #all, 2 do
-    local lease = parse(all[i + 1])
-    if lease.worker == worker then
-      lease.epoch = all[i]
-      mine[#mine + 1] = lease
-    end
-  end
-end
-table.sort(mine, function(a, b) return tonumber(a.epoch) < tonumber(b.epoch) end)
+local told, mine = {}, leases_of(worker)
 give_back(mine, told)
 if not crashed then
   call('HDEL', LAPSED, worker)
   return json({'granted', told, {}, 0})
 end
 
--- Leases are worked on in the order of their epochs: only the first one's batch can have been the killer.
+-- Only the batch of the lease that it worked on first can have been the killer.
 local lapsed = call('HGET', LAPSED, worker)
 if lapsed then
   local lo, hi, progress = string.match(lapsed, '^(%d+) (%d+) (%d+)$')
