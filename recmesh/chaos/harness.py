@@ -3,12 +3,14 @@
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from recmesh.chaos import append_only
 from recmesh.chaos.report import Report
+from recmesh.chaos.rival import Rival
 from recmesh.chaos.schedule import MOVING, NEED_A_MOVE, STORES, Strike
 from recmesh.chaos.victims import Held, Victims
 from recmesh.client.rest import Client
@@ -26,6 +28,9 @@ GATE_S = 45.0
 """Within which an armed gate must hold, a rollback on a busy machine included."""
 TORN_S = 0.05
 """Between the gate's hold and the kill: what the gate parted has happened on its far side by then."""
+REWIND_WAIT_S = 2.0
+SHIFTED_S = 2.0
+"""A process goes on for so long with its clock set, before it is killed."""
 HEAL_S = 300.0
 _POLL_S = 0.1
 
@@ -41,6 +46,9 @@ class Scene:
     """The file that says how fast a counting job's workers go; None: the job is not one."""
     is_ready: Callable[[str], bool]
     """Whether a component of the mesh is ready."""
+    rival: Rival
+    valkey: Path
+    """Its data folder."""
 
 
 class Harness:
@@ -51,9 +59,14 @@ class Harness:
         self._victims = scene.victims
         self._due = 0.0
         """The share of strikes that are carried out."""
+        self._marks = [(time.monotonic(), append_only.marks(scene.valkey))]
+        """When Valkey's file had how many bytes, before each strike."""
+        self._others: dict[str, Callable[[Strike, ProcessHandle], bool]] = {
+            "stop": self._stop, "usurp": self._usurp, "rewind": self._rewind, "shift": self._shift,
+        }
         self._set_pace(STEADY_S)
 
-    def carry_out(self, strikes: list[Strike]) -> None:
+    def carry_out(self, strikes: Sequence[Strike]) -> None:
         """All strikes, a missed one twice, as long as the job trains; then that may go as fast as it can."""
         try:
             self._until(self._trains, what="the job to train", within_s=HEAL_S)
@@ -68,6 +81,7 @@ class Harness:
                     self._report.missed.append(f"{left} strikes: the job was trained before ({job.phase})")
                     return
                 time.sleep(strike.after_s)
+                self._marks.append((time.monotonic(), append_only.marks(self._scene.valkey)))
                 self._tell(f"{number:3d}/{len(strikes)}  {strike}  · {job.progress.share:.0%} trained, "
                            f"generation {job.gen}, snapshot {job.snapshot}")
                 was_hit = self._strike(strike)
@@ -117,8 +131,8 @@ class Harness:
         return strike
 
     def _hit(self, strike: Strike, process: ProcessHandle, *, held: Held | None) -> None:
-        if strike.how == "stop":
-            self._stop(strike, process)
+        if strike.how in self._others:
+            self._report.rare[strike.how] += self._others[strike.how](strike, process)
         elif self._kill(process, strike.target) and held is not None and held.work:
             self._report.hits[strike.target] += 1
             self._report.gates[f"{strike.target}.{strike.gate}" if strike.target in STORES else strike.gate] += 1
@@ -130,10 +144,10 @@ class Harness:
         self._gone(process)
         return True
 
-    def _stop(self, strike: Strike, process: ProcessHandle) -> None:
+    def _stop(self, strike: Strike, process: ProcessHandle) -> bool:
         """Stopped at its gate, let go while it cannot run, and continued when others have taken it for dead."""
         if not process.id.send(signal.SIGSTOP):
-            return
+            return False
         self._report.stops[strike.target] += 1
         try:
             if strike.gate:
@@ -143,6 +157,46 @@ class Harness:
                 time.sleep(_POLL_S)
         finally:
             process.id.send(signal.SIGCONT)
+        return True
+
+    def _usurp(self, strike: Strike, process: ProcessHandle) -> bool:
+        """Stopped with its decision made, it wakes when another leads, and gives its command; then the other dies."""
+        if not process.id.send(signal.SIGSTOP):
+            return False
+        try:
+            self._victims.let_go(strike.who, strike.gate)
+            self._scene.rival.rise()
+            self._job()                             # only a leader answers
+        finally:
+            process.id.send(signal.SIGCONT)
+        time.sleep(strike.stop_s)
+        self._report.kills[strike.target] += self._scene.rival.fall()
+        return True
+
+    def _rewind(self, strike: Strike, process: ProcessHandle) -> bool:
+        """What it has acknowledged in the last seconds, or since this run began, is gone when it comes back."""
+        time.sleep(min(strike.stop_s, REWIND_WAIT_S))
+        process = self._alive(strike.who) or process
+        if not process.id.send(signal.SIGSTOP):
+            return False
+        now = time.monotonic()
+        older = [marks for at, marks in self._marks if now - at >= strike.stop_s]
+        lost = append_only.cut(older[-1] if older else self._marks[0][1])
+        self._tell(f"         {lost:,} bytes of its writes are lost")
+        return self._kill(process, strike.target) and lost > 0
+
+    def _shift(self, strike: Strike, process: ProcessHandle) -> bool:
+        """It jumps while it runs; the next one begins in the wrong time; and the next with what that one wrote."""
+        try:
+            self._victims.shift(strike.who, strike.shift_s)
+            time.sleep(SHIFTED_S)
+            self._kill(process, strike.target)
+            self._healed(strike)
+        finally:
+            self._victims.shift(strike.who, 0.0)
+        time.sleep(SHIFTED_S)
+        last = self._alive(strike.who)
+        return last is not None and self._kill(last, strike.target)
 
     # ---- looking
 

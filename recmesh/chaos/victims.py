@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.chaos.schedule import PLACES, REQUESTS, STORES
+from recmesh.runtime.clock import shift_file
 from recmesh.runtime.gates import armed_file
 from recmesh.runtime.process import ProcessHandle, find
 
@@ -61,6 +62,13 @@ class Victims:
         if gate != REQUESTS:
             for suffix in (".held", ".who"):
                 armed_file(self._gates, gate, who).with_suffix(suffix).unlink(missing_ok=True)
+
+    def shift(self, who: str, seconds: float) -> None:
+        """From now on its clock, and that of whoever comes in its place, is so many seconds from the machine's."""
+        file = shift_file(self._gates, who)
+        new = file.with_name(f"{file.name}.new")
+        new.write_text(str(seconds))
+        new.replace(file)
 
     def _holder(self, who: str, note: str) -> Held | None:
         pid, _, work = note.partition(" ")

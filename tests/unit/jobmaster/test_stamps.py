@@ -23,5 +23,6 @@ def test_moments_to_come_become_now_and_pauses_stay_pauses() -> None:
 
 
 def test_what_lies_behind_stays_as_it_is() -> None:
-    status = JobStatus(job_id="j", roles=(RoleState(role="ps", index=0, since=1.0, retry_at=NOW + 5.0),), snapshot_at=2.0)
+    role = RoleState(role="ps", index=0, since=1.0, retry_at=NOW + 5.0)
+    status = JobStatus(job_id="j", roles=(role,), snapshot_at=2.0)
     assert none_ahead(status, now=NOW, longest_pause_s=60.0) == status
