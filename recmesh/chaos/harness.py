@@ -1,5 +1,6 @@
 """Carries a schedule out against a job that trains, and waits each time until the mesh has healed itself."""
 
+import math
 import signal
 import time
 from collections import Counter, deque
@@ -11,7 +12,7 @@ from typing import TypeVar
 from recmesh.chaos import append_only
 from recmesh.chaos.report import Report
 from recmesh.chaos.rival import Rival
-from recmesh.chaos.schedule import MOVING, NEED_A_MOVE, STORES, Strike
+from recmesh.chaos.schedule import LAST_S, MOVING, NEED_A_MOVE, STORES, Strike
 from recmesh.chaos.victims import Held, Victims
 from recmesh.client.rest import Client
 from recmesh.client.views import Job
@@ -28,9 +29,12 @@ GATE_S = 45.0
 """Within which an armed gate must hold, a rollback on a busy machine included."""
 TORN_S = 0.05
 """Between the gate's hold and the kill: what the gate parted has happened on its far side by then."""
+LAST_SHARE = 0.9
+"""From this share of the data on, the next snapshot is held up until all of it is trained."""
 REWIND_WAIT_S = 2.0
 SHIFTED_S = 2.0
 """A process goes on for so long with its clock set, before it is killed."""
+HOLD_POLL_S = 0.005
 HEAL_S = 300.0
 _POLL_S = 0.1
 
@@ -62,7 +66,8 @@ class Harness:
         self._marks = [(time.monotonic(), append_only.marks(scene.valkey))]
         """When Valkey's file had how many bytes, before each strike."""
         self._others: dict[str, Callable[[Strike, ProcessHandle], bool]] = {
-            "stop": self._stop, "usurp": self._usurp, "rewind": self._rewind, "shift": self._shift,
+            "stop": self._stop, "hold": self._hold, "usurp": self._usurp, "rewind": self._rewind,
+            "shift": self._shift, "last": self._last,
         }
         self._set_pace(STEADY_S)
 
@@ -159,6 +164,30 @@ class Harness:
             process.id.send(signal.SIGCONT)
         return True
 
+    def _hold(self, strike: Strike, process: ProcessHandle) -> bool:
+        """What comes to the gate, repeated or not, comes so late; the process does all else meanwhile."""
+        deadline = time.monotonic() + strike.stop_s
+        while time.monotonic() < deadline:
+            self._victims.arm(strike.who, strike.gate)
+            time.sleep(HOLD_POLL_S)
+        self._victims.let_go(strike.who, strike.gate)
+        return process.alive()
+
+    def _last(self, strike: Strike, process: ProcessHandle) -> bool:
+        """Killed when every sample is acknowledged, and jobmaster stands before the mark that would save them."""
+        gate = "jobmaster.mark"
+        self._set_pace(FAST_S)
+        self._until(lambda: self._plainly().progress.share >= LAST_SHARE, what="the last samples", within_s=HEAL_S)
+        self._victims.arm("jobmaster", gate)
+        if self._victims.held("jobmaster", gate, within_s=GATE_S) is None:
+            return False
+        try:
+            time.sleep(LAST_S)
+            last = self._victims.process(strike.who)
+            return last is not None and self._kill(last, strike.target)
+        finally:
+            self._victims.let_go("jobmaster", gate)
+
     def _usurp(self, strike: Strike, process: ProcessHandle) -> bool:
         """Stopped with its decision made, it wakes when another leads, and gives its command; then the other dies."""
         if not process.id.send(signal.SIGSTOP):
@@ -181,7 +210,8 @@ class Harness:
             return False
         now = time.monotonic()
         older = [marks for at, marks in self._marks if now - at >= strike.stop_s]
-        lost = append_only.cut(older[-1] if older else self._marks[0][1])
+        then = older[-1] if older else self._marks[0][1]
+        lost = append_only.cut(dict.fromkeys(then, 0) if math.isinf(strike.stop_s) else then)
         self._tell(f"         {lost:,} bytes of its writes are lost")
         return self._kill(process, strike.target) and lost > 0
 
@@ -238,8 +268,11 @@ class Harness:
                 raise DeadlineExceeded(f"waited {within_s:g} s for {what}")
             time.sleep(_POLL_S)
 
+    def _plainly(self) -> Job:
+        return patiently(lambda: self._scene.client.job(self._scene.job_id))
+
     def _job(self) -> Job:
-        job = patiently(lambda: self._scene.client.job(self._scene.job_id))
+        job = self._plainly()
         self._set_pace(STEADY_S if job.progress.share < 0.8 * self._due else SLOW_S)
         return job
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recmesh.chaos import counting, dataset, tasklog
+from recmesh.chaos.course import setbacks, standing
 from recmesh.chaos.harness import FAST_S, STEADY_S, Harness, Scene, Tell, patiently
 from recmesh.chaos.proxy import Proxy
 from recmesh.chaos.report import Report
@@ -188,12 +189,15 @@ def _note(report: Report, job: Job) -> None:
 def _judge(mesh: Mesh, job: Job, files: list[Path], report: Report, tell: Tell) -> None:
     tasks = asyncio.run(tasklog.read(mesh.nats_url, mesh.nats_token, job.job_id))
     truth = Truth.of(files, tasklog.rows_by_position(tasks, first_rows=first_rows(files)))
-    for checkpoint in _committed(mesh.client, job):
+    kept = _committed(mesh.client, job)
+    for checkpoint in kept:
         closing = checkpoint.snapshot == job.snapshot
         found = judge_folder(Path(checkpoint.uri), truth, snapshot=checkpoint.snapshot, closing=closing)
         report.judgements.append(found)
         if not found.is_right:
             tell(f"snapshot {found.snapshot} is wrong: " + "; ".join(found.named))
+    course = [standing(Path(item.uri)) for item in kept]
+    report.problems += setbacks([one for one in course if one is not None])
     if not any(judgement.snapshot == job.snapshot for judgement in report.judgements):
         report.problems.append(f"the closing snapshot {job.snapshot} is not committed at ckptcache")
 

@@ -53,14 +53,13 @@ class Victims:
             if note.exists() and (found := self._holder(who, note.read_text())) is not None:
                 return found
             time.sleep(_POLL_S)
-        armed.unlink(missing_ok=True)
         self.let_go(who, gate)
         return None
 
     def let_go(self, who: str, gate: str) -> None:
-        """Whoever waits at the gate goes on; of one that was killed the marks are removed."""
+        """The gate is open: whoever waits there goes on; of one that was killed the marks are removed."""
         if gate != REQUESTS:
-            for suffix in (".held", ".who"):
+            for suffix in (".armed", ".held", ".who"):
                 armed_file(self._gates, gate, who).with_suffix(suffix).unlink(missing_ok=True)
 
     def shift(self, who: str, seconds: float) -> None:

@@ -142,7 +142,7 @@ def an_install_that_comes_after_its_move_was_given_up(mesh: ElasticMesh) -> int:
     mesh.decide()                                   # the source has its slots again
     address, install = next(item for item in reversed(mesh.sent) if isinstance(item[1], InstallOrder))
     mesh.at(address).moves.receiver.install(install)
-    owners = sum(server.books.owned.astype(np.int64) for server in mesh.members.values())
+    owners = np.sum([server.books.owned for server in mesh.members.values()], axis=0)
     return int((owners != 1).sum())
 
 
