@@ -105,9 +105,7 @@ class Harness:
         """Whether it was carried out."""
         if not strike.gate:
             process = self._alive(strike.who)
-            if process is not None:
-                self._hit(strike, process, held=None)
-            return process is not None
+            return process is not None and self._hit(strike, process, held=None)
         if strike.gate in NEED_A_MOVE:
             strike = self._move(strike)
         else:
@@ -120,9 +118,9 @@ class Harness:
             self._tell(f"         {strike.gate} was not reached")
             return False
         time.sleep(TORN_S)
-        self._hit(strike, held.process, held=held)
+        was_hit = self._hit(strike, held.process, held=held)
         self._victims.let_go(strike.who, strike.gate)
-        return True
+        return was_hit
 
     def _move(self, strike: Strike) -> Strike:
         """Arms the gate, then has a third parameter server come, or go; whoever will stand at the gate is struck."""
@@ -135,12 +133,17 @@ class Harness:
         self._report.scalings += 1
         return strike
 
-    def _hit(self, strike: Strike, process: ProcessHandle, *, held: Held | None) -> None:
-        if strike.how in self._others:
-            self._report.rare[strike.how] += self._others[strike.how](strike, process)
-        elif self._kill(process, strike.target) and held is not None and held.work:
+    def _hit(self, strike: Strike, process: ProcessHandle, *, held: Held | None) -> bool:
+        was_hit = self._others.get(strike.how, self._plain_kill)(strike, process)
+        if was_hit and strike.is_rare:
+            self._report.rare[strike.how] += 1
+        elif was_hit and strike.how == "kill" and held is not None and held.work:
             self._report.hits[strike.target] += 1
             self._report.gates[f"{strike.target}.{strike.gate}" if strike.target in STORES else strike.gate] += 1
+        return was_hit
+
+    def _plain_kill(self, strike: Strike, process: ProcessHandle) -> bool:
+        return self._kill(process, strike.target)
 
     def _kill(self, process: ProcessHandle, target: str) -> bool:
         if not process.id.send(signal.SIGKILL):

@@ -26,7 +26,7 @@ ROWS = 4_096
 """Of the data; the job goes through them in as many epochs as the kills need."""
 EXPECTED_S = 1.5
 """Of training between two strikes; while the mesh recovers nothing is trained, and at last it goes more slowly."""
-EXPECTED_RARE_S = 6.0
+EXPECTED_RARE_S = 3.0
 """For a strike of several steps."""
 MOST_POSITIONS = 1 << 24
 """Above it float32 does not count any more."""

@@ -44,6 +44,7 @@ STOP_S: Mapping[str, float] = {"worker": 4.5, "ps": 4.0, "jobmaster": 5.0}
 """How long a stopped process stays so: a worker beyond its lease, a jobmaster beyond its leadership. Others: 3 s."""
 ACTS_S = 1.5
 """A jobmaster that was stopped at a gate goes on for so long beside the one that took over."""
+LONG = 21
 LATE_S = 5.0
 """Slots come to their new parameter server so late: their move was given up, and their old one has them again."""
 LAST_S = 4.0
@@ -116,9 +117,9 @@ class Strike:
 
 
 def schedule(kills: int, *, seed: int) -> list[Strike]:
-    """At least `kills` kills, first one at a gate of each target; for each seventh a stop and one of the rare strikes.
+    """At least `kills` kills, first one at a gate of each target; for each seventh a stop.
 
-    The last sample's is the last one.
+    From `LONG` kills on there are as many rare strikes as stops, and one more after the last sample.
     """
     rng = random.Random(seed)
     each = -(-kills // 10)
@@ -127,9 +128,12 @@ def schedule(kills: int, *, seed: int) -> list[Strike]:
     strikes = list(islice((strike for strike in rounds if strike), kills))
     strikes += [_at_random(rng) for _ in range(kills - len(strikes))]
     strikes += [_stop(rng, number) for number in range(kills // 7)]
+    if kills < LONG:
+        rng.shuffle(strikes)
+        return strikes
     strikes += [_rare(rng, number) for number in range(kills // 7)]
     rng.shuffle(strikes)
-    return strikes + [Strike(_place("ps", rng), how="last") for _ in range(kills >= 7)]
+    return [*strikes, Strike(_place("ps", rng), how="last")]
 
 
 def _gated(target: str, count: int, rng: random.Random) -> list[Strike]:

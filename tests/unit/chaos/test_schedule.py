@@ -54,4 +54,5 @@ def test_a_long_run_has_other_jobmasters_older_writes_and_other_times() -> None:
     assert {strike.gate for strike in rare if strike.how == "usurp"} == set(USURPED) <= set(gates.GATES)
     assert {strike.stop_s for strike in rare if strike.how == "rewind"} == set(REWIND_S)
     assert {strike.who for strike in rare if strike.how == "shift"} == set(SHIFTED)
+    assert not any(strike.is_rare for strike in schedule(20, seed=2))
     assert {strike.how for strike in schedule(21, seed=2) if strike.is_rare} == {"usurp", "rewind", "shift", "last"}
