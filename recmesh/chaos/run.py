@@ -121,11 +121,13 @@ def chaos_on_job(
         _note(report, job)
         report.loss = _loss(job)
         if job.phase == "Succeeded":
-            for item in _committed(mesh.client, job):
+            kept = _committed(mesh.client, job)
+            for item in kept:
                 closing, total = item.snapshot == job.snapshot, job.progress.total
                 report.judgements.append(
                     judge_ledgers(Path(item.uri), total, snapshot=item.snapshot, closing=closing)
                 )
+            report.problems += _setbacks(kept)
     except MeshError as error:
         report.problems.append(str(error))
     delta = report.loss_delta_sd
@@ -196,10 +198,14 @@ def _judge(mesh: Mesh, job: Job, files: list[Path], report: Report, tell: Tell) 
         report.judgements.append(found)
         if not found.is_right:
             tell(f"snapshot {found.snapshot} is wrong: " + "; ".join(found.named))
-    course = [standing(Path(item.uri)) for item in kept]
-    report.problems += setbacks([one for one in course if one is not None])
+    report.problems += _setbacks(kept)
     if not any(judgement.snapshot == job.snapshot for judgement in report.judgements):
         report.problems.append(f"the closing snapshot {job.snapshot} is not committed at ckptcache")
+
+
+def _setbacks(kept: Sequence[Checkpoint]) -> list[str]:
+    course = [standing(Path(item.uri)) for item in kept]
+    return setbacks([one for one in course if one is not None])
 
 
 def _committed(client: Client, job: Job, *, within_s: float = 60.0) -> list[Checkpoint]:
