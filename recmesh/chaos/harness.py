@@ -93,7 +93,7 @@ class Harness:
                 if strike.patient or not was_hit:
                     self._healed(strike)
                 if not was_hit and may_repeat:
-                    waiting.append((strike, False))
+                    try_again(waiting, strike)
                 elif not was_hit:
                     self._report.missed.append(f"{strike}: not reached, twice")
         finally:
@@ -284,6 +284,12 @@ class Harness:
             new = self._scene.pace.with_suffix(".new")
             new.write_text(str(step_s))
             new.replace(self._scene.pace)
+
+
+def try_again(waiting: deque[tuple[Strike, bool]], strike: Strike) -> None:
+    """Once more, after all others but the one that ends the job."""
+    is_end_ahead = bool(waiting) and waiting[-1][0].how == "last"
+    waiting.insert(len(waiting) - is_end_ahead, (strike, False))
 
 
 def patiently(question: Callable[[], T], *, within_s: float = HEAL_S) -> T:
