@@ -7,7 +7,7 @@ from bench.figures import Result
 from bench.mesh import ROOT, say
 from recmesh.chaos.report import Report
 from recmesh.chaos.run import chaos_on_counts, chaos_on_job
-from recmesh.chaos.schedule import TARGETS
+from recmesh.chaos.schedule import TARGETS, schedule
 from recmesh.cli.mesh.chaos import chaos_mesh
 
 SEED = 4
@@ -40,6 +40,7 @@ def run(*, quick: bool) -> Result:
         "snapshots_judged": len(main.judgements), "rollbacks": main.rollbacks, "samples": main.samples,
         "control_errors": control.lost + control.doubled,
         "final_loss_delta_sd": math.nan if delta is None else delta, "loss_kills": sum(loss.kills.values()),
+        "usurped": main.rare["usurp"], "rewound": main.rare["rewind"], "shifted": main.rare["shift"],
         "seconds": main.seconds,
     }, {
         "seed": SEED, "gates": dict(main.gates), "pushes": main.pushes, "missed": main.missed,
@@ -55,7 +56,7 @@ def run(*, quick: bool) -> Result:
 def _counting(kills: int, *, broken: str) -> Report:
     say(f"counting job, {kills} kills{f', without {broken}' if broken else ''}")
     with chaos_mesh(seed=SEED, broken=broken) as mesh:
-        return chaos_on_counts(mesh, kills=kills, seed=SEED, tell=say)
+        return chaos_on_counts(mesh, schedule(kills, seed=SEED), seed=SEED, tell=say)
 
 
 def _loss(quick: bool) -> Report:
@@ -63,7 +64,7 @@ def _loss(quick: bool) -> Report:
     spec = _flights(*(QUICK_LOSS_DATA if quick else LOSS_DATA))
     say(f"DCN-v2 on the flights, {kills} kills, {runs} runs without faults")
     with chaos_mesh(seed=SEED) as mesh:
-        return chaos_on_job(mesh, spec, kills=kills, seed=SEED, undisturbed=runs, tell=say)
+        return chaos_on_job(mesh, spec, schedule(kills, seed=SEED), seed=SEED, undisturbed=runs, tell=say)
 
 
 def _flights(share: float, epochs: int) -> dict[str, Any]:

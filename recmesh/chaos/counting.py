@@ -1,7 +1,8 @@
 """The counting model: each row ends as the number of times its id occurred, each dense value as the number of samples.
 
 It knows no framework, so that its workers start in a moment. `model.params`: `pace`, a file with the seconds that a
-step takes at least (rewritten while the job trains); `fast_s`, the pace without such a file.
+step takes at least (rewritten while the job trains); `fast_s`, the pace without such a file; `step_batches`, how many
+batches a synchronous step has.
 """
 
 import time
@@ -11,14 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from recmesh.chaos.dataset import TABLES
+from recmesh.chaos.dataset import EVICTED, TABLES
 from recmesh.data import Batch
 from recmesh.formats import CHUNK
+from recmesh.spec.job import TablePolicy
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Init, Ints, Job, TableRows
 
 ENTRYPOINT = "recmesh.chaos.counting:main"
 BLOCK, BLOCK_SIZE = "samples", CHUNK + 3
 """Two chunks, which lie in slots of their own."""
+
+
+TTL_STEPS = 12
+"""A row that so many batches left alone is evicted; ids come back after about three times as many."""
 
 
 class Counting:
@@ -29,6 +35,7 @@ class Counting:
         EmbeddingTable("item", 2, init=Init.zeros()),
         EmbeddingTable("user", 1, init=Init.zeros()),
         EmbeddingTable("pinned", 1, init=Init.zeros()),
+        EmbeddingTable(EVICTED, 1, init=Init.zeros(), policy=TablePolicy(ttl_steps=TTL_STEPS)),
     )
     dense = (DenseBlock(BLOCK, np.zeros(BLOCK_SIZE, np.float32), kind="statistic"),)
 
@@ -50,14 +57,17 @@ class Counting:
 
 
 def main(job: Job) -> None:
-    """Trains it: SGD with rate 1 takes the gradient -1 of each occurrence, and a statistic adds its delta."""
+    """Trains it: SGD with rate 1 takes the gradient -1 of each occurrence, and a statistic adds its delta.
+
+    A synchronous step applies the mean of its batches, so each gives as many times what it counts.
+    """
     model = Counting()
     job.attach(model)
     dims = {table.name: table.dim for table in model.tables}
-    pace = Pace(job.params)
+    pace, times = Pace(job.params), np.float32(job.params.get("step_batches", 1))
     for step in job.session.steps():
-        grads = {name: _occurrences(step.index[name], len(step.rows[name]), dims[name]) for name in TABLES}
-        samples = np.full(BLOCK_SIZE, step.batch.size, np.float32)
+        grads = {name: times * _occurrences(step.index[name], len(step.rows[name]), dims[name]) for name in TABLES}
+        samples = times * np.full(BLOCK_SIZE, step.batch.size, np.float32)
         step.push(grads, {BLOCK: samples}, loss=1.0)
         time.sleep(pace.step_s())       # with no batch in hand: what dies here is no batch's fault
 
@@ -84,18 +94,23 @@ class Pace:
         return self._fast_s
 
 
-def job(data: Mapping[str, Any], *, name: str, epochs: int, seed: int, pace: Path | None = None) -> dict[str, Any]:
+def job(
+    data: Mapping[str, Any], *, name: str, epochs: int, seed: int, pace: Path | None = None, batches_per_step: int = 0
+) -> dict[str, Any]:
     """A TrainingJob on rows of `recmesh.chaos.dataset`, on two parameter servers and two workers.
 
-    Limits that end a job after many deaths are set so high that only a wrong count can fail it.
+    `batches_per_step`: of synchronous mode; 0: it is asynchronous. Limits that end a job after many deaths are set so
+    high that only a wrong count can fail it.
     """
+    params = ({"pace": str(pace)} if pace else {}) | ({"step_batches": batches_per_step} if batches_per_step else {})
+    sync = {"sync": {"batches_per_step": batches_per_step}} if batches_per_step else {}
     return {
         "name": name,
-        "model": {"entrypoint": ENTRYPOINT, "params": {"pace": str(pace)} if pace else {}},
+        "model": {"entrypoint": ENTRYPOINT, "params": params},
         "data": dict(data),
         "training": {
             "batch_size": 32, "shard_batches": 8, "epochs": epochs, "seed": seed, "quarantine_limit": 1_000,
-            "optimizer": {"kind": "sgd", "lr": 1.0},
+            "optimizer": {"kind": "sgd", "lr": 1.0}, **sync,
         },
         "roles": {"ps": {"replicas": 2}, "worker": {"replicas": 2}},
         "checkpoint": {"every_s": 2, "keep": 30},

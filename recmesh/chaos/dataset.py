@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 
 from recmesh.formats import SLOTS, slots_of
 
-TABLES = ("item", "user", "pinned")
+EVICTED = "fleeting"
+TABLES = ("item", "user", "pinned", EVICTED)
 """`item` has bags of 0 to 4 ids, some twice in one; `user` has mostly ids of a single row; the ids of `pinned` all lie
-in the first eighth of the slots, so that of up to eight parameter servers with equal shares one has all its rows."""
+in the first eighth of the slots, so that of up to eight parameter servers with equal shares one has all its rows.
+`fleeting` has each of its ids once in a task, so in no batch twice: however batches are cut, a row's updates are its
+occurrences."""
 
+TASK_ROWS = 1024
+"""Files have a multiple of it, so that tasks do, too."""
 _HEAVY, _LIGHT = 12, 3_000
 _PINNED = 64
 
@@ -31,9 +36,11 @@ def write(folder: Path, *, rows: int, seed: int, files: int = 2) -> list[Path]:
     user[: rows // 2] = rng.zipf(1.5, rows // 2) % 1_000
     rng.shuffle(user)
     pinned = _ids_of_slots("pinned", 0, SLOTS // 8)[rng.integers(0, _PINNED, rows)]
+    fleeting = np.arange(rows, dtype=np.int64) % TASK_ROWS
     table = pa.table({
         "item": pa.ListArray.from_arrays(pa.array(offsets), pa.array(item.astype(np.int64))),
-        "user": user, "pinned": pinned, "label": np.zeros(rows, np.float32),
+        "user": user, "pinned": pinned, EVICTED: fleeting,
+        "label": np.zeros(rows, np.float32),
     })
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -48,8 +55,8 @@ def specification(paths: list[Path]) -> dict[str, Any]:
     """`data` of a job on these files."""
     return {
         "source": {"format": "parquet", "files": [str(path) for path in paths]},
-        "features": [{"name": "item", "kind": "bag"}, {"name": "user"}, {"name": "pinned"}],
-        "task_rows": 1024,
+        "features": [{"name": "item", "kind": "bag"}, {"name": "user"}, {"name": "pinned"}, {"name": EVICTED}],
+        "task_rows": TASK_ROWS,
     }
 
 

@@ -36,7 +36,7 @@ class Script:
     hold_s: tuple[float, float] = (0.05, 0.6)
     replay: float = 0.08
     """Beside whatever else is done to it."""
-    replay_after_s: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0)
+    replay_after_s: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0, 60.0)
 
     def action(self, rng: random.Random) -> str:
         """One of drop_request, drop_answer, double, hold, forward."""

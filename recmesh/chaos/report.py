@@ -27,6 +27,8 @@ class Report:
     """What the proxy did to them, by action."""
     missed: list[str] = field(default_factory=list)
     """Strikes that were not carried out, with the reason."""
+    rare: Counter[str] = field(default_factory=Counter)
+    """Of usurp, rewind and shift, how often each was done."""
     scalings: int = 0
     """How often another number of parameter servers was asked for."""
     phase: str = ""
@@ -60,6 +62,11 @@ class Report:
         return max((judgement.faults for judgement in self.judgements), default=0)
 
     @property
+    def evicted(self) -> int:
+        """Updates of rows that were evicted, of the snapshot with the most."""
+        return max((judgement.evicted for judgement in self.judgements), default=0)
+
+    @property
     def loss_delta_sd(self) -> float | None:
         """|loss - mean of undisturbed ones| in their standard deviations; None when fewer than two were run."""
         if len(self.undisturbed_losses) < 2:
@@ -89,7 +96,8 @@ class Report:
             "pushes": self.pushes,
             "loss": None if math.isnan(self.loss) else self.loss, "undisturbed_losses": self.undisturbed_losses,
             "loss_delta_sd": self.loss_delta_sd,
-            "scalings": self.scalings,
+            "usurped": self.rare["usurp"], "rewound": self.rare["rewind"], "shifted": self.rare["shift"],
+            "scalings": self.scalings, "evicted": self.evicted,
             "phase": self.phase, "samples": self.samples, "total": self.total, "rollbacks": self.rollbacks,
             "requeues": self.requeues, "quarantined": self.quarantined, "seconds": round(self.seconds, 1),
             "snapshots": [asdict(judgement) for judgement in self.judgements],

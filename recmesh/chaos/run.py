@@ -3,16 +3,18 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recmesh.chaos import counting, dataset, tasklog
+from recmesh.chaos.course import setbacks, standing
 from recmesh.chaos.harness import FAST_S, STEADY_S, Harness, Scene, Tell, patiently
 from recmesh.chaos.proxy import Proxy
 from recmesh.chaos.report import Report
-from recmesh.chaos.schedule import schedule
+from recmesh.chaos.rival import Rival
+from recmesh.chaos.schedule import Strike
 from recmesh.chaos.truth import Truth, first_rows
 from recmesh.chaos.verify import judge_folder, judge_ledgers
 from recmesh.chaos.victims import Victims
@@ -24,6 +26,8 @@ ROWS = 4_096
 """Of the data; the job goes through them in as many epochs as the kills need."""
 EXPECTED_S = 1.5
 """Of training between two strikes; while the mesh recovers nothing is trained, and at last it goes more slowly."""
+EXPECTED_RARE_S = 3.0
+"""For a strike of several steps."""
 MOST_POSITIONS = 1 << 24
 """Above it float32 does not count any more."""
 END_S = 900.0
@@ -47,6 +51,9 @@ class Mesh:
     is_ready: Callable[[str], bool]
     proxy: Proxy
     """Between workers and parameter servers."""
+    rival: Rival
+    valkey: Path
+    """Valkey's data folder."""
 
     @property
     def gates(self) -> Path:
@@ -54,23 +61,30 @@ class Mesh:
         return self.folder / "gates"
 
 
-def chaos_on_counts(mesh: Mesh, *, kills: int, seed: int, tell: Tell) -> Report:
-    """The counting job, disturbed; every committed snapshot that is still there is judged."""
+def chaos_on_counts(
+    mesh: Mesh, strikes: Sequence[Strike], *, seed: int, tell: Tell, batches_per_step: int = 0
+) -> Report:
+    """The counting job, disturbed; every committed snapshot that is still there is judged.
+
+    `batches_per_step`: of synchronous mode, a power of two; 0: batches are applied as they come.
+    """
     began = time.monotonic()
-    strikes = schedule(kills, seed=seed)
     files = dataset.write(mesh.folder / "rows", rows=ROWS, seed=seed)
     pace = mesh.folder / "pace"
     pace.write_text(str(STEADY_S if strikes else FAST_S))
     samples_per_s = 2 * 32 / STEADY_S
-    epochs = max(3, math.ceil(EXPECTED_S * len(strikes) * samples_per_s / ROWS))
+    expected_s = sum(EXPECTED_RARE_S if strike.is_rare else EXPECTED_S for strike in strikes)
+    epochs = max(3, math.ceil(expected_s * samples_per_s / ROWS))
     epochs = min(epochs, MOST_POSITIONS // ROWS)
     name = f"counting-{seed}"
-    spec = counting.job(dataset.specification(files), name=name, epochs=epochs, seed=seed, pace=pace)
+    spec = counting.job(
+        dataset.specification(files), name=name, epochs=epochs, seed=seed, pace=pace, batches_per_step=batches_per_step
+    )
     job_id = mesh.client.submit(spec).job_id
     tell(f"job {name} ({job_id}): {ROWS} rows, {epochs} epochs; {len(strikes)} strikes with seed {seed}")
     report = Report(name, seed)
     try:
-        _disturb(mesh, job_id, report, kills=kills, seed=seed, pace=pace, tell=tell)
+        _disturb(mesh, job_id, report, strikes, pace=pace, tell=tell)
         job = _ended(mesh.client, job_id, tell)
         _note(report, job)
         if job.phase == "Succeeded":
@@ -84,7 +98,7 @@ def chaos_on_counts(mesh: Mesh, *, kills: int, seed: int, tell: Tell) -> Report:
 
 
 def chaos_on_job(
-    mesh: Mesh, spec: Mapping[str, Any], *, kills: int, seed: int, undisturbed: int, tell: Tell
+    mesh: Mesh, spec: Mapping[str, Any], strikes: Sequence[Strike], *, seed: int, undisturbed: int, tell: Tell
 ) -> Report:
     """Any job, disturbed: its ledgers must end full, and its loss where those of undisturbed runs end.
 
@@ -102,16 +116,18 @@ def chaos_on_job(
             report.undisturbed_losses.append(_loss(job))
             tell(f"undisturbed run {k + 1} of {undisturbed}: loss {report.undisturbed_losses[-1]:.6f}")
         job_id = mesh.client.submit(_variant(spec, "disturbed", own_seed)).job_id
-        _disturb(mesh, job_id, report, kills=kills, seed=seed, pace=None, tell=tell)
+        _disturb(mesh, job_id, report, strikes, pace=None, tell=tell)
         job = _ended(mesh.client, job_id, tell)
         _note(report, job)
         report.loss = _loss(job)
         if job.phase == "Succeeded":
-            for item in _committed(mesh.client, job):
+            kept = _committed(mesh.client, job)
+            for item in kept:
                 closing, total = item.snapshot == job.snapshot, job.progress.total
                 report.judgements.append(
                     judge_ledgers(Path(item.uri), total, snapshot=item.snapshot, closing=closing)
                 )
+            report.problems += _setbacks(kept)
     except MeshError as error:
         report.problems.append(str(error))
     delta = report.loss_delta_sd
@@ -135,13 +151,13 @@ def _loss(job: Job) -> float:
 
 
 def _disturb(
-    mesh: Mesh, job_id: str, report: Report, *, kills: int, seed: int, pace: Path | None, tell: Tell
+    mesh: Mesh, job_id: str, report: Report, strikes: Sequence[Strike], *, pace: Path | None, tell: Tell
 ) -> None:
     mesh.proxy.rouse()
     victims = Victims(mesh.run_dir, job_id, gates=mesh.gates, ports=mesh.ports)
-    scene = Scene(mesh.client, job_id, victims, pace, mesh.is_ready)
+    scene = Scene(mesh.client, job_id, victims, pace, mesh.is_ready, mesh.rival, mesh.valkey)
     try:
-        Harness(scene, report, tell=tell).carry_out(schedule(kills, seed=seed))
+        Harness(scene, report, tell=tell).carry_out(strikes)
     finally:
         mesh.proxy.calm()
 
@@ -175,14 +191,21 @@ def _note(report: Report, job: Job) -> None:
 def _judge(mesh: Mesh, job: Job, files: list[Path], report: Report, tell: Tell) -> None:
     tasks = asyncio.run(tasklog.read(mesh.nats_url, mesh.nats_token, job.job_id))
     truth = Truth.of(files, tasklog.rows_by_position(tasks, first_rows=first_rows(files)))
-    for checkpoint in _committed(mesh.client, job):
+    kept = _committed(mesh.client, job)
+    for checkpoint in kept:
         closing = checkpoint.snapshot == job.snapshot
         found = judge_folder(Path(checkpoint.uri), truth, snapshot=checkpoint.snapshot, closing=closing)
         report.judgements.append(found)
         if not found.is_right:
             tell(f"snapshot {found.snapshot} is wrong: " + "; ".join(found.named))
+    report.problems += _setbacks(kept)
     if not any(judgement.snapshot == job.snapshot for judgement in report.judgements):
         report.problems.append(f"the closing snapshot {job.snapshot} is not committed at ckptcache")
+
+
+def _setbacks(kept: Sequence[Checkpoint]) -> list[str]:
+    course = [standing(Path(item.uri)) for item in kept]
+    return setbacks([one for one in course if one is not None])
 
 
 def _committed(client: Client, job: Job, *, within_s: float = 60.0) -> list[Checkpoint]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmesh.chaos.counting import BLOCK, BLOCK_SIZE
-from recmesh.chaos.dataset import TABLES
+from recmesh.chaos.dataset import EVICTED, TABLES
 from recmesh.chaos.truth import Counts, Truth
 from recmesh.formats import SLOTS, Ledger, chunk_count, slots_of
 from recmesh.formats.slotmap import to_runs
@@ -52,6 +52,8 @@ class Judgement:
     faults: int = 0
     """All else that is not as it must be: frequencies, update counts, dimensions, slots, ledgers."""
     rows: int = 0
+    evicted: int = 0
+    """Updates of rows that are not there any more."""
     named: list[str] = field(default_factory=list)
     """The first differences, in words."""
 
@@ -149,7 +151,11 @@ def _judge(parts: Sequence[Part], truth: Truth, made: Judgement, voids: Ledger, 
                 made.fault(f"{where}: the ledger lacks {int((~applied).sum())} of {truth.total} positions")
             for name in TABLES:
                 expected = truth.counts(name, applied=counted, slots=group.slots)
-                _judge_rows(_rows(chain, group, name), expected, made, f"{where}, {name}")
+                rows = _rows(chain, group, name)
+                if name == EVICTED:
+                    _judge_evicting(rows, expected, group, made, f"{where}, {name}")
+                else:
+                    _judge_rows(rows, expected, made, f"{where}, {name}")
                 made.rows += len(expected.ids)
             samples = int(counted.sum())
             for chunk in read_dense_chunks(memoryview(part.open(group.dense_file))):
@@ -210,6 +216,30 @@ def _judge_rows(rows: RowColumns | None, expected: Counts, made: Judgement, wher
         for k in np.flatnonzero(wrong):
             made.fault(f"{where}: row {ids[k]} {text}: values {rows.values[k].tolist()}, frequency {frequency[k]}, "
                        f"updates {updates[k]}, occurrences {counts[k]}")
+
+
+def _judge_evicting(
+    rows: RowColumns | None, expected: Counts, group: GroupDocument, made: Judgement, where: str
+) -> None:
+    """Of a table whose rows go and come: by slot, updates of those that are there and of those that went are all."""
+    true = np.bincount(slots_of(expected.ids, EVICTED), weights=expected.counts, minlength=SLOTS).astype(np.int64)
+    found = np.zeros(SLOTS, np.int64)
+    for evicted_slot, updates in group.evicted.items():
+        found[evicted_slot] = updates
+    made.evicted += int(found.sum())
+    if rows is not None:
+        np.add.at(found, slots_of(rows.ids, EVICTED), rows.updates.astype(np.int64))
+        most = dict(zip(expected.ids.tolist(), expected.counts.tolist(), strict=True))
+        values = rows.values[:, 0]
+        wrong = (rows.values != values[:, None]).any(axis=1) | (values != rows.frequency) | (values != rows.updates)
+        wrong |= values > np.array([most.get(id_, 0) for id_ in rows.ids.tolist()])
+        for k in np.flatnonzero(wrong):
+            occurrences = most.get(int(rows.ids[k]), 0)
+            made.fault(f"{where}: row {rows.ids[k]} has values {rows.values[k].tolist()}, frequency "
+                       f"{rows.frequency[k]}, updates {rows.updates[k]}, of {occurrences} occurrences")
+    for slot in np.flatnonzero(found != true).tolist():
+        made.compare(f"{where}, slot {slot}: rows and evicted rows together", found=int(found[slot]),
+                     expected=int(true[slot]))
 
 
 def _judge_chunk(values: NDArray[np.float32], updates: int, samples: int, made: Judgement, where: str) -> None:

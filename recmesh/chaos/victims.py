@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.chaos.schedule import PLACES, REQUESTS, STORES
+from recmesh.runtime.clock import shift_file
 from recmesh.runtime.gates import armed_file
 from recmesh.runtime.process import ProcessHandle, find
 
@@ -52,15 +53,21 @@ class Victims:
             if note.exists() and (found := self._holder(who, note.read_text())) is not None:
                 return found
             time.sleep(_POLL_S)
-        armed.unlink(missing_ok=True)
         self.let_go(who, gate)
         return None
 
     def let_go(self, who: str, gate: str) -> None:
-        """Whoever waits at the gate goes on; of one that was killed the marks are removed."""
+        """The gate is open: whoever waits there goes on; of one that was killed the marks are removed."""
         if gate != REQUESTS:
-            for suffix in (".held", ".who"):
+            for suffix in (".armed", ".held", ".who"):
                 armed_file(self._gates, gate, who).with_suffix(suffix).unlink(missing_ok=True)
+
+    def shift(self, who: str, seconds: float) -> None:
+        """From now on its clock, and that of whoever comes in its place, is so many seconds from the machine's."""
+        file = shift_file(self._gates, who)
+        new = file.with_name(f"{file.name}.new")
+        new.write_text(str(seconds))
+        new.replace(file)
 
     def _holder(self, who: str, note: str) -> Held | None:
         pid, _, work = note.partition(" ")

@@ -36,6 +36,9 @@ def chaos(
     undisturbed: Annotated[
         int, typer.Option(help="With --job: how many runs without faults its loss is compared with.", min=0)
     ] = 3,
+    sync: Annotated[
+        int, typer.Option(help="The counting job in synchronous mode: so many batches in a step.", min=0)
+    ] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder of the run where it is.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -44,22 +47,28 @@ def chaos(
     The truth of the built-in counting job is every row; that of any other, full ledgers and the loss of other runs.
     """
     from recmesh.chaos.run import chaos_on_counts, chaos_on_job
+    from recmesh.chaos.schedule import schedule
     from recmesh.cli.mesh.chaos import chaos_mesh
 
     if kills < 0:
         raise InvalidArgument("--kills must not be negative")
+    if sync & (sync - 1):
+        raise InvalidArgument("--sync must be a power of two: a mean over so many batches is exact")
+    if sync and job is not None:
+        raise InvalidArgument("--sync is of the counting job; a job of your own says training.sync")
     spec = None
     if job is not None:
         from recmesh.client.jobfile import load_job
 
         spec = load_job(job)
     count = kills or (QUICK_KILLS if quick else 200)
+    strikes = schedule(count, seed=seed)
     with chaos_mesh(seed=seed, broken=broken, keep=keep) as mesh:
         _say(f"mesh in {mesh.folder}")
         if spec is None:
-            report = chaos_on_counts(mesh, kills=count, seed=seed, tell=_say)
+            report = chaos_on_counts(mesh, strikes, seed=seed, tell=_say, batches_per_step=sync)
         else:
-            report = chaos_on_job(mesh, spec, kills=count, seed=seed, undisturbed=undisturbed, tell=_say)
+            report = chaos_on_job(mesh, spec, strikes, seed=seed, undisturbed=undisturbed, tell=_say)
     if json:
         output.print_json(report.as_document())
     else:
@@ -95,6 +104,7 @@ def _print(report: "Report") -> None:
     output.print_table(["snapshot", "positions", "rows", "lost", "doubled", "faults", "verdict"], snapshots)
     print()
     output.print_fields({
+        "others": ", ".join(f"{count} {how}" for how, count in sorted(report.rare.items())),
         "job": f"{report.phase}, {report.samples:,} of {report.total:,} samples, {report.rollbacks} rollbacks, "
                f"{report.requeues} requeues, {report.scalings} scalings",
         "pushes": ", ".join(f"{count} {action}" for action, count in sorted(report.pushes.items())),

@@ -1,15 +1,23 @@
 """Time as an argument: rules take numbers, loops take a `Clock`, tests bring their own."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
+
+from recmesh.runtime.gates import FOLDER
+
+SLEW = 0.05
+"""A clock that was set is followed by so many seconds in each."""
 
 
 class Clock(Protocol):
     """What a part of recmesh may ask of time."""
 
     def now(self) -> float:
-        """Unix seconds; may jump when the machine's clock is set."""
+        """Unix seconds, which neither jump nor go back while the process lives; in another's life they may differ."""
         ...
 
     def monotonic(self) -> float:
@@ -22,11 +30,30 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks and the running event loop's sleep."""
+    """The machine's clocks and the running event loop's sleep.
+
+    Silence, patience and pauses are differences of `now`. Were the machine's clock set by an hour, everybody would
+    be silent for an hour, or every pause last one; so it is followed slowly (`SLEW`), as NTP does with small steps.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.follow(time.time)
+
+    def follow(self, wall: Callable[[], float], *, elapsed: Callable[[], float] | None = None) -> None:
+        """From now on Unix seconds are those of `wall`; `elapsed` counts seconds, those of a suspended machine too."""
+        self._wall, self._elapsed = wall, elapsed or _since_boot
+        self._now, self._at = wall(), self._elapsed()
 
     def now(self) -> float:
         """Unix seconds."""
-        return time.time()
+        with self._lock:
+            at = self._elapsed()
+            passed = at - self._at
+            ahead = self._wall() - (self._now + passed)
+            self._now += passed + min(max(ahead, -SLEW * passed), SLEW * passed)
+            self._at = at
+            return self._now
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary start."""
@@ -37,5 +64,29 @@ class SystemClock:
         await asyncio.sleep(max(0.0, delay_s))
 
 
-system_clock: Clock = SystemClock()
+def _since_boot() -> float:
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+_machine = SystemClock()
+system_clock: Clock = _machine
 """The one that composition roots pass on."""
+
+
+def shift_file(folder: Path, who: str) -> Path:
+    """The seconds in it are added to the machine's clock, as this process of a chaos run reads it."""
+    return folder / f"clock@{who}"
+
+
+def install(env: Mapping[str, str], *, who: str) -> None:
+    """Called once, by the process's entry point: a clock is shifted only where the environment names a chaos run."""
+    if env.get(FOLDER):
+        file = shift_file(Path(env[FOLDER]), who)
+        _machine.follow(lambda: time.time() + _seconds(file))
+
+
+def _seconds(file: Path) -> float:
+    try:
+        return float(file.read_text())
+    except (OSError, ValueError):   # there is none, or it is being replaced
+        return 0.0

@@ -24,6 +24,7 @@ GATES: Mapping[str, str] = {
     "ps.part": "a part is written and not handed over",
     "ps.restore": "rows are loaded and their generation has not begun",
     "ps.freeze": "slots have left their parameter server and are installed nowhere",
+    "ps.arrive": "slots have come to their new parameter server, which does not own them yet",
     "ps.install": "slots are owned by their new parameter server and the old one does not know",
     "shardsvc.open": "a generation's run is written and its queue is not open",
     "shardsvc.lease": "shards are leased and their holder does not know",
@@ -39,7 +40,7 @@ GATES: Mapping[str, str] = {
     "ckptcache.stored": "a part is on storage and does not count as stored",
     "ckptcache.commit": "a manifest is to be written for a snapshot that the record names",
 }
-"""By name: what is in flight there. `ps.freeze`, `ps.install`, `jobmaster.freeze`, `jobmaster.publish` are of moves."""
+"""By name: what is in flight there. `ps.{freeze,arrive,install}` and `jobmaster.{freeze,publish}` are of moves."""
 
 HOLD_LIMIT_S = 60.0
 """A gate that nobody lets go opens by itself."""

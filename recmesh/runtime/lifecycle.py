@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 import orjson
 
-from recmesh.runtime import gates, telemetry
+from recmesh.runtime import clock, gates, telemetry
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import (
     FailedPrecondition,
@@ -233,6 +233,7 @@ def _main(
         settings = ServiceSettings.from_env(env, "RECMESH_")
         telemetry.setup(service, settings)
         gates.install(env, who=service)
+        clock.install(env, who=service)
     except MeshError as error:
         return explain(error, f"{service} cannot start")
 

@@ -42,6 +42,16 @@ def check_free(address: str, *, what: str, setting: str = "address") -> None:
     listen(address, what=what, setting=setting).close()
 
 
+def is_listened_on(address: str, *, timeout_s: float = 1.0) -> bool:
+    """True when somebody accepts connections at the `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except OSError:
+        return False
+    return True
+
+
 def is_loopback(address: str) -> bool:
     """True when only this machine can reach the `host:port`."""
     host = address.rpartition(":")[0].strip("[]")

@@ -14,6 +14,8 @@ RULES: Mapping[str, str] = {
     "generation": "what is not of this server's generation is refused",
     "incarnation": "a restore that names another process is refused",
     "one_cut": "a mark copies ledgers and rows in one exclusive section",
+    "carried": "slots that move bring their own ledger",
+    "promise": "a server that has promised never to install a move keeps to it",
     "forget_acks": "a split by a newer map forgets all acks of the batch",
 }
 """By name. The last is the workers', the others are the parameter servers'."""

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from recmesh.cli.mesh.home import Home, write_private
 from recmesh.cli.mesh.probes import Heard, ask
 from recmesh.cli.mesh.stop import stop_everything
 from recmesh.cli.mesh.watch import LARGEST_DELAY_S, Action, State, Watch
+from recmesh.runtime.clock import system_clock
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.process import ProcessHandle, find, launch
 
@@ -78,7 +78,7 @@ class Supervisor:
         try:
             while not self._stop:
                 try:
-                    self.tick(time.time())
+                    self.tick(system_clock.now())
                 except Exception:  # a full disk or a bug here must not end the restarting of what dies
                     log.exception("a look at the mesh failed; the next one follows")
                     self._wake.wait(_AFTER_FAILURE_S)

@@ -1,8 +1,9 @@
 """Parameter servers that lack one rule (see recmesh.trainer.breaking): each loses or doubles samples in some fault."""
 
 import time
+from collections.abc import Sequence
 
-from recmesh.trainer.ps.ledger import Batch, Books, Claim
+from recmesh.trainer.ps.ledger import Batch, Books, Claim, Cut
 from recmesh.trainer.ps.messages import MarkResult, Part
 from recmesh.trainer.ps.server import ParameterServer
 
@@ -45,6 +46,13 @@ class _NoIncarnation(Books):
         super().check_restore(gen, incarnation=self.incarnation)
 
 
+class _NoCarriage(Books):
+    def join(self, cuts: Sequence[Cut], *, since: int) -> None:
+        """Slots come under the ledger of those that are here."""
+        own = self.groups[0] if self.groups else None
+        super().join([Cut(cut.slots, own.applied.copy(), own.step) if own else cut for cut in cuts], since=since)
+
+
 class _Dedup(ParameterServer):
     books_type = _NoDedup
 
@@ -59,6 +67,16 @@ class _Generation(ParameterServer):
 
 class _Incarnation(ParameterServer):
     books_type = _NoIncarnation
+
+
+class _Carried(ParameterServer):
+    books_type = _NoCarriage
+
+
+class _Promise(ParameterServer):
+    def abort_install(self, gen: int, term: int, move: int) -> bool:
+        """Says what is, and promises nothing."""
+        return move in self.moves.receiver.installed
 
 
 class _Coverage(ParameterServer):
@@ -80,5 +98,5 @@ class _OneCut(ParameterServer):
 
 _SERVERS: dict[str, type[ParameterServer]] = {
     "dedup": _Dedup, "map": _Map, "generation": _Generation, "incarnation": _Incarnation, "coverage": _Coverage,
-    "one_cut": _OneCut,
+    "one_cut": _OneCut, "carried": _Carried, "promise": _Promise,
 }

@@ -13,6 +13,7 @@ from recmesh.spec.job import TrainingJob
 from services.jobmaster.app.context import Context
 from services.jobmaster.app.telling import Telling
 from services.jobmaster.domain import phase as phases
+from services.jobmaster.domain import stamps
 from services.jobmaster.domain.job import (
     MAX_TRANSITIONS,
     AcceptedJob,
@@ -44,7 +45,9 @@ class Run:
         self.context = context
         self.job = job
         self.spec = TrainingJob.parse(orjson.loads(job.spec_json))
-        self.status = status.model_copy(update={"revision": 0})
+        self.status = stamps.none_ahead(
+            status, now=context.clock.now(), longest_pause_s=context.limits.retry_ceiling_s
+        ).model_copy(update={"revision": 0})
         self.record = record
         self.vitals = Vitals()
         self.queue: QueueProgress | None = None

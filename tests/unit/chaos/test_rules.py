@@ -15,6 +15,7 @@ from recmesh.runtime.errors import InvalidArgument
 from recmesh.trainer.breaking import RULES, VARIABLE, broken_rule
 from recmesh.trainer.ports import Member, PushAck, RunRecord
 from recmesh.trainer.ps.messages import RestoreOrder
+from recmesh.trainer.ps.moves import InstallOrder
 from recmesh.trainer.ps.refusals import Refusal
 from recmesh.trainer.ps.server import ParameterServer
 from recmesh.trainer.ps.without import server_without
@@ -126,6 +127,25 @@ def a_push_between_the_ledgers_and_the_rows_of_a_mark(mesh: ElasticMesh) -> int:
     return sum(_errors_of_part(uri) for uri in mesh.part_uris_of([0, 1]))
 
 
+def a_batch_that_only_the_source_has_applied(mesh: ElasticMesh) -> int:
+    flight = mesh.take_off([(0, 0, 8)])
+    mesh.send(flight, 0)
+    moved(mesh)
+    _to_the_end(mesh, flight)
+    return errors(mesh, 8)
+
+
+def an_install_that_comes_after_its_move_was_given_up(mesh: ElasticMesh) -> int:
+    mesh.train([(0, 0, 8)])
+    mesh.begin_move(0, 1, half(mesh, 0))
+    mesh.freeze("lost")
+    mesh.decide()                                   # the source has its slots again
+    address, install = next(item for item in reversed(mesh.sent) if isinstance(item[1], InstallOrder))
+    mesh.at(address).moves.receiver.install(install)
+    owners = np.sum([server.books.owned for server in mesh.members.values()], axis=0)
+    return int((owners != 1).sum())
+
+
 def acks_that_outlive_a_move(mesh: Broken) -> int:
     """As push_everywhere does it, with the real fleet: acknowledged by 1, then slots move from 0 to 1."""
     record = _record(mesh)
@@ -161,6 +181,8 @@ SCENARIOS: dict[str, Callable[[Broken], int]] = {
     "generation": a_late_restore_of_an_older_generation,
     "incarnation": a_restore_that_was_meant_for_the_process_before,
     "one_cut": a_push_between_the_ledgers_and_the_rows_of_a_mark,
+    "carried": a_batch_that_only_the_source_has_applied,
+    "promise": an_install_that_comes_after_its_move_was_given_up,
     "forget_acks": acks_that_outlive_a_move,
 }
 

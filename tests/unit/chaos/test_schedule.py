@@ -4,7 +4,17 @@ from collections import Counter
 
 import pytest
 
-from recmesh.chaos.schedule import GATES, NEED_A_MOVE, NEED_A_ROLLBACK, REQUESTS, TARGETS, schedule
+from recmesh.chaos.schedule import (
+    GATES,
+    NEED_A_MOVE,
+    NEED_A_ROLLBACK,
+    REQUESTS,
+    REWIND_S,
+    SHIFTED,
+    TARGETS,
+    USURPED,
+    schedule,
+)
 from recmesh.runtime import gates
 
 
@@ -34,3 +44,15 @@ def test_a_gate_behind_a_rollback_names_who_dies_for_it() -> None:
     for strike in schedule(200, seed=3):
         assert bool(strike.trigger) == (strike.gate in NEED_A_ROLLBACK)
         assert strike.trigger != strike.who
+
+
+def test_a_long_run_has_other_jobmasters_older_writes_and_other_times() -> None:
+    strikes = schedule(200, seed=2)
+    rare = [strike for strike in strikes if strike.is_rare]
+    assert Counter(strike.how for strike in rare) == {"usurp": 7, "rewind": 7, "shift": 7, "hold": 7, "last": 1}
+    assert strikes[-1].how == "last"
+    assert {strike.gate for strike in rare if strike.how == "usurp"} == set(USURPED) <= set(gates.GATES)
+    assert {strike.stop_s for strike in rare if strike.how == "rewind"} == set(REWIND_S)
+    assert {strike.who for strike in rare if strike.how == "shift"} == set(SHIFTED)
+    assert not any(strike.is_rare for strike in schedule(20, seed=2))
+    assert {strike.how for strike in schedule(21, seed=2) if strike.is_rare} == {"usurp", "rewind", "shift", "last"}

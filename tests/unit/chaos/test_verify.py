@@ -10,6 +10,7 @@ import pytest
 
 from recmesh.chaos import dataset
 from recmesh.chaos.counting import BLOCK, BLOCK_SIZE
+from recmesh.chaos.dataset import EVICTED
 from recmesh.chaos.truth import Truth
 from recmesh.chaos.verify import Judgement, judge, judge_ledgers
 from recmesh.formats import CHUNK, SLOTS, Ledger, SlotMap, slots_of
@@ -22,7 +23,8 @@ from tests.unit.ps.support import Mesh
 ROWS, EPOCHS, BATCH = 300, 2, 16
 SGD, ADD = Optimizer("sgd", lr=1.0), Optimizer("accumulate", lr=1.0)
 MODEL = Declaration(
-    tuple(TableSchema(name, dim, SGD, Init("zeros")) for name, dim in (("item", 2), ("user", 1), ("pinned", 1))),
+    (*(TableSchema(name, dim, SGD, Init("zeros")) for name, dim in (("item", 2), ("user", 1), ("pinned", 1))),
+     TableSchema(EVICTED, 1, SGD, Init("zeros"), ttl_steps=4)),
     (DenseSchema(BLOCK, (BLOCK_SIZE,), ADD),))
 
 
@@ -89,6 +91,7 @@ def test_a_whole_run_is_right(world: World) -> None:
     world.train(0, ROWS * EPOCHS)
     found = world.judged(closing=True)
     assert found.is_right and found.is_full and found.positions == ROWS * EPOCHS, found
+    assert found.evicted > 0
     assert found.rows > ROWS // 2
     assert judge_ledgers(world.folder / "00000001", ROWS * EPOCHS, snapshot=1, closing=True).is_right
 
@@ -105,8 +108,21 @@ def test_a_snapshot_from_the_middle_is_judged_by_its_own_ledgers(world: World) -
 def test_lost_rows_are_named(world: World) -> None:
     world.train(0, ROWS, change=lambda part: replace(part, tables=part.tables[:1]))     # only `item`
     found = world.judged()
-    assert found.lost == 2 * ROWS and found.doubled == 0
+    assert found.lost == 3 * ROWS and found.doubled == 0
     assert "user: row" in found.named[0] and "is not there" in found.named[0]
+
+
+def test_rows_that_went_are_counted_by_their_slots(world: World) -> None:
+    world.train(0, ROWS * EPOCHS)
+    evicted = 0
+    for server in world.servers:
+        assert server.model is not None
+        evicted += int(server.model.store.evicted.sum())
+        server.model.store.evicted[:] = 0
+    assert evicted > 0
+    found = world.judged(closing=True)
+    assert (found.lost, found.doubled, found.evicted) == (evicted, 0, 0)
+    assert "rows and evicted rows together" in found.named[0]
 
 
 def test_doubled_chunks_are_seen(world: World) -> None:

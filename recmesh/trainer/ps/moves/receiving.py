@@ -52,6 +52,7 @@ class Receiver:
 
     def install(self, order: InstallOrder) -> bool:
         """The slots are owned here from now on, or were since an earlier message; False: aborted, for ever."""
+        gate("ps.arrive", f"move {order.move}")
         with self._lock:
             self._check(order.gen, order.incarnation)
             if order.move in self._installed:
