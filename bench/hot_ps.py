@@ -62,6 +62,7 @@ def run(*, quick: bool) -> Result:
         "slow_share": SLOW_SHARE, "how": relieved["how"], "model": dict(MODEL), "settings": settings, "rows": ROWS,
         "epochs": epochs, "control": whole, "left": ideal, "relieved": relieved, "none": none, "restarted": restarted,
         "ideal": f"samples left at the slowing / rate on {FLEET.servers - 1} servers from the start",
+        "replacement": "a server that takes the hot one's place has a machine of its own, with the same quota",
         "restart": "checkpoint and kill -9 of all roles when the hot server was detected; the new one is not slow",
         "quick": f"{QUICK_S:g} s instead of {FULL_S:g} s, windows scaled alike" if quick else "",
     })

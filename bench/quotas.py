@@ -146,7 +146,7 @@ class PeersPace:
 
 @dataclass
 class Slowed:
-    """A place of a job whose process, and whichever follows it there, gets a share of its quota."""
+    """A place of a job whose process gets a share of its quota. Whichever follows it there has a machine of its own."""
 
     mesh: Mesh
     job_id: str

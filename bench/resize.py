@@ -28,7 +28,10 @@ ROW_BYTES = 8 + 2 * 4 * DIM + 4 + 4 + 8
 
 
 def run(*, quick: bool) -> Result:
-    """Pauses are what a worker sees: the longest gap between two of its steps, less that of a quiet window."""
+    """Pauses are what a worker sees: the longest gap between two of its steps, less that of a quiet window.
+
+    `max_pause_ms` is of the handoffs of a cycle the largest, each a median over cycles; `largest_pause_ms` of all.
+    """
     with scratch() as folder, mesh() as running:
         figures, context = _resized(running, folder, QUICK_CYCLES if quick else CYCLES)
         more, scores = _quality(running, QUICK_SEEDS if quick else SEEDS)
@@ -67,6 +70,7 @@ def _resized(running: Mesh, folder: Path, cycles: int) -> tuple[dict[str, float]
     trained = sum(size for _, size in steps)
     return {
         "max_pause_ms": max(statistics.median(p for p in place if p is not None) for place in by_place),
+        "largest_pause_ms": max(pauses),
         "max_freeze_to_map_ms": max(event.data["pause_ms"] for event in moves),
         "max_latch_ms": max(event.data["latch_ms"] for event in moves),
         "moved_bytes_ratio": base / least,

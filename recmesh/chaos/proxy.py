@@ -4,6 +4,7 @@ Each push is forwarded, dropped before or after it had its effect, doubled, or h
 are replayed later, word for word, whatever has happened meanwhile. All by a seeded script; other calls pass untouched.
 """
 
+import contextlib
 import random
 import threading
 from collections import Counter
@@ -20,8 +21,10 @@ from recmesh.runtime.rpc.options import SERVER_OPTIONS, bind, channel_options
 PUSH = "/recmesh.ps.v1.ParameterServer/Push"
 _RPC_THREADS = 32
 _DEADLINE_S = 30.0
+_LATE_DEADLINE_S = 2.0
+"""Of doubles and replays, which wait for no server that is gone: they are wanted where one has come back."""
 _MOST_KEPT_BYTES = 64 << 20
-"""Of messages that wait for their replay; above it none is kept."""
+"""Of messages that wait to be sent once more; above it none is kept."""
 _OWN_HEADERS = (TARGET, "user-agent")
 
 
@@ -52,7 +55,7 @@ CALM = Script(0.0, 0.0, 0.0, 0.0, replay=0.0)
 
 
 class Proxy:
-    """Serves from `start` to `stop`; `done` counts what was done, by action."""
+    """Serves from `start` to `stop`; `done` counts what was done, by action: doubles and replays that arrived."""
 
     def __init__(self, script: Script, *, seed: int) -> None:
         self._script, self._rough, self._rng = CALM, script, random.Random(seed)
@@ -104,15 +107,16 @@ class Proxy:
             action, hold_s = self._script.action(self._rng), self._rng.uniform(*self._script.hold_s)
             replayed = self._rng.random() < self._script.replay
             after_s = self._rng.choice(self._script.replay_after_s)
-            self.done[action] += 1
+            if action != "double":
+                self.done[action] += 1
         if replayed:
-            self._replay_later(call, after_s)
+            self._send_again(call, "replay", after_s=after_s)
         if action == "drop_request":
             context.abort(grpc.StatusCode.UNAVAILABLE, "the request was dropped")
         if action == "hold":
             self._ended.wait(hold_s)
         if action == "double":
-            self._later.submit(call.quietly)
+            self._send_again(call, "double", after_s=0.0)
         answer = self._forward(call, context, timeout_s)
         if action == "drop_answer":
             context.abort(grpc.StatusCode.UNAVAILABLE, "the answer was dropped")
@@ -127,19 +131,24 @@ class Proxy:
             context.abort(failed.code(), failed.details())
             raise AssertionError("abort returned") from None
 
-    def _replay_later(self, call: "_Call", after_s: float) -> None:
+    def _send_again(self, call: "_Call", action: str, *, after_s: float) -> None:
+        """Once more, word for word; dropped when too much waits for that already."""
         with self._lock:
             if self._kept_bytes + len(call.request) > _MOST_KEPT_BYTES:
                 return
             self._kept_bytes += len(call.request)
 
-        def replay() -> None:
+        def send() -> None:
+            arrived = call.arrives()
             with self._lock:
                 self._kept_bytes -= len(call.request)
-                self.done["replay"] += 1
-            self._later.submit(call.quietly)
+                self.done[action] += arrived
 
-        timer = threading.Timer(after_s, replay)
+        def submit() -> None:
+            with contextlib.suppress(RuntimeError):     # the run is over
+                self._later.submit(send)
+
+        timer = threading.Timer(after_s, submit)
         timer.daemon = True
         timer.start()
 
@@ -159,18 +168,24 @@ class _Call:
     request: bytes
     metadata: list[tuple[str, Any]]
 
-    def __call__(self, timeout_s: float) -> bytes:
+    def __call__(self, timeout_s: float, *, wait_for_ready: bool | None = None) -> bytes:
         """Sends it; RpcError as the target answers."""
         send: Any = self.channel.unary_unary(self.method, None, None)
-        answer: bytes = send(self.request, timeout=timeout_s, metadata=self.metadata)
+        answer: bytes = send(
+            self.request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready
+        )
         return answer
 
-    def quietly(self) -> None:
-        """Sends it and heeds no answer."""
+    def arrives(self) -> bool:
+        """Sends it; whether anybody was there, whatever the answer."""
         try:
-            self(_DEADLINE_S)
-        except (grpc.RpcError, ValueError):     # ValueError: the channel is closed, the run is over
-            return
+            self(_LATE_DEADLINE_S, wait_for_ready=False)
+        except grpc.RpcError as error:
+            failed: Any = error
+            return failed.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        except ValueError:     # the channel is closed: the run is over
+            return False
+        return True
 
 
 class _Everything(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

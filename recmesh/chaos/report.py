@@ -68,8 +68,8 @@ class Report:
 
     @property
     def loss_delta_sd(self) -> float | None:
-        """|loss - mean of undisturbed ones| in their standard deviations; None when fewer than two were run."""
-        if len(self.undisturbed_losses) < 2:
+        """|loss - mean of undisturbed ones| in their standard deviations; None: fewer than two, or no loss somewhere."""
+        if len(self.undisturbed_losses) < 2 or not all(map(math.isfinite, [self.loss, *self.undisturbed_losses])):
             return None
         spread = statistics.stdev(self.undisturbed_losses)
         delta = abs(self.loss - statistics.fmean(self.undisturbed_losses))

@@ -102,7 +102,7 @@ def chaos_on_job(
 ) -> Report:
     """Any job, disturbed: its ledgers must end full, and its loss where those of undisturbed runs end.
 
-    `undisturbed` runs with other seeds come first; without any, or without a loss, nothing is said of it.
+    `undisturbed` runs with other seeds come first; without two, or without a loss, nothing is said of it.
     """
     began = time.monotonic()
     own_seed = int(spec.get("training", {}).get("seed", 0))
@@ -127,7 +127,7 @@ def chaos_on_job(
                 report.judgements.append(
                     judge_ledgers(Path(item.uri), total, snapshot=item.snapshot, closing=closing)
                 )
-            report.problems += _setbacks(kept)
+            report.problems += _wrong_course(job, kept)
     except MeshError as error:
         report.problems.append(str(error))
     delta = report.loss_delta_sd
@@ -198,14 +198,16 @@ def _judge(mesh: Mesh, job: Job, files: list[Path], report: Report, tell: Tell) 
         report.judgements.append(found)
         if not found.is_right:
             tell(f"snapshot {found.snapshot} is wrong: " + "; ".join(found.named))
-    report.problems += _setbacks(kept)
-    if not any(judgement.snapshot == job.snapshot for judgement in report.judgements):
-        report.problems.append(f"the closing snapshot {job.snapshot} is not committed at ckptcache")
+    report.problems += _wrong_course(job, kept)
 
 
-def _setbacks(kept: Sequence[Checkpoint]) -> list[str]:
+def _wrong_course(job: Job, kept: Sequence[Checkpoint]) -> list[str]:
+    """What is wrong with the snapshots one after the other; the closing one must be the last of them."""
     course = [standing(Path(item.uri)) for item in kept]
-    return setbacks([one for one in course if one is not None])
+    wrong = setbacks([one for one in course if one is not None])
+    if all(item.snapshot != job.snapshot for item in kept):
+        wrong.append(f"the closing snapshot {job.snapshot} is not committed at ckptcache")
+    return wrong
 
 
 def _committed(client: Client, job: Job, *, within_s: float = 60.0) -> list[Checkpoint]:

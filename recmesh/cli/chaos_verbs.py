@@ -27,7 +27,9 @@ def chaos(
     job: Annotated[
         Path | None, typer.Option(help="A job to disturb, YAML or JSON, in place of the counting one.", metavar="FILE")
     ] = None,
-    kills: Annotated[int, typer.Option(help="How many processes to kill (SIGKILL); some are stopped besides.")] = 0,
+    kills: Annotated[
+        int | None, typer.Option(help="How many processes to kill (SIGKILL); some are stopped besides.", min=0)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of data, victims and moments.", min=0)] = 0,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_KILLS} kills instead of 200.")] = False,
     broken: Annotated[
@@ -50,8 +52,8 @@ def chaos(
     from recmesh.chaos.schedule import schedule
     from recmesh.cli.mesh.chaos import chaos_mesh
 
-    if kills < 0:
-        raise InvalidArgument("--kills must not be negative")
+    if undisturbed == 1:
+        raise InvalidArgument("--undisturbed must be 0, or at least 2: one run has no standard deviation")
     if sync & (sync - 1):
         raise InvalidArgument("--sync must be a power of two: a mean over so many batches is exact")
     if sync and job is not None:
@@ -61,7 +63,7 @@ def chaos(
         from recmesh.client.jobfile import load_job
 
         spec = load_job(job)
-    count = kills or (QUICK_KILLS if quick else 200)
+    count = kills if kills is not None else QUICK_KILLS if quick else 200
     strikes = schedule(count, seed=seed)
     with chaos_mesh(seed=seed, broken=broken, keep=keep) as mesh:
         _say(f"mesh in {mesh.folder}")

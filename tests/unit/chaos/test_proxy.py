@@ -7,10 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
-from recmesh.chaos.proxy import PUSH, Proxy, Script
+from recmesh.chaos.proxy import PUSH, Proxy, Script, _Call
 from recmesh.runtime.errors import FailedPrecondition, Unavailable
 from recmesh.runtime.rpc import sync_server
 from recmesh.runtime.rpc.detour import detour
+from recmesh.runtime.rpc.options import channel_options
 from tests.support.waiting import until
 
 
@@ -89,4 +90,14 @@ def test_a_calm_proxy_only_forwards(target: tuple[Echo, str]) -> None:
     channel = detour(proxy.start(), address, token="secret")
     assert channel.unary_unary(PUSH)(b"ab", timeout=10.0) == b"ba"
     channel.close()
+    proxy.stop()
+
+
+def test_doubles_for_a_server_that_is_gone_hold_nobody_up_and_do_not_count() -> None:
+    proxy = Proxy(Script(), seed=1)
+    gone = _Call(grpc.insecure_channel("127.0.0.1:1", options=channel_options(None)), PUSH, b"part", [])
+    for _ in range(8):
+        proxy._send_again(gone, "double", after_s=0.0)
+    until(lambda: proxy._kept_bytes == 0, timeout_s=10.0)
+    assert proxy.done["double"] == 0
     proxy.stop()
