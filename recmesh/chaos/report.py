@@ -68,7 +68,7 @@ class Report:
 
     @property
     def loss_delta_sd(self) -> float | None:
-        """|loss - mean of undisturbed ones| in their standard deviations; None: fewer than two, or no loss somewhere."""
+        """|loss - mean of undisturbed ones| in their standard deviations; None: fewer than two, or one is no number."""
         if len(self.undisturbed_losses) < 2 or not all(map(math.isfinite, [self.loss, *self.undisturbed_losses])):
             return None
         spread = statistics.stdev(self.undisturbed_losses)
