@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.figures import Result
 from bench.mesh import ROOT, one_thread, say
@@ -124,7 +125,7 @@ class Tables:
             rows = np.arange(lo, min(lo + BATCH, self._ids_per_table))[:, None].repeat(TABLES, axis=1)
             for number, ids in zip(self._numbers, self.ids(rows), strict=True):
                 wall, before = time.perf_counter(), time.thread_time()
-                self.store.apply(number, ids, gradient[:len(ids)], None, step=0)
+                self._push(number, ids, gradient[:len(ids)], None)
                 spent.append(time.thread_time() - before)
                 walls.append(time.perf_counter() - wall)
         return Growth(max(spent) * 1e3, statistics.median(spent) * 1e3, max(walls) * 1e3)
@@ -135,8 +136,14 @@ class Tables:
             unique = dedup(ids)
             take_rows(self.store.pull(number, unique.ids), unique.inverse)
             grads = scatter_add(self._gradient, unique.inverse, rows=len(unique.ids))
-            self.store.apply(number, unique.ids, grads, unique.counts, step=self._step)
+            self._push(number, unique.ids, grads, unique.counts)
         self._step += 1
+
+    def _push(
+        self, number: int, ids: I64, grads: NDArray[np.float32], counts: NDArray[np.uint32] | None
+    ) -> None:
+        with self.store.reserved({number: len(ids)}):
+            self.store.apply(number, ids, grads, counts, step=self._step)
 
 
 def _peer(python: str, task: dict[str, object]) -> float:

@@ -8,11 +8,14 @@ from numpy.typing import NDArray
 from recmesh.formats import table_salt
 from recmesh.runtime.errors import ResourceExhausted
 from recmesh.store.memory import Region
-from recmesh.store.probing import CAPACITY, FREED, NEXT, PARTITIONS, Entries, full_at
+from recmesh.store.probing import CAPACITY, FREED, HASTE, NEXT, PARTITIONS, Entries, full_at
 
 ENTRY_BYTES = 16
 _FIRST_ENTRIES = 64
 _FREED_LOG = 4096
+_MOVED = 1 << 16
+"""Places of partitions that may move in one call though they could wait: 0.1 us each. While partitions grow at all, an
+entry moves 8 to 9 places' worth of them on the average, so that twice as much as that never falls behind."""
 _ADDRESS_FACTOR = 4                          # regions that growth left keep their addresses
 MAX_TABLES = 65_536
 
@@ -26,7 +29,7 @@ class Index:
         self.parts = np.zeros(3 * PARTITIONS, np.int64)
         self.parts[:PARTITIONS] = np.arange(PARTITIONS) * _FIRST_ENTRIES
         self.parts[PARTITIONS:2 * PARTITIONS] = _FIRST_ENTRIES - 1
-        self.ctl = np.zeros(3, np.int64)
+        self.ctl = np.zeros(4, np.int64)
         self.ctl[NEXT] = PARTITIONS * _FIRST_ENTRIES
         self.ctl[CAPACITY] = self._region.size_bytes // ENTRY_BYTES
         self.freed = np.zeros(2 * _FREED_LOG, np.int64)
@@ -41,13 +44,14 @@ class Index:
         return np.uint64(self.salts[number])
 
     def reserve(self, ids: int) -> None:
-        """ResourceExhausted unless `ids` more entries fit, wherever they fall."""
+        """A call that enters at most `ids` begins. ResourceExhausted unless they fit, wherever they fall."""
         # Each partition that they might fill doubles once; one that doubles again takes at least half its size of
         # them, and all its regions together fewer than 24 entries for each.
         sizes, used = self.parts[PARTITIONS:2 * PARTITIONS] + 1, self.parts[2 * PARTITIONS:]
         once = 2 * int(sizes[used + ids > full_at(np.arange(PARTITIONS), sizes)].sum())
         if self.ctl[NEXT] + once + 24 * ids > self.ctl[CAPACITY]:
             raise ResourceExhausted("the index of this parameter server is full", reason="INDEX_FULL")
+        self.ctl[HASTE] = max(_MOVED, 16 * ids)
 
     def collect(self) -> None:
         """Give back the memory of regions that growth left."""

@@ -4,7 +4,7 @@ An entry is two words: the id, and (table << 32 | place + 1), 0 when free; bit 3
 among the table's candidates, not its rows. The hash is splitmix64(id XOR table_salt); its bits 42..51, just
 below those that choose the slot, choose one of 1024 partitions, whose regions (a power of two of entries) lie
 in one reserved arena. A partition that fills moves to a region of twice the size at the arena's end: the
-longest pause is one 1024th of a rehash, as each grows at another fill.
+longest pause is a few 1024ths of a rehash, as each grows at another fill, and few in one call.
 
 An entry leaves by backward shift (Knuth, The Art of Computer Programming 3, 6.4, algorithm R): those behind
 it move up, so that no tombstone is left. Tables that evict as fast as they grow would otherwise fill with
@@ -21,8 +21,9 @@ from recmesh.store.jit import I64, U64, inline
 
 PARTITIONS = 1024
 
-# Places in `ctl` (int64): of the index arena, and of the log of regions that a growth left.
-NEXT, CAPACITY, FREED = range(3)
+# Places in `ctl` (int64): of the index arena, of the log of regions that a growth left, and how many more entries
+# may be moved before it is urgent.
+NEXT, CAPACITY, FREED, HASTE = range(4)
 
 INDEX = (U64, I64)                             # arena, parts [3, PARTITIONS] flat: offset, mask, used
 GROWING_INDEX = (U64, I64, I64, I64, U64)      # and ctl, freed, salts
@@ -33,8 +34,10 @@ _PARTITION_SHIFT = np.uint64(42)
 _PARTITION_MASK = np.uint64(PARTITIONS - 1)
 _FREE, _ONE = np.uint64(0), np.uint64(1)
 # Linear probing stays short up to 11/16. A partition p grows at (9 + 2p/PARTITIONS)/16: hashing fills all of them
-# alike, so that with one bound for all dozens would grow in one push.
+# alike, so that with one bound for all dozens would grow in one push. When a call has moved enough, the next one
+# goes on; at 12/16 it is urgent.
 _LEAST_FULL, _FULL_RANGE, _FULL_UNIT = 9 * PARTITIONS, 2, 16 * PARTITIONS
+_URGENT = 12 * PARTITIONS
 
 
 def full_at(p: Any, size: Any) -> Any:
@@ -109,8 +112,10 @@ def enter(entries: Entries, h: Any, id_: Any, word: Any) -> None:
     """Enter an id that is not in the index."""
     arena, parts = entries.arena, entries.parts
     p = np.int64((h >> _PARTITION_SHIFT) & _PARTITION_MASK)
-    if _FULL_UNIT * (parts[2 * PARTITIONS + p] + 1) > (_LEAST_FULL + _FULL_RANGE * p) * (parts[PARTITIONS + p] + 1):
-        _grow(arena, parts, entries.ctl, entries.freed, entries.salts, p)
+    ctl, used, size = entries.ctl, _FULL_UNIT * (parts[2 * PARTITIONS + p] + 1), parts[PARTITIONS + p] + 1
+    if used > (_LEAST_FULL + _FULL_RANGE * p) * size and (ctl[HASTE] > 0 or used > _URGENT * size):
+        ctl[HASTE] -= size
+        _grow(arena, parts, ctl, entries.freed, entries.salts, p)
     offset, mask = parts[p], parts[PARTITIONS + p]
     k = np.int64(h & np.uint64(0xFFFFFFFFFFF)) & mask
     while arena[2 * (offset + k) + 1] != _FREE:

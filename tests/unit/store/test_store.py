@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from recmesh.formats import initial_rows, slots_of, table_salt
 from recmesh.runtime.errors import DataLoss, InvalidArgument, ResourceExhausted
 from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, RowBlock, Store, TableSchema, kernels
+from recmesh.store.probing import PARTITIONS
 from recmesh.store.row_kernels import BLOCK
 from recmesh.store.schema import dense_from_json, dense_to_json, table_from_json, table_to_json
 from tests.unit.store.reference import ReferenceTable
@@ -362,3 +363,18 @@ def test_views_of_received_bytes_are_taken_as_they_are() -> None:
     grads = np.frombuffer(np.ones((4, 2), np.float32).tobytes(), np.float32).reshape(4, 2)
     store.apply(table, ids, grads, np.frombuffer(np.ones(4, np.uint32).tobytes(), np.uint32), step=0)
     assert (store.pull(table, ids) == 2).all()
+
+
+def test_a_push_moves_few_partitions_of_the_index_while_it_grows() -> None:
+    store = Store(memory_bytes=1 << 30)
+    table = store.add_table(TableSchema("t", 1, Optimizer("sgd")))
+    moved, largest = [], 0
+    for lo in range(0, 2_000_000, 1000):
+        ids, before = np.arange(lo, lo + 1000), store._index.memory_bytes
+        largest = int(store._index.parts[PARTITIONS:2 * PARTITIONS].max()) + 1
+        with store.reserved({table: 1000}):
+            store.apply(table, ids, np.zeros((1000, 1), np.float32), None, step=1)
+        moved.append((store._index.memory_bytes - before) // 16)
+    assert max(moved) <= (1 << 16) + largest
+    assert sum(moved) > 2_000_000, "it did grow"
+    assert store.rows == 2_000_000
