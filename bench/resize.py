@@ -58,8 +58,8 @@ def _resized(running: Mesh, folder: Path, cycles: int) -> tuple[dict[str, float]
             moves = _settled(running, job_id, count)
             say(f"cycle {cycle + 1}: {count} parameter servers, {len(moves)} moves so far")
         per_cycle.append(len(moves) - before)
-    running.client.stop(job_id, finish=True)
-    job = running.wait(job_id, lambda job: job.phase == "Succeeded", patience_s=PATIENCE_S)
+    running.client.stop(job_id)       # the worker ends what it has in its hands
+    job = running.wait(job_id, lambda job: job.phase == "Stopped", patience_s=PATIENCE_S)
     steps = _steps(folder)
     at = np.array([float(event.time) for event in moves])
     usual = statistics.median(_longest_gap(steps, middle) for middle in _middles(quiet))
