@@ -237,6 +237,45 @@ async def test_a_server_too_slow_to_send_its_slots_is_left_behind_by_a_rollback(
     assert all(item.done for item in run.status.timeline), run.status.timeline
 
 
+async def under_relief(world: JobWorld) -> str:
+    """A job whose PS 1 is hot, with its slots on their way."""
+    job_id = await hot_job(world)
+    world.servers.copy_s = 5.0
+    world.slowness["ps-1-1"] = 33.0
+    await world.until(lambda: world.jobs.run_of(job_id).record.move is not None, timeout_s=300.0)
+    assert world.jobs.run_of(job_id).status.relief is not None
+    return job_id
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_the_goal_of_a_relief_ends_where_servers_come(world: JobWorld) -> None:
+    job_id = await under_relief(world)
+    run = world.jobs.run_of(job_id)
+    await world.jobs.scale(job_id, role="ps", replicas=4, clear=False)
+    await world.until(lambda: run.status.settled_ps == (0, 1, 2, 3), timeout_s=300.0)
+    assert {member.ps for member in run.record.owning} >= {0, 2, 3} and run.status.relief is None
+    assert run.status.rollbacks == 0
+    world.servers.check_truth(run.record)
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_the_goal_of_a_relief_ends_with_the_process_that_was_hot(world: JobWorld) -> None:
+    job_id = await under_relief(world)
+    run = world.jobs.run_of(job_id)
+    moved = len(world.told("job.slots_moved"))
+    world.cluster.kill(job_id, "ps-1-1")
+    await world.until(lambda: run.status.rollbacks == 1 and world.phase(job_id) == "Running")
+    await world.clock.sleep(40.0)
+    assert len(world.told("job.slots_moved")) == moved, "the process that took its place is as good as any"
+    assert set(counts_of(run.record.owner_of).values()) == {1365, 1366}
+    assert (run.status.relief, run.status.rebalance) == (None, "")
+    assert {role.weight for role in run.status.live("ps")} == {1.0}
+    assert all(item.done for item in run.status.timeline), run.status.timeline
+    world.servers.check_truth(run.record)
+
+
 @pytest.mark.asyncio
 @pytest.mark.looptime
 async def test_servers_of_equal_speed_are_left_alone(world: JobWorld) -> None:
