@@ -178,8 +178,6 @@ class Relief(Stored):
     """Slots that it had."""
     goal: str
     """Which server shall own which slot, as the run record encodes it."""
-    rollback_s: float
-    """What a rollback would cost instead, as estimated when the server was found hot."""
 
 
 class Decision(Stored):

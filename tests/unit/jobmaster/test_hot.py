@@ -14,8 +14,11 @@ from services.jobmaster.domain.job import JobStatus, Relief
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.placement import SLOTS, applied, counts_of, even, moves_to
 from services.jobmaster.domain.relief import RESTORE_BYTES_PER_S, is_futile, rollback_s
+from services.jobmaster.domain.rules import decide
+from services.jobmaster.domain.situation import Abandon
 from services.jobmaster.domain.vitals import Beat, Vitals
 from tests.support.job_world import JobWorld, spec
+from tests.unit.jobmaster.test_rules import NOW, an_open_record, situation
 
 LIMITS = Limits()
 ALIKE = np.full(SLOTS, 100, np.uint32)
@@ -127,9 +130,8 @@ def test_relief_lowers_the_highest_load_and_raises_nobody_above_it(busy: list[fl
 # ---- live, or by a rollback
 
 
-def relief(*, owned: int = 1000, since: float = 100.0, rollback: float = 20.0) -> Relief:
-    goal = even([1, 2])
-    return Relief(ps=0, since=since, owned=owned, goal=placement.encode(goal), rollback_s=rollback)
+def relief(*, owned: int = 1000, since: float = 100.0) -> Relief:
+    return Relief(ps=0, since=since, owned=owned, goal=placement.encode(even([1, 2])))
 
 
 FUTILE = {
@@ -137,6 +139,7 @@ FUTILE = {
     "nothing has come yet": ({"owned": 1000, "now": 119.0}, False),
     "so little has come that the rest would take longer": ({"owned": 1000, "copied": 50.0, "now": 103.0}, True),
     "the rest will be there soon": ({"owned": 400, "copied": 100.0, "now": 103.0}, False),
+    "it has taken long and is nearly done": ({"owned": 50, "now": 150.0}, False),
     "it is too early to say": ({"owned": 1000, "copied": 1.0, "now": 101.0}, False),
     "nobody waits": ({"owned": 1000, "copied": 50.0, "now": 110.0, "waiting": 0.05}, False),
     "all have left": ({"owned": 0, "now": 500.0}, False),
@@ -146,8 +149,26 @@ FUTILE = {
 @pytest.mark.parametrize("sentence", FUTILE)
 def test_a_live_move_is_futile_when(sentence: str) -> None:
     given, expected = FUTILE[sentence]
-    found = is_futile(relief(), **({"copied": 0.0, "waiting": 0.95} | given))  # type: ignore[arg-type]  # by name
+    found = is_futile(relief(), **({"copied": 0.0, "waiting": 0.95, "cost_s": 20.0} | given))  # type: ignore[arg-type]  # by name
     assert bool(found) is expected
+
+
+def test_nothing_is_futile_while_a_snapshot_is_cut() -> None:
+    hot = Relief(ps=0, since=NOW - 90.0, owned=2048, goal=placement.encode(even([1])))
+    status = {"relief": hot, "rebalance": "PS 0 is relieved", "snapshot_at": NOW - 5.0}
+    found = decide(situation(status=status, waiting=0.9))
+    assert [type(action) for action in found] == [Abandon]
+    assert Abandon not in map(type, decide(situation(
+        status=status, waiting=0.9, record=an_open_record(pending="mark:7"), operation="snapshot"
+    )))
+
+
+def test_the_cost_of_a_rollback_grows_with_what_would_be_trained_again() -> None:
+    hot = Relief(ps=0, since=NOW - 100.0, owned=2048, goal=placement.encode(even([1])))
+    status = {"relief": hot, "rebalance": "PS 0 is relieved"}
+    for age_s, expected in ((5.0, True), (200.0, False)):
+        found = decide(situation(status=status | {"snapshot_at": NOW - age_s}, waiting=0.9))
+        assert any(isinstance(action, Abandon) for action in found) is expected
 
 
 def test_a_rollback_costs_what_is_read_and_what_is_trained_again() -> None:
