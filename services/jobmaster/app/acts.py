@@ -238,11 +238,11 @@ class Acts:
             run.put_role(other.model_copy(update={"weight": 1.0}))
         decide(
             run, matter="hot ps", place=role.place, seen=reason,
-            decision="it is ended, and the job goes on from the last snapshot without it",
+            decision="it is ended, and another takes its place; the job goes on from the last snapshot",
         )
-        await self._kill(role.name, reason, hard=True)
         run.update(relief=None)
         await run.flush()
+        await self._kill(role.name, reason, hard=True)
 
     async def _kill(self, name: str, reason: str, *, hard: bool) -> None:
         run = self._run

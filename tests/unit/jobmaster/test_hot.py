@@ -1,5 +1,6 @@
 """Hot parameter servers: popular rows and a throttled CPU look alike, and are answered alike."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -294,6 +295,34 @@ async def test_the_goal_of_a_relief_ends_with_the_process_that_was_hot(world: Jo
     assert (run.status.relief, run.status.rebalance) == (None, "")
     assert {role.weight for role in run.status.live("ps")} == {1.0}
     assert all(item.done for item in run.status.timeline), run.status.timeline
+    world.servers.check_truth(run.record)
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_jobmaster_that_dies_before_it_ends_a_starved_server_is_followed_by_one_that_does(
+    world: JobWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await hot_job(world, checkpoint={"every_s": 30.0})
+    await world.until(lambda: bool(world.told("job.snapshot_committed")))
+    asked: list[str] = []
+
+    async def held(job_id: str, name: str, *, grace_s: float) -> None:
+        asked.append(name)
+        await asyncio.Event().wait()
+
+    world.servers.copy_s = 1e6
+    world.slowness["ps-1-1"] = 33.0
+    with monkeypatch.context() as held_up:
+        held_up.setattr(world.cluster, "stop", held)
+        await world.until(lambda: bool(asked), timeout_s=300.0)
+        await world.restart_jobmaster()
+    run = world.jobs.run_of(job_id)
+    assert run.status.relief is None
+    assert [role.name for role in run.status.live("ps") if role.stage == "draining"] == asked == ["ps-1-1"]
+    world.servers.copy_s = 0.2
+    await world.until(lambda: run.status.rollbacks == 1 and world.phase(job_id) == "Running")
+    assert run.status.failures == 0 and [role.name for role in run.status.live("ps")] == ["ps-0-1", "ps-1-2", "ps-2-1"]
     world.servers.check_truth(run.record)
 
 
