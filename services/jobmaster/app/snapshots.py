@@ -8,6 +8,7 @@ from recmesh.runtime.errors import DataLoss, MeshError, MeshFault, NotFound, Una
 from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.ledgers import Ledger, intersect, intersection, is_full, normal, size, trained
@@ -261,6 +262,11 @@ def tell_set_aside(run: Run) -> None:
     for item in news:
         line, lo, hi = item.batch
         run.note(f"positions [{lo}, {hi}) were set aside: {item.deaths} workers died in them")
+        number = decide(
+            run, matter="quarantine", seen=f"{item.deaths} workers died in line {line} [{lo}, {hi})",
+            decision="the batch is set aside: no worker gets it again",
+        )
+        conclude(run, number, done="every parameter server has it in its ledger")
         partly = intersect(normal([item.batch]), normal(run.record.partly_applied))
         run.telling.batch_quarantined(item.batch, deaths=item.deaths, partly_applied=bool(partly))
         logger.warning("job %s: line %d [%d, %d) is set aside", run.job_id, line, lo, hi)

@@ -1,7 +1,5 @@
 """Slow workers of one job: heard, judged by `domain.straggler`, answered at shardsvc and by a backup worker."""
 
-from dataclasses import dataclass
-
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
@@ -25,15 +23,6 @@ TELL_AGAIN_S = 10.0
 """shardsvc may have lost what it was told; telling it again changes nothing otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Effect:
-    """What is to be seen of a decision, later."""
-
-    number: int
-    due: float
-    before: float
-
-
 class StragglerWatch:
     """Looks at the workers of one job with every heartbeat interval."""
 
@@ -43,7 +32,6 @@ class StragglerWatch:
         self._gen = 0
         self._told: dict[str, tuple[int, int, float]] = {}
         """By shardsvc's name of a worker: generation, batches and time of the last telling."""
-        self._effects: list[_Effect] = []
 
     async def watch(self) -> None:
         """Runs until it is cancelled. A window of 0 leaves stragglers alone."""
@@ -75,7 +63,6 @@ class StragglerWatch:
                 else:
                     self._let_go(verdict)
             await self._size()
-        self._see_effects()
 
     def _hear(self) -> dict[int, tuple[str, float | None]]:
         """Paces of the workers that run, by index."""
@@ -132,8 +119,6 @@ class StragglerWatch:
         )
         conclude(run, number, done=f"{requeued:,} positions were queued again")
         self._replace(worker)
-        due = run.context.clock.now() + 2 * run.context.limits.straggler_window_s
-        self._effects.append(_Effect(number, due, run.status.samples_per_s))
         await run.flush()
         run.wake()
 
@@ -176,17 +161,6 @@ class StragglerWatch:
         )
         self._told[name] = gen, size, run.context.clock.now()
         return requeued
-
-    def _see_effects(self) -> None:
-        run, now = self._run, self._run.context.clock.now()
-        for effect in [item for item in self._effects if now >= item.due]:
-            self._effects.remove(effect)
-            after, slow = run.status.samples_per_s, len(run.status.slow)
-            workers = len(run.status.live("worker"))
-            seen = (
-                f"{after:,.0f} samples/s, {effect.before:,.0f} when it was decided; {workers} workers, {slow} slow"
-            )
-            conclude(run, effect.number, effect=seen)
 
 
 def _name(worker: SlowWorker) -> str:

@@ -250,6 +250,9 @@ async def test_a_batch_that_kills_three_workers_is_set_aside_and_the_job_succeed
     assert [data.lo for data in world.told("job.batch_quarantined")] == [50]
     assert run.status.samples == world.shards.total - 10
     assert run.status.failures == 0  # the limit of quarantines counts these deaths
+    assert [(data.matter, data.seen) for data in world.told("job.decided")] == [
+        ("quarantine", "3 workers died in line 0 [50, 60)"),
+    ]
 
 
 async def test_the_batch_in_a_dead_workers_hands_is_to_blame_and_not_the_one_that_shardsvc_suspects(

@@ -356,4 +356,9 @@ async def test_a_worker_that_lives_and_trains_nothing_is_replaced(world: JobWorl
     await world.until(lambda: "worker-1-2" in world.cluster.started)
     assert world.jobs.run_of(job_id).status.failures == 1
     assert "trained nothing for" in world.told("job.role_exited")[0].reason
+    [decided] = world.told("job.decided")
+    assert (decided.matter, decided.place) == ("stall", "worker 1") and "trained nothing for" in decided.seen
+    await world.until(lambda: any(told.effect for told in world.told("job.effect_observed")))
+    line = world.jobs.run_of(job_id).status.timeline[0]
+    assert line.done == "worker-1-2 was started" and "samples/s" in line.effect
     assert "worker-0-2" not in world.cluster.started
