@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recmesh.runtime.errors import InvalidArgument
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.memory import (
@@ -169,6 +170,33 @@ async def test_a_server_that_was_killed_for_memory_comes_back_with_more_up_to_th
     assert len(lines) == 3 and "memory_max" in lines[2].decided and all("OOMKilled" in item.seen for item in lines)
     await world.until_phase(job_id, "Succeeded", timeout_s=600.0)
     assert world.jobs.run_of(job_id).status.samples == 20_000
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_user_who_names_a_size_overrules_what_was_raised_before(world: JobWorld) -> None:
+    world.shards.total = 20_000
+    job_id = await world.submit(spec(**SMALL))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: world.phase(job_id) == "Running")
+    world.cluster.kill(job_id, "ps-0-1", OOM)
+    await world.until(lambda: run.record.gen == 2 and world.phase(job_id) == "Running")
+    assert run.status.memory == {"ps": 150 * MIB}
+    for wrong, why in ((1 << 20, "needs 64"), (300 * MIB, "roles.ps.memory_max")):
+        with pytest.raises(InvalidArgument) as refused:
+            await world.jobs.resize(job_id, role="ps", cpu=0.0, memory_bytes=wrong)
+        assert refused.value.violations[0].path == "memory" and why in refused.value.violations[0].reason
+    assert run.status.memory == {"ps": 150 * MIB}
+    await world.jobs.resize(job_id, role="ps", cpu=1.0, memory_bytes=0)
+    assert run.status.memory == {"ps": 150 * MIB}, "only cores were named"
+    await world.jobs.resize(job_id, role="ps", cpu=0.0, memory_bytes=80 * MIB)
+
+    def limits() -> set[int]:
+        names = world.cluster.alive(job_id, "ps")
+        return {world.cluster.processes_of[job_id][name].order.memory_bytes // MIB for name in names}
+
+    await world.until(lambda: limits() == {80}, timeout_s=300.0)
+    assert run.status.memory == {}
 
 
 @pytest.mark.asyncio
