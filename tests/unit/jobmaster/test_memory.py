@@ -237,3 +237,35 @@ async def test_where_memory_is_pinned_another_server_is_asked_for(world: JobWorl
     [told] = world.told("job.scaled")[:1]
     assert (told.role, told.from_replicas, told.to_replicas) == ("ps", 1, 2) and "memory" in told.reason
     assert "one more parameter server is asked for" in run.status.timeline[0].decided
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_second_server_is_asked_for_only_once_the_first_has_its_slots(world: JobWorld) -> None:
+    world.shards.total = 200_000
+    world.rows_per_sample, world.row_bytes = 10, 100
+    world.servers.copy_s = 100.0
+    roles = {"ps": {"memory": "64Mi", "max": 4}, "worker": {"replicas": 2}}
+    job_id = await world.submit(spec(roles=roles, checkpoint={"every_s": 1000.0}))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: len(run.record.members) == 2, timeout_s=600.0)
+    await world.clock.sleep(90.0)
+    assert run.status.plan["ps"].replicas == 2 and run.record.move is not None
+    await world.until(lambda: len(run.status.settled_ps) == 2, timeout_s=600.0)
+    placed_at = run.status.placed_at
+    await world.until(lambda: run.status.plan["ps"].replicas == 3, timeout_s=600.0)
+    assert world.clock.now() - placed_at >= world.limits.memory_cooldown_s
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_that_nothing_can_be_done_is_told_once(world: JobWorld) -> None:
+    world.shards.total = 60_000
+    world.rows_per_sample, world.row_bytes = 10, 100
+    roles = {"ps": {"memory": "50Mi", "replicas": 1}, "worker": {"replicas": 2}}
+    job_id = await world.submit(spec(roles=roles, checkpoint={"every_s": 1000.0}))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: bool(world.told("job.decided")), timeout_s=600.0)
+    await world.clock.sleep(120.0)
+    assert world.phase(job_id) == "Running"
+    assert [item.decided[:22] for item in run.status.timeline] == ["nothing can be done; m"]
