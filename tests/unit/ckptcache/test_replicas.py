@@ -160,6 +160,35 @@ async def test_a_copy_that_is_damaged_on_the_way_or_not_whole_is_refused(tmp_pat
         await small.replicas.hold("job", 1, value, node="a", size_bytes=len(blob), data=data(blob))
 
 
+async def test_copies_on_their_way_count_against_the_budget(tmp_path: Path) -> None:
+    b = node(tmp_path, "b", budget=250_000)
+    value, blob = packed(A[0]), b"x" * 100_000 + b"y" * 50
+    go_on = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield blob[:1000]
+        await go_on.wait()
+        yield blob[1000:]
+
+    async def at_once() -> AsyncIterator[bytes]:
+        yield blob
+
+    await b.replicas.hold("job", 1, value, node="a", size_bytes=len(blob), data=at_once())
+    under_way = [
+        asyncio.create_task(b.replicas.hold("job", number, value, node="a", size_bytes=len(blob), data=slowly()))
+        for number in (2, 3)
+    ]
+    await asyncio.sleep(0.05)
+    assert not b.shelf.copies, "two on their way leave no room for the old one"
+    with pytest.raises(ResourceExhausted) as refused:
+        await b.replicas.hold("job", 4, value, node="a", size_bytes=len(blob), data=at_once())
+    assert refused.value.reason == "MEMORY_FULL"
+    go_on.set()
+    await asyncio.gather(*under_way)
+    assert b.replicas.size_bytes <= 250_000
+    await b.replicas.hold("job", 5, value, node="a", size_bytes=len(blob), data=at_once())
+
+
 async def test_a_restarted_peer_keeps_what_is_whole_and_removes_the_rest(tmp_path: Path) -> None:
     b = node(tmp_path, "b")
     value, blob = packed(A[0]), b"x" * 100_000 + b"y" * 50
