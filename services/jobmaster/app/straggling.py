@@ -53,9 +53,9 @@ class StragglerWatch:
             return
         paces = self._hear()
         if run.record.phase == "open" and run.status.phase in (Phase.RUNNING, Phase.SCALING):
-            now = run.context.clock.now()
+            now, held = run.context.clock.now(), [worker for worker in run.status.slow if worker.level]
             for verdict in judged(
-                paces, run.status.slow, batch_size=run.spec.training.batch_size, is_busy=self._is_busy(now),
+                paces, held, batch_size=run.spec.training.batch_size, is_busy=self._is_busy(now),
                 may_back_up=self._why_no_backup(), limits=run.context.limits, now=now,
             ):
                 if isinstance(verdict, Found):
@@ -130,11 +130,14 @@ class StragglerWatch:
             decision="it gets shards like everybody" + ("; its backup worker drains" if helped else ""),
         )
         run.telling.straggler_recovered(worker, reason=recovered.seen)
-        run.update(slow=tuple(one for one in run.status.slow if one.incarnation != worker.incarnation))
+        self._replace(worker.model_copy(update={"level": 0}))
         run.wake()
 
     def _replace(self, worker: SlowWorker) -> None:
-        others = tuple(one for one in self._run.status.slow if one.index != worker.index)
+        others = tuple(
+            one for one in self._run.status.slow
+            if one.incarnation != worker.incarnation and (one.index != worker.index or not one.level)
+        )
         self._run.update(slow=(*others, worker))
 
     async def _size(self) -> None:
@@ -142,17 +145,16 @@ class StragglerWatch:
         run, now = self._run, self._run.context.clock.now()
         slow = {_name(worker): worker for worker in run.status.slow}
         most = run.spec.training.shard_batches
+        for name in set(self._told) - set(slow):
+            del self._told[name]
         for name, worker in slow.items():
             gen, size, at = self._told.get(name, (0, 0, 0.0))
             wanted = shard_batches(worker.level, most=most)
-            if (gen, size) != (run.record.gen, wanted) or now - at >= TELL_AGAIN_S:
+            if not worker.level:
                 await self._tell(worker, wanted)
-        for name, (gen, size, _) in list(self._told.items()):
-            if name in slow:
-                continue
-            if size and gen == run.record.gen:
-                await run.context.peers.shards.size_shards(run.job_id, gen=gen, worker=name, shard_batches=0)
-            del self._told[name]
+                run.update(slow=tuple(one for one in run.status.slow if one != worker))
+            elif (gen, size) != (run.record.gen, wanted) or now - at >= TELL_AGAIN_S:
+                await self._tell(worker, wanted)
 
     async def _tell(self, worker: SlowWorker, size: int) -> int:
         run, gen, name = self._run, self._run.record.gen, _name(worker)

@@ -50,11 +50,12 @@ def see_effects(run: Run) -> None:
     if run.status.phase not in (Phase.RUNNING, Phase.SCALING):
         return
     now, after = run.context.clock.now(), run.status.samples_per_s
+    slow = sum(worker.level > 0 for worker in run.status.slow)
     workers, servers = len(run.status.live("worker")), len(run.status.live("ps"))
     for number, pending in list(run.effects_due.items()):
         if pending.due is not None and now >= pending.due:
             del run.effects_due[number]
             conclude(run, number, effect=(
                 f"{after:,.0f} samples/s, {pending.before:,.0f} when it was decided; {workers} workers, "
-                f"{len(run.status.slow)} slow; {servers} parameter servers"
+                f"{slow} slow; {servers} parameter servers"
             ))
