@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from services.ckptcache.domain.parts import Part, packed
+from services.ckptcache.peers import GrpcPeers
 from services.ckptcache.store.local import LocalStorage
 from services.ckptcache.store.replicas import ReplicaShelf
 from tests.support.ckpt import Node, part
+from tests.support.job_fakes import LoopClock
 
 pytestmark = pytest.mark.asyncio
 A = part(0, {"x.arrow": b"x" * 100_000, "y.safetensors": b"y" * 50})
@@ -133,6 +136,69 @@ async def test_copies_go_with_their_snapshot(tmp_path: Path) -> None:
     while a.replicator._dropping:
         await asyncio.wait(set(a.replicator._dropping))
     assert not b.shelf.copies and not list((b.shm / "ckptcache-replicas").iterdir())
+
+
+@pytest.mark.parametrize("number", [1, 0])
+async def test_a_copy_whose_snapshot_is_forgotten_while_it_is_sent_is_dropped(tmp_path: Path, number: int) -> None:
+    b = node(tmp_path, "b")
+    peer, held, go_on = Direct(b, "a"), asyncio.Event(), asyncio.Event()
+    a, hold = node(tmp_path, "a", peer), peer.hold
+
+    async def slowly(*args: Any, timeout_s: float) -> None:
+        await hold(*args, timeout_s=timeout_s)
+        held.set()
+        await go_on.wait()
+
+    peer.hold = slowly  # type: ignore[assignment, method-assign]  # the answer is late
+    await a.committed("job", 1, A)
+    await held.wait()
+    assert b.shelf.copies
+    a.replicator.forget("job", number)
+    go_on.set()
+    await copied(a)
+    assert not b.shelf.copies and not a.replicator.holders("job", 1) and not a.told.bytes_replicated
+
+
+async def test_channels_of_peers_that_are_gone_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Line:
+        def __init__(self) -> None:
+            self.closed = False
+
+        async def close(self, grace: float | None) -> None:
+            self.closed = True
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **options: None             # whatever a stub asks a channel for
+
+    class Time(LoopClock):
+        ahead_s = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.ahead_s
+
+    lines: dict[str, Line] = {}
+
+    def connect(address: str) -> Any:
+        lines[address] = Line()
+        return lines[address]
+
+    there, clock = ["10.0.0.1", "10.0.0.2"], Time()
+
+    async def resolved(host: str, port: int, **options: Any) -> list[Any]:
+        return [(0, 0, 0, "", (ip, port)) for ip in there]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+    peers = GrpcPeers(["others:7"], connect, node="a", clock=clock)
+    first = [peer.address for peer in await peers.all()]
+    assert first == ["10.0.0.1:7", "10.0.0.2:7"]
+    there[:] = ["10.0.0.2", "10.0.0.3"]
+    await peers.all()
+    assert not any(line.closed for line in lines.values()), "a call to it may be under way"
+    clock.ahead_s = 3 * 3600.0
+    assert [peer.address for peer in await peers.all()] == ["10.0.0.2:7", "10.0.0.3:7"]
+    assert [address for address, line in lines.items() if line.closed] == ["10.0.0.1:7"]
+    await peers.close()
+    assert all(line.closed for line in lines.values())
 
 
 async def test_a_copy_that_is_damaged_on_the_way_or_not_whole_is_refused(tmp_path: Path) -> None:
