@@ -55,7 +55,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     entries = Entries()
     peers = GrpcPeers(
         settings.checkpoint_peers, lambda address: channel(address, tls=settings.tls, token=settings.token),
-        node=settings.node,
+        node=settings.node, clock=system_clock,
     )  # fmt: skip
     replicator = Replicator(peers, memory=memory, policy=policy, meter=figures, clock=system_clock)
     replicas = Replicas(shelf, policy=policy, clock=system_clock)

@@ -8,10 +8,13 @@ import grpc
 
 from recmesh.pb import ckptcache_pb2 as pb
 from recmesh.pb import ckptcache_pb2_grpc as pb_grpc
+from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Unavailable
 from services.ckptcache.domain.parts import Part, PartFile
 
 FETCH_S = 3600.0
+CALL_S = 2 * FETCH_S
+"""Longer than any call that began while its peer was resolved, and what was done with the peer before it."""
 
 
 class GrpcPeer:
@@ -58,10 +61,11 @@ class GrpcPeers:
     """The configured peers. A host name with several addresses, as a headless service has, is one peer at each."""
 
     def __init__(
-        self, configured: Sequence[str], connect: Callable[[str], grpc.aio.Channel], *, node: str
+        self, configured: Sequence[str], connect: Callable[[str], grpc.aio.Channel], *, node: str, clock: Clock
     ) -> None:
-        self.configured, self._connect, self._node = tuple(configured), connect, node
+        self.configured, self._connect, self._node, self._clock = tuple(configured), connect, node, clock
         self._known: dict[str, tuple[GrpcPeer, grpc.aio.Channel]] = {}
+        self._resolved_at: dict[str, float] = {}
 
     async def all(self) -> Sequence[GrpcPeer]:
         """As names resolve now; Unavailable when none does."""
@@ -81,10 +85,20 @@ class GrpcPeers:
             if address not in self._known:
                 line = self._connect(address)
                 self._known[address] = GrpcPeer(address, line, node=self._node), line
+            self._resolved_at[address] = self._clock.monotonic()
+        await self._close_gone()
         return [self._known[address][0] for address in dict.fromkeys(addresses)]
+
+    async def _close_gone(self) -> None:
+        """Closes channels to addresses that no name has had for so long that no call to them is under way."""
+        until = self._clock.monotonic() - CALL_S
+        for address in [address for address, at in self._resolved_at.items() if at < until]:
+            del self._resolved_at[address]
+            _, line = self._known.pop(address)
+            await line.close(grace=None)
 
     async def close(self) -> None:
         """Closes all channels."""
-        known, self._known = self._known, {}
+        known, self._known, self._resolved_at = self._known, {}, {}
         for _, line in known.values():
             await line.close(grace=None)

@@ -239,6 +239,7 @@ class FakeCheckpoints:
         self.committed: dict[tuple[str, int], StoredSnapshot] = {}
         self.aborted: list[tuple[str, int]] = []
         self.failing: set[int] = set()
+        self.damaged: set[int] = set()
         self.deleted: list[str] = []
         self.hold: asyncio.Event | None = None
 
@@ -280,6 +281,8 @@ class FakeCheckpoints:
         number = snapshot or max(numbers, default=0)
         if (job_id, number) not in self.committed:
             raise NotFound(f"{job_id}/{number}")
+        if number in self.damaged:
+            raise DataLoss(f"{job_id}/{number} is damaged")
         return self.committed[job_id, number]
 
     async def delete(self, job_id: str) -> None:

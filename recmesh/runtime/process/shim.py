@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 
+LOOKS_PER_S = 10
 TYPE_CHECKING = False  # typing's own costs milliseconds, and every role of every job pays them
 if TYPE_CHECKING:
     from typing import Any
@@ -149,17 +150,45 @@ def _reason(code: int, oom: bool, memory_bytes: int | None) -> str:
 def _watch_memory(pid: int, order: dict[str, Any]) -> bool:
     """Returns when the command has ended: True when it was killed here, for using more memory than its limit.
 
-    Its own anonymous and shared memory count, as in a control group; files that it maps do not. Between two looks it
-    may use more: a process that allocates GiB in a tenth of a second is stopped late, or by the machine.
+    Anonymous and shared memory of its process group count, as in a control group; files that it maps do not. Between
+    two looks it may use more: a process that allocates GiB in a tenth of a second is stopped late, or by the machine.
+    What several processes share is counted once, which takes a slow look: a group as a whole has one in a second.
     """
-    killed = False
+    killed, looks, group = False, 0, [pid]
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        if not killed and _private_bytes(pid) > (_limit(order) or 0):
+        is_slow = looks % LOOKS_PER_S == 0
+        if is_slow:
+            group = _members(pid)
+        looks += 1
+        limit = _limit(order) or 0
+        used = [_private_bytes(member) for member in group]
+        is_over = max(used) > limit or (is_slow and sum(used) > limit and _shared_once_bytes(group) > limit)
+        if not killed and is_over:
             killed = True
             _killpg(pid)
             _kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
+        time.sleep(1 / LOOKS_PER_S)
     return killed
+
+
+def _members(group: int) -> list[int]:
+    """The command, and what else is in its process group."""
+    found = [group]
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != group:
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    stat = file.read()
+                if int(stat[stat.rindex(b")") + 2 :].split()[2]) == group:
+                    found.append(int(name))
+            except (OSError, ValueError):
+                continue  # it has just ended
+    return found
+
+
+def _shared_once_bytes(pids: list[int]) -> int:
+    """Anonymous and shared memory of all, each page by the part that it has of it."""
+    return sum(_field_bytes(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem")) for pid in pids)
 
 
 def _limit(order: dict[str, Any]) -> int | None:
@@ -172,10 +201,15 @@ def _limit(order: dict[str, Any]) -> int | None:
 
 
 def _private_bytes(pid: int) -> int:
+    return _field_bytes(f"/proc/{pid}/status", ("RssAnon", "RssShmem"))
+
+
+def _field_bytes(path: str, names: tuple[str, ...]) -> int:
+    """The sum of these fields, given in KiB; 0 when the process has ended."""
     try:
-        with open(f"/proc/{pid}/status") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in fields) * 1024
+        with open(path) as file:
+            fields = dict(line.split(":", 1) for line in file if ":" in line)
+        return sum(int(fields[name].split()[0]) for name in names if name in fields) * 1024
     except (OSError, ValueError):
         return 0
 

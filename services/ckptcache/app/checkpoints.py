@@ -213,11 +213,13 @@ class Checkpoints:
         """The job's record names the snapshot: make it last, and let older ones go.
 
         Idempotent: a repeated commit of the same generation answers what the first one wrote.
-        Returns the snapshot and its manifest.
+        Returns the snapshot and its manifest. One that builds on what cannot be read is damaged at once.
         """
         async with self._entries.lock(job_id):
             entry = self._known(job_id, number)
             check_generation(entry.snapshot, gen)
+            if entry.snapshot.state is State.DAMAGED:
+                return entry.snapshot, ""
             if entry.snapshot.state is State.COMMITTED:
                 text = await asyncio.to_thread(self._files.manifest, job_id, number)
                 await self._catalogue.put(entry.snapshot)
@@ -235,10 +237,19 @@ class Checkpoints:
             entry.become(done)
             self._meter.ended("committed")
             await self._catalogue.put(done)
+            await self._check_bases(done)
         task = in_background(self._retire(job_id, keep or self._policy.keep), name=f"retire {job_id}")
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
-        return done, text
+        return entry.snapshot, text
+
+    async def _check_bases(self, snapshot: Snapshot) -> None:
+        try:
+            for number in reversed(snapshot.bases):
+                await self._check_base(snapshot, number, verify=False)
+        except DataLoss as error:
+            log.warning("%s cannot be read: %s", snapshot.name, error)
+            await self.mark_damaged(snapshot, str(error))
 
     async def _retire(self, job_id: str, keep: int) -> None:
         """Delete what the retention lets go."""
@@ -248,8 +259,10 @@ class Checkpoints:
                 now = self._clock.now()
                 entries = {entry.snapshot.number: entry for entry in self._entries.of_job(job_id)}
                 in_use = {n for n, e in entries.items() if now - e.last_read < self._policy.restore_grace_s}
-                for number in retention.expired([e.snapshot for e in entries.values()], now=now, in_use=in_use):
-                    await self._delete(entries[number])
+                known = await self.snapshots(job_id)       # what another replica committed may be a base, too
+                for number in retention.expired(known, now=now, in_use=in_use):
+                    if number in entries:
+                        await self._delete(entries[number])
         except MeshError as error:
             log.warning("retention of job %s: %s", job_id, error)
 

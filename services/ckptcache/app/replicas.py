@@ -22,6 +22,8 @@ class Replicas:
 
     def __init__(self, shelf: ReplicaShelf, *, policy: Policy, clock: Clock) -> None:
         self._shelf, self._policy, self._clock = shelf, policy, clock
+        self._coming_bytes = 0
+        """Announced by copies that are on their way here."""
 
     async def hold(
         self, job_id: str, number: int, part: Part, *, node: str, size_bytes: int, data: AsyncIterator[bytes]
@@ -43,9 +45,13 @@ class Replicas:
             async for _ in data:
                 pass
             return
+        if self._coming_bytes + size_bytes > self._policy.replica_budget_bytes:
+            raise ResourceExhausted(f"{self._coming_bytes} bytes of copies are on their way here already",
+                                    reason="MEMORY_FULL")
+        self._coming_bytes += size_bytes
         incoming = self._shelf.incoming(key, str(id(part)))
         try:
-            self._evict(coming=size_bytes)
+            self._evict()
             room(incoming.parent, size_bytes)
             await asyncio.to_thread(incoming.touch, 0o600)
             received = 0
@@ -60,6 +66,7 @@ class Replicas:
             await asyncio.to_thread(_check, part, incoming)
             self._shelf.put(key, part, incoming, now=self._clock.now())
         finally:
+            self._coming_bytes -= size_bytes
             incoming.unlink(missing_ok=True)
         self._evict()
 
@@ -85,8 +92,8 @@ class Replicas:
         """Of all copies."""
         return sum(copy.size_bytes for copy in self._shelf.copies)
 
-    def _evict(self, *, coming: int = 0) -> None:
-        budget = self._policy.replica_budget_bytes - coming
+    def _evict(self) -> None:
+        budget = self._policy.replica_budget_bytes - self._coming_bytes
         for copy in to_evict(self._shelf.copies, budget_bytes=budget, newest=max(1, self._policy.memory_snapshots)):
             self._shelf.drop((copy.job_id, copy.number, copy.ps))
 

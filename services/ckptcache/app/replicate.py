@@ -40,6 +40,8 @@ class Replicator:
         self._peers, self._memory, self._policy = peers, memory, policy
         self._meter, self._clock = meter, clock
         self._waiting: list[_Item] = []
+        self._under_way: _Item | None = None
+        """None also once its snapshot is forgotten: then nobody wants the copy."""
         self._sending: asyncio.Task[None] | None = None
         self._dropping: set[asyncio.Task[None]] = set()
         self._where: dict[tuple[str, int], set[str]] = {}
@@ -62,6 +64,9 @@ class Replicator:
     def forget(self, job_id: str, number: int) -> None:
         """The snapshot is deleted or failed, or all of the job's for number 0: so are its copies."""
         self._waiting = [item for item in self._waiting if (item.job_id, number) != (job_id, number or item.number)]
+        sent = self._under_way
+        if sent is not None and (sent.job_id, number or sent.number) == (job_id, sent.number):
+            self._under_way = None
         keys = [key for key in self._where if key[0] == job_id and number in (0, key[1])]
         where = {address for key in keys for address in self._where.pop(key)}
         if where or (not number and self._peers.configured):
@@ -98,7 +103,7 @@ class Replicator:
 
     async def _send_all(self) -> None:
         while self._waiting:
-            item = self._waiting.pop(0)
+            item = self._under_way = self._waiting.pop(0)
             try:
                 await self._send(item)
             except MeshError as error:
@@ -109,6 +114,8 @@ class Replicator:
     async def _send(self, item: _Item) -> None:
         error: MeshError = NotFound("no peer is known")
         for peer in _in_order(await self._peers.all(), item.job_id):
+            if self._under_way is not item:
+                return
             try:
                 timeout_s = GRACE_S + item.part.size_bytes / min(
                     LEAST_BYTES_PER_S, self._policy.replica_bytes_per_s or LEAST_BYTES_PER_S)
@@ -117,6 +124,9 @@ class Replicator:
             except MeshError as refused:
                 error = refused
                 continue
+            if self._under_way is not item:
+                await peer.drop(item.job_id, item.number)
+                return
             self._where.setdefault((item.job_id, item.number), set()).add(peer.address)
             self._meter.replicated(item.part.size_bytes)
             return

@@ -11,7 +11,7 @@ class Retention:
     """`keep` newest committed snapshots stay, and all younger than `max_age_s` if that is set.
 
     The newest committed one always stays: it is what the job's record restores from. What a kept one
-    builds on stays with it. Damaged ones do not count.
+    builds on stays with it. Damaged ones do not count, nor does what builds on one that cannot be read.
     """
 
     keep: int = 3
@@ -19,7 +19,10 @@ class Retention:
 
     def expired(self, snapshots: Sequence[Snapshot], *, now: float, in_use: Collection[int] = ()) -> list[int]:
         """Numbers of one job's snapshots that may be deleted, oldest first; `in_use` are being restored."""
-        good = sorted((s for s in snapshots if s.state is State.COMMITTED), key=lambda s: s.number)
+        usable = {snapshot.number for snapshot in snapshots if snapshot.usable}
+        good = sorted(
+            (s for s in snapshots if s.state is State.COMMITTED and usable.issuperset(s.bases)), key=lambda s: s.number
+        )
         if not good:
             return []
         newest = good[-1]
@@ -28,7 +31,7 @@ class Retention:
             kept = {s.number for s in good if s.number in kept and now - s.committed <= self.max_age_s}
         kept.add(newest.number)
         kept |= {number for s in good if s.number in kept or s.number in in_use for number in s.bases}
-        # Whatever is older than the newest committed one and not committed will never be named by the record.
+        # Whatever is older than the newest good one and not committed will never be named by the record.
         return sorted(
             snapshot.number
             for snapshot in snapshots

@@ -11,7 +11,7 @@ from services.jobmaster.app.notices import is_told_to_go, note_notice
 from services.jobmaster.app.queue import release_worker
 from services.jobmaster.app.relief import relieve
 from services.jobmaster.app.run import Run
-from services.jobmaster.app.timeline import decide
+from services.jobmaster.app.timeline import arrived, decide
 from services.jobmaster.cluster import StartOrder
 from services.jobmaster.domain import plan
 from services.jobmaster.domain.exits import Exit, Verdict, judge, retry_delay_s
@@ -63,7 +63,9 @@ class Acts:
                 await relieve(self._run, hot, loads)
             case Abandon(key, reason):
                 await self._abandon(key, reason)
-            case Kill(name, reason, hard):
+            case Kill(name, reason, hard, matter):
+                if matter:
+                    self._decide_kill(name, reason, matter)
                 await self._kill(name, reason, hard=hard)
             case Move(phase, reason, message):
                 await self._move(phase, reason, message)
@@ -116,6 +118,7 @@ class Acts:
         if process.limits_note:
             run.note(f"limits of cpu and memory are not enforced: {process.limits_note}")
         run.telling.role_started(current.model_copy(update={"handle": process.handle}))
+        arrived(run, place=role.place, name=role.name)
 
     def _env(self, role: str, index: int) -> dict[str, str]:
         context = self._run.context
@@ -238,11 +241,19 @@ class Acts:
             run.put_role(other.model_copy(update={"weight": 1.0}))
         decide(
             run, matter="hot ps", place=role.place, seen=reason,
-            decision="it is ended, and the job goes on from the last snapshot without it",
+            decision="it is ended, and another takes its place; the job goes on from the last snapshot",
         )
-        await self._kill(role.name, reason, hard=True)
         run.update(relief=None)
         await run.flush()
+        await self._kill(role.name, reason, hard=True)
+
+    def _decide_kill(self, name: str, reason: str, matter: str) -> None:
+        role = next((role for role in self._run.status.roles if role.name == name), None)
+        rest = "; the job goes on from the last snapshot" if role is not None and role.role == "ps" else ""
+        decide(
+            self._run, matter=matter, place=role.place if role is not None else name, seen=reason,
+            decision=f"it is killed, and another takes its place{rest}",
+        )
 
     async def _kill(self, name: str, reason: str, *, hard: bool) -> None:
         run = self._run

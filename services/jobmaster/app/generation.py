@@ -73,14 +73,18 @@ async def _r1_record(run: Run) -> RunRecord:
         Member(ps=ps, address=there[ps].address, incarnation=there[ps].incarnation)
         for ps in fleet.places(run.record, run.status, count=count) if ps in there
     ]
-    before = run.record.owners
+    before, anew = run.record.owners, bool(run.status.rebalance) and run.record.gen > 0
+    if anew:
+        # A relief that was under way was of processes as they were; all read a snapshot now, whatever they own.
+        for role in run.status.live("ps"):
+            run.put_role(role.model_copy(update={"weight": 1.0}))
     after = await run.change_record(
         lambda record: records.next_generation(
-            record, term=record.term, members=members, weights=fleet.weights(run.status)
+            record, term=record.term, members=members, weights=fleet.weights(run.status), anew=anew
         )
     )
-    if after.owners != before:
-        run.slots_placed(tuple(member.ps for member in members))
+    if anew or after.owners != before:
+        moving.slots_placed(run, tuple(member.ps for member in members))
     return after
 
 

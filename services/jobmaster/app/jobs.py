@@ -23,6 +23,7 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, Size
+from services.jobmaster.domain.memory import MIB
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
 
@@ -32,6 +33,8 @@ RELOAD_S = 1.0
 MAX_RELOAD_S = 10.0
 DELETE_WAIT_S = 45.0
 CHECKPOINT_WAIT_S = 60.0
+LEAST_MEMORY_BYTES = 64 * MIB
+"""With less not even the interpreter and what every role imports would fit."""
 MAX_TAIL = 2000
 MAX_PAGE = 500
 
@@ -280,7 +283,7 @@ class Jobs:
     async def resize(self, job_id: str, *, role: str, cpu: float, memory_bytes: int) -> Run:
         """Another size of a role's processes; 0 leaves cores or memory as they are."""
         run = self.run_of(job_id)
-        check_resize(role, cpu=cpu, memory_bytes=memory_bytes)
+        check_resize(run.spec, role, cpu=cpu, memory_bytes=memory_bytes)
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
             raise FailedPrecondition(f"job {job_id} trains no more", reason="JOB_ENDED")
 
@@ -289,6 +292,10 @@ class Jobs:
             size = Size(cpu=cpu or before.cpu, memory_bytes=memory_bytes or before.memory_bytes)
             return intent.model_copy(update={"sizes": intent.sizes | {role: size}})
 
+        if memory_bytes and role in run.status.memory:
+            # What was raised before is overruled. First, for after the wish nobody would do it in a crash's stead.
+            run.update(memory={name: limit for name, limit in run.status.memory.items() if name != role})
+            await run.flush()
         await run.wish(change)
         return run
 
@@ -356,15 +363,22 @@ def check_scale(spec: TrainingJob, role: str, replicas: int, *, clear: bool) -> 
         raise refuse("replicas", f"must be from {least} to {bounds.max} (roles.{role}.max)")
 
 
-def check_resize(role: str, *, cpu: float, memory_bytes: int) -> None:
+def check_resize(spec: TrainingJob, role: str, *, cpu: float, memory_bytes: int) -> None:
     """InvalidArgument names what is wrong."""
     wrong = []
+    most = getattr(spec.roles, role).memory_max if role in ("ps", "worker", "evaluator") else None
     if role not in ("ps", "worker", "evaluator"):
         wrong.append(Violation("role", f"{role!r} is no role that can be resized; worker, ps and evaluator are"))
     if not math.isfinite(cpu) or cpu < 0:
         wrong.append(Violation("cpu", f"{cpu:g} is no number of cores"))
     if not cpu and not memory_bytes:
         wrong.append(Violation("cpu", "neither cpu nor memory is given"))
+    if memory_bytes and memory_bytes < LEAST_MEMORY_BYTES:
+        least = LEAST_MEMORY_BYTES // MIB
+        wrong.append(Violation("memory", f"is {memory_bytes / MIB:,.1f} MiB; a process needs {least} at least"))
+    if most is not None and memory_bytes > most:
+        wrong.append(Violation("memory", f"is {memory_bytes / MIB:,.0f} MiB, above the {most / MIB:,.0f} MiB of "
+                                         f"roles.{role}.memory_max"))
     if wrong:
         raise InvalidArgument(f"{role or 'this role'} cannot be resized", violations=wrong)
 

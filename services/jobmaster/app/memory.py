@@ -4,6 +4,7 @@ from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
+from services.jobmaster.domain import fleet
 from services.jobmaster.domain import memory as rules
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.job import RoleState, Size
@@ -45,7 +46,9 @@ class MemoryWatch:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._growths: dict[int, Growth] = {}
-        self._answered_at = 0.0
+        self._answered_at = self._placed_at = 0.0
+        self._told: dict[int, str] = {}
+        """By parameter server: why nothing could be done about it, as last told."""
 
     async def watch(self) -> None:
         """Runs until it is cancelled. A horizon of 0 leaves memory alone until it is too late."""
@@ -60,12 +63,19 @@ class MemoryWatch:
                 logger.exception("job %s: the look at its memory failed", run.job_id)
 
     async def look(self) -> None:
-        """Hear, forecast, answer; one answer within a cooldown."""
+        """Hear, forecast, answer; one answer within a cooldown, and none before the last one's servers have slots."""
         run, now = self._run, self._run.context.clock.now()
         if run.record.phase != "open" or run.status.ending is not None:
             self._growths.clear()
             return
+        if run.status.placed_at != self._placed_at:
+            self._placed_at = run.status.placed_at
+            self._growths.clear()                            # other slots, other rows
+            if self._answered_at:
+                self._answered_at = self._placed_at
         self._hear(now)
+        if not self._is_settled():
+            return
         limit, limits = limit_of(run, "ps"), run.context.limits
         if now - self._answered_at < limits.memory_cooldown_s:
             return
@@ -79,6 +89,11 @@ class MemoryWatch:
         if found:
             self._answered_at = now
             await self._answer(*hottest(found), limit=limit)
+
+    def _is_settled(self) -> bool:
+        run = self._run
+        count = fleet.wanted(run.spec, run.job.intent, run.status, run.record)
+        return fleet.is_settled(run.record, run.status, fleet.places(run.record, run.status, count=count))
 
     def _hear(self, now: float) -> None:
         run = self._run
@@ -104,6 +119,12 @@ class MemoryWatch:
         answer = rules.grown(
             limit, wanted_bytes=short.wanted_bytes, ceiling=ceiling, may_add_servers=why_not, limits=run.context.limits
         )
+        if answer.kind == "nothing":
+            if self._told.get(index) == answer.reason:
+                return
+            self._told[index] = answer.reason
+        else:
+            self._told.pop(index, None)
         number = decide(
             run, matter="memory", place=_place("ps", index), seen=short.seen, decision=_text(answer, limit)
         )

@@ -56,12 +56,12 @@ async def step(run: Run) -> None:
         case Shift():
             await _shift(run, following)
         case fleet.Arrived(places):
-            run.slots_placed(places)
-            _conclude(run, places)
+            slots_placed(run, places)
 
 
-def _conclude(run: Run, places: tuple[int, ...]) -> None:
+def slots_placed(run: Run, places: tuple[int, ...]) -> None:
     """What was decided about parameter servers is done."""
+    run.slots_placed(places)
     done = f"slots were placed on PS {', '.join(map(str, places))}"
     for item in run.status.timeline:
         if item.matter in MATTERS and item.place.startswith("ps ") and not item.done:

@@ -14,7 +14,6 @@ from services.jobmaster.domain import placement
 from services.jobmaster.domain.hot import Hot, Load, spread, weights_of
 from services.jobmaster.domain.job import Relief
 from services.jobmaster.domain.record import Member
-from services.jobmaster.domain.relief import rollback_s
 
 logger = get_logger(__name__)
 
@@ -32,10 +31,7 @@ async def relieve(run: Run, hot: Hot, loads: Mapping[int, Load]) -> None:
         weights = weights_of(found.goal, loads)
         for role in run.status.live("ps"):
             run.put_role(role.model_copy(update={"weight": weights.get(role.index, role.weight)}))
-        cost_s = rollback_s(run.status, now=now, limits=run.context.limits)
-        relief = Relief(
-            ps=hot.ps, since=now, owned=loads[hot.ps].slots, goal=placement.encode(found.goal), rollback_s=cost_s
-        )
+        relief = Relief(ps=hot.ps, since=now, owned=loads[hot.ps].slots, goal=placement.encode(found.goal))
         run.update(rebalance=f"PS {hot.ps} is relieved: {hot.seen}", relief=relief)
     await run.flush()
 

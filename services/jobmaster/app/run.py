@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -32,6 +33,16 @@ logger = get_logger(__name__)
 
 Document = TypeVar("Document", AcceptedJob, JobStatus, RunRecord)
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The effect of a decision that is still to be seen."""
+
+    before: float
+    """Samples per second when it was decided."""
+    due: float | None = None
+    """None: it is not done yet."""
 
 
 class LostRun(Exception):
@@ -64,6 +75,8 @@ class Run:
         """Since when the queue has positions to train, held or not."""
         self.errors: dict[str, str] = {}
         """By process name: the last words of those that told them."""
+        self.effects_due: dict[int, Pending] = {}
+        """By the decision's number. A jobmaster tells of the effects of its own decisions only."""
         self.watching_since = context.clock.now()
         self.telling = Telling(context, job.job_id)
         self._wake = asyncio.Event()

@@ -25,6 +25,7 @@ from services.jobmaster.app.memory import MemoryWatch
 from services.jobmaster.app.profile import Profiler
 from services.jobmaster.app.run import LostRun, Run
 from services.jobmaster.app.straggling import StragglerWatch
+from services.jobmaster.app.timeline import see_effects
 from services.jobmaster.domain.exits import retry_delay_s
 from services.jobmaster.domain.job import Ending
 from services.jobmaster.domain.phase import Phase
@@ -179,6 +180,7 @@ class Runner:
         if not self._gone and now - self._flushed_at >= FLUSH_S:
             self._flushed_at = now
             self._profiler.refresh()
+            see_effects(self.run)
             await self.run.flush()
             await self.run.telling.save()
 

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from recmesh.runtime.errors import MeshError, MeshFault, Unavailable
+from recmesh.runtime.errors import DataLoss, MeshError, MeshFault, NotFound, Unavailable
 from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.ledgers import Ledger, intersect, intersection, is_full, normal, size, trained
@@ -31,13 +32,14 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
         await run.change_record(lambda record: records.finishing(record, term=record.term))
     await run.no_move_pending()
     record = await run.change_record(lambda now: records.mark(now, term=now.term, gen=now.gen))
-    number, previous = record.marking, await _last_manifest(run, record)
+    number = record.marking
     gate("jobmaster.mark", f"snapshot {number}")
     try:
         await run.context.peers.checkpoints.begin(
             run.job_id, gen=record.gen, snapshot=number, ps=[member.ps for member in record.owning],
             label=label,
         )
+        previous = await _last_manifest(run, record)
         base = snapshots.base_for(previous, gen=record.gen, full_every=run.spec.checkpoint.full_every)
         cuts = await _mark(run, record, number, base=base)
         snapshots.check_partition(cuts)
@@ -56,8 +58,15 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
 
 
 async def _last_manifest(run: Run, record: RunRecord) -> Mapping[str, Any] | None:
-    """Of the last committed snapshot; None when there is none, and the next one is whole."""
-    return await run.context.store.manifest(run.job_id, record.last_committed) if record.last_committed else None
+    """Of the last committed snapshot; None when there is none that can be read, and the next one is whole."""
+    if not record.last_committed:
+        return None
+    try:
+        await run.context.peers.checkpoints.get(run.job_id, record.last_committed)
+    except (DataLoss, NotFound) as error:
+        logger.warning("job %s: the next snapshot is whole: %s", run.job_id, error.message)
+        return None
+    return await run.context.store.manifest(run.job_id, record.last_committed)
 
 
 async def _mark(run: Run, record: RunRecord, number: int, *, base: int) -> list[Cut]:
@@ -253,6 +262,11 @@ def tell_set_aside(run: Run) -> None:
     for item in news:
         line, lo, hi = item.batch
         run.note(f"positions [{lo}, {hi}) were set aside: {item.deaths} workers died in them")
+        number = decide(
+            run, matter="quarantine", seen=f"{item.deaths} workers died in line {line} [{lo}, {hi})",
+            decision="the batch is set aside: no worker gets it again",
+        )
+        conclude(run, number, done="every parameter server has it in its ledger")
         partly = intersect(normal([item.batch]), normal(run.record.partly_applied))
         run.telling.batch_quarantined(item.batch, deaths=item.deaths, partly_applied=bool(partly))
         logger.warning("job %s: line %d [%d, %d) is set aside", run.job_id, line, lo, hi)

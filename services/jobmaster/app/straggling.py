@@ -1,7 +1,5 @@
 """Slow workers of one job: heard, judged by `domain.straggler`, answered at shardsvc and by a backup worker."""
 
-from dataclasses import dataclass
-
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
@@ -25,15 +23,6 @@ TELL_AGAIN_S = 10.0
 """shardsvc may have lost what it was told; telling it again changes nothing otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Effect:
-    """What is to be seen of a decision, later."""
-
-    number: int
-    due: float
-    before: float
-
-
 class StragglerWatch:
     """Looks at the workers of one job with every heartbeat interval."""
 
@@ -43,7 +32,6 @@ class StragglerWatch:
         self._gen = 0
         self._told: dict[str, tuple[int, int, float]] = {}
         """By shardsvc's name of a worker: generation, batches and time of the last telling."""
-        self._effects: list[_Effect] = []
 
     async def watch(self) -> None:
         """Runs until it is cancelled. A window of 0 leaves stragglers alone."""
@@ -65,9 +53,9 @@ class StragglerWatch:
             return
         paces = self._hear()
         if run.record.phase == "open" and run.status.phase in (Phase.RUNNING, Phase.SCALING):
-            now = run.context.clock.now()
+            now, held = run.context.clock.now(), [worker for worker in run.status.slow if worker.level]
             for verdict in judged(
-                paces, run.status.slow, batch_size=run.spec.training.batch_size, is_busy=self._is_busy(now),
+                paces, held, batch_size=run.spec.training.batch_size, is_busy=self._is_busy(now),
                 may_back_up=self._why_no_backup(), limits=run.context.limits, now=now,
             ):
                 if isinstance(verdict, Found):
@@ -75,7 +63,6 @@ class StragglerWatch:
                 else:
                     self._let_go(verdict)
             await self._size()
-        self._see_effects()
 
     def _hear(self) -> dict[int, tuple[str, float | None]]:
         """Paces of the workers that run, by index."""
@@ -132,8 +119,6 @@ class StragglerWatch:
         )
         conclude(run, number, done=f"{requeued:,} positions were queued again")
         self._replace(worker)
-        due = run.context.clock.now() + 2 * run.context.limits.straggler_window_s
-        self._effects.append(_Effect(number, due, run.status.samples_per_s))
         await run.flush()
         run.wake()
 
@@ -145,11 +130,14 @@ class StragglerWatch:
             decision="it gets shards like everybody" + ("; its backup worker drains" if helped else ""),
         )
         run.telling.straggler_recovered(worker, reason=recovered.seen)
-        run.update(slow=tuple(one for one in run.status.slow if one.incarnation != worker.incarnation))
+        self._replace(worker.model_copy(update={"level": 0}))
         run.wake()
 
     def _replace(self, worker: SlowWorker) -> None:
-        others = tuple(one for one in self._run.status.slow if one.index != worker.index)
+        others = tuple(
+            one for one in self._run.status.slow
+            if one.incarnation != worker.incarnation and (one.index != worker.index or not one.level)
+        )
         self._run.update(slow=(*others, worker))
 
     async def _size(self) -> None:
@@ -157,17 +145,16 @@ class StragglerWatch:
         run, now = self._run, self._run.context.clock.now()
         slow = {_name(worker): worker for worker in run.status.slow}
         most = run.spec.training.shard_batches
+        for name in set(self._told) - set(slow):
+            del self._told[name]
         for name, worker in slow.items():
             gen, size, at = self._told.get(name, (0, 0, 0.0))
             wanted = shard_batches(worker.level, most=most)
-            if (gen, size) != (run.record.gen, wanted) or now - at >= TELL_AGAIN_S:
+            if not worker.level:
                 await self._tell(worker, wanted)
-        for name, (gen, size, _) in list(self._told.items()):
-            if name in slow:
-                continue
-            if size and gen == run.record.gen:
-                await run.context.peers.shards.size_shards(run.job_id, gen=gen, worker=name, shard_batches=0)
-            del self._told[name]
+                run.update(slow=tuple(one for one in run.status.slow if one != worker))
+            elif (gen, size) != (run.record.gen, wanted) or now - at >= TELL_AGAIN_S:
+                await self._tell(worker, wanted)
 
     async def _tell(self, worker: SlowWorker, size: int) -> int:
         run, gen, name = self._run, self._run.record.gen, _name(worker)
@@ -176,17 +163,6 @@ class StragglerWatch:
         )
         self._told[name] = gen, size, run.context.clock.now()
         return requeued
-
-    def _see_effects(self) -> None:
-        run, now = self._run, self._run.context.clock.now()
-        for effect in [item for item in self._effects if now >= item.due]:
-            self._effects.remove(effect)
-            after, slow = run.status.samples_per_s, len(run.status.slow)
-            workers = len(run.status.live("worker"))
-            seen = (
-                f"{after:,.0f} samples/s, {effect.before:,.0f} when it was decided; {workers} workers, {slow} slow"
-            )
-            conclude(run, effect.number, effect=seen)
 
 
 def _name(worker: SlowWorker) -> str:

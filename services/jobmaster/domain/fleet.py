@@ -171,10 +171,11 @@ def next_step(
 
 def _shifts(record: RunRecord, status: JobStatus, staying: list[int]) -> list[Shift]:
     """Towards the goal of a relief while its servers are the ones that stay; else to shares by weight."""
-    if status.relief is not None:
-        goal = decode(status.relief.goal)
-        if set(goal.tolist()) <= set(staying):
-            return moves_to(goal, record.owner_of)
+    relief = status.relief
+    if relief is not None and tuple(staying) == status.settled_ps:
+        role = status.role(("ps", relief.ps))
+        if role is not None and role.since <= relief.since:      # else another process has taken its place
+            return moves_to(decode(relief.goal), record.owner_of)
     return plan_moves(record.owner_of, staying, weights=weights(status))
 
 

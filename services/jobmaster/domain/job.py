@@ -161,7 +161,7 @@ class SlowWorker(Stored):
     index: int
     incarnation: str
     level: int
-    """1, 2: smaller and smaller shards; 3: a backup worker helps."""
+    """1, 2: smaller and smaller shards; 3: a backup worker helps; 0: it recovered, which shardsvc is yet to hear."""
     since: float
     at: float
     """Of the last answer."""
@@ -178,8 +178,6 @@ class Relief(Stored):
     """Slots that it had."""
     goal: str
     """Which server shall own which slot, as the run record encodes it."""
-    rollback_s: float
-    """What a rollback would cost instead, as estimated when the server was found hot."""
 
 
 class Decision(Stored):
@@ -274,7 +272,7 @@ class JobStatus(Stored):
     transitions: tuple[Transition, ...] = ()
     notes: tuple[str, ...] = ()
     slow: tuple[SlowWorker, ...] = ()
-    """Workers that are held to be slow now."""
+    """Workers that are held to be slow now, and those of level 0."""
     timeline: tuple[Decision, ...] = ()
     memory: dict[str, int] = {}
     """Bytes by role, where a limit was raised above the plan's."""

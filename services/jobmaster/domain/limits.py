@@ -51,6 +51,7 @@ class Limits(BaseModel):
     final_retry_s: float = 0.5
     """Between a closing snapshot that was not full and the next one."""
     deaths_to_quarantine: int = 3
+    """Workers that died in a batch before it is set aside."""
     straggler_window_s: float = 15.0
     """Over so long a worker's progress is compared with its peers'; 0: stragglers are left alone."""
     straggler_below: float = 0.5
@@ -76,6 +77,9 @@ class Limits(BaseModel):
     memory_lead_s: float = 60.0
     """So far ahead growth is feared to go on as it does now: an answer needs time."""
     memory_cooldown_s: float = 30.0
+    """Between two answers to growth: the first one needs time to show."""
+    effect_s: float = 30.0
+    """So long after a decision was carried out, the job's progress is compared with that of before."""
 
     def patience_s(self, age_s: float) -> float:
         """How long a process of this age (since its registration) may be silent."""

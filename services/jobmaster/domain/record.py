@@ -131,12 +131,13 @@ def change(record: RunRecord, **changes: object) -> RunRecord:
 
 
 def next_generation(
-    record: RunRecord, *, term: int, members: Sequence[Member], weights: Mapping[int, float] | None = None
+    record: RunRecord, *, term: int, members: Sequence[Member], weights: Mapping[int, float] | None = None,
+    anew: bool = False,
 ) -> RunRecord:
     """R1: a new life from the last committed snapshot, on these members, under a fresh map version.
 
-    The owners stay as they are where the same PS are there again; else the fewest slots change hands that give
-    every member its share (`weights`, default 1 each).
+    The owners stay as they are where the same PS are there again and slots are not to be placed `anew`; else the
+    fewest slots change hands that give every member its share (`weights`, default 1 each).
     """
     check_term(record, term)
     if record.phase == "closed":
@@ -149,17 +150,17 @@ def next_generation(
         record,
         gen=record.gen + 1, phase="restoring", base_snapshot=record.last_committed,
         map_version=version, reserved_version=version, members=tuple(members), pending="rollback",
-        owners=placement.encode(_restored_owners(record, numbers, weights or {})), move=None,
+        owners=placement.encode(_restored_owners(record, numbers, weights or {}, anew=anew)), move=None,
         # A quarantine that was under way is decided: every member applies it at its restore.
         voids=_united(record.voids, record.pending_voids), pending_voids=(),
     )
 
 
-def _restored_owners(record: RunRecord, members: list[int], weights: Mapping[int, float]) -> Owners:
+def _restored_owners(record: RunRecord, members: list[int], weights: Mapping[int, float], *, anew: bool) -> Owners:
     if not record.owners:
         return placement.even(members)
     owners = record.owner_of
-    if set(owners.tolist()) == {ps for ps in members if weights.get(ps, 1.0) > 0}:
+    if not anew and set(owners.tolist()) == {ps for ps in members if weights.get(ps, 1.0) > 0}:
         return owners
     return placement.applied(owners, placement.plan_moves(owners, members, weights=weights))
 

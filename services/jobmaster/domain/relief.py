@@ -20,19 +20,19 @@ def rollback_s(status: JobStatus, *, now: float, limits: Limits) -> float:
     return limits.rollback_s + reading_s + max(0.0, now - status.snapshot_at)
 
 
-def is_futile(relief: Relief, *, owned: int, copied: float, waiting: float, now: float) -> str:
+def is_futile(relief: Relief, *, owned: int, copied: float, waiting: float, cost_s: float, now: float) -> str:
     """Why a rollback costs less than what the live move still will; empty: it does not.
 
     owned: slots that the server has now. copied: the part of them (in slots) that the move under way has copied.
-    waiting: the part of workers' time that is lost meanwhile.
+    waiting: the part of workers' time that is lost meanwhile. cost_s: what a rollback would cost now.
     """
     spent_s, kept = now - relief.since, int((placement.decode(relief.goal) == relief.ps).sum())
     left = max(0.0, owned - kept - copied)
     if spent_s < LEAST_S or not left:
         return ""
     done, lost = relief.owned - kept - left, min(1.0, waiting)
-    rest_s = spent_s * left / done if done > 0 else 0.0
-    if lost * max(rest_s, spent_s) <= relief.rollback_s:
+    rest_s = spent_s * left / done if done > 0 else spent_s
+    if lost * rest_s <= cost_s:
         return ""
     told = f"of {relief.owned - kept} slots {done:.0f} have left after {spent_s:.0f} s"
-    return f"{told}; workers wait {100 * lost:.0f} % of the time, and a rollback costs about {relief.rollback_s:.0f} s"
+    return f"{told}; workers wait {100 * lost:.0f} % of the time, and a rollback costs about {cost_s:.0f} s"

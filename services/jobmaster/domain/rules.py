@@ -10,7 +10,7 @@ from services.jobmaster.domain.hot import Load, judge
 from services.jobmaster.domain.job import RoleState
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.placement import counts_of
-from services.jobmaster.domain.relief import is_futile
+from services.jobmaster.domain.relief import is_futile, rollback_s
 from services.jobmaster.domain.situation import (
     Abandon,
     Action,
@@ -135,17 +135,19 @@ def _hot(at: Situation) -> list[Action]:
 
 
 def _starved(at: Situation) -> list[Action]:
-    """A hot server that cannot even give its slots away in time."""
+    """A hot server that cannot even give its slots away in time; freezes wait for a snapshot's mark, and it is not
+    to blame for that."""
     relief, record = at.status.relief, at.record
     role = at.status.role(("ps", relief.ps)) if relief is not None else None
-    is_moot = role is None or role.stage != "running" or record.phase != "open" or record.moving
+    is_moot = role is None or role.stage != "running" or record.phase != "open" or record.moving or record.marking
     if relief is None or role is None or is_moot or role.since > relief.since:
         return []
     if fleet.ends_soon(at.job.intent, record):
         return []
     copied = at.seen.copied if record.move is not None and record.move.source == relief.ps else 0.0
     owned = counts_of(record.owner_of).get(relief.ps, 0)
-    why = is_futile(relief, owned=owned, copied=copied, waiting=at.seen.waiting, now=at.now)
+    cost_s = rollback_s(at.status, now=at.now, limits=at.limits)
+    why = is_futile(relief, owned=owned, copied=copied, waiting=at.seen.waiting, cost_s=cost_s, now=at.now)
     return [Abandon(role.key, why)] if why else []
 
 

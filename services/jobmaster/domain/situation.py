@@ -113,6 +113,8 @@ class Kill:
     name: str
     reason: str
     hard: bool = False
+    matter: str = ""
+    """What it is a decision on, in the job's timeline; empty: on nothing that went wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,10 @@ def silent(at: Situation) -> list[Action]:
         if role.stage == "starting":
             if at.now - since > at.limits.start_grace_s:
                 why = f"did not register within {at.limits.start_grace_s:g} s"
-                result.append(Kill(role.name, why, hard=True))
+                result.append(Kill(role.name, why, hard=True, matter="silence"))
         elif at.now - max(heard or 0.0, since) > at.limits.patience_s(at.now - role.since):
-            result.append(Kill(role.name, f"silent for {at.now - max(heard or 0.0, since):.0f} s", hard=True))
+            why = f"silent for {at.now - max(heard or 0.0, since):.0f} s"
+            result.append(Kill(role.name, why, hard=True, matter="silence"))
         elif role.stage == "draining" and at.now - role.since > at.limits.drain_s:
             result.append(Kill(role.name, f"still draining after {at.limits.drain_s:g} s"))
     return result
@@ -66,7 +67,8 @@ def stalled(at: Situation) -> list[Action]:
         is_alive = process is not None and process.exit is None and role.name not in seen.killing
         stalled_s = at.now - max(since, last[role.key])
         if is_alive and stalled_s > limit_s:
-            result.append(Kill(role.name, f"trained nothing for {stalled_s:.0f} s", hard=True))
+            why = f"trained nothing for {stalled_s:.0f} s"
+            result.append(Kill(role.name, why, hard=True, matter="stall"))
     return result
 
 

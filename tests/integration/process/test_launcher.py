@@ -195,6 +195,21 @@ def test_where_no_control_group_can_be_made_memory_is_watched_and_a_process_abov
 
 
 @pytest.mark.usefixtures("no_cgroups")
+def test_the_watched_memory_is_that_of_the_whole_process_group(run_dir: Path) -> None:
+    child = f"kept = b'x' * ({40 << 20}); time.sleep(60)"
+    code = f"import os, time\nfor _ in range(2):\n    if not os.fork():\n        {child}\ntime.sleep(20)"
+    record = python(run_dir, code, memory_bytes=64 << 20).wait(60)
+    assert record and record.oom, record
+
+
+@pytest.mark.usefixtures("no_cgroups")
+def test_what_a_process_shares_with_its_children_counts_once(run_dir: Path) -> None:
+    code = f"import os, time\nkept = b'x' * ({40 << 20})\nfor _ in range(3):\n    os.fork()\ntime.sleep(3)"
+    record = python(run_dir, code, memory_bytes=64 << 20).wait(60)
+    assert record and record.ok, record
+
+
+@pytest.mark.usefixtures("no_cgroups")
 def test_memory_that_is_reserved_and_not_touched_does_not_count(run_dir: Path) -> None:
     flags = "mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000"   # MAP_NORESERVE
     code = f"import mmap, time; kept = mmap.mmap(-1, 8 << 30, flags={flags}); time.sleep(1)"

@@ -534,6 +534,23 @@ async def test_damage_in_a_chain_makes_all_that_build_on_it_unusable(tmp_path: P
     assert (await again.app.get("job", 0))[0].number == 2
 
 
+async def test_what_is_committed_on_a_damaged_base_is_damaged_and_the_last_readable_one_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await chain(node, upto=3, whole=2, keep=1)
+    (folder(node, 3) / "ps-000/x.arrow").unlink()
+    with pytest.raises(DataLoss):
+        await node.app.get("job", 3, verify=True)
+    text = json.dumps({"chain": [{"snapshot": 3, "ps": [0]}, {"snapshot": 2, "ps": [0]}]})
+    for number in (4, 5):
+        await node.stored("job", number, A)
+        found, _ = await node.app.commit("job", number, gen=1, manifest_json=text, keep=1)
+        await node.quiet()
+        assert found.state is State.DAMAGED and "builds on snapshot 3" in found.reason
+        assert (await node.app.commit("job", number, gen=1, manifest_json=text))[0] == found
+    assert (await node.app.get("job", 0, verify=True))[0].number == 2
+    assert node.told.damaged_numbers == [3, 4, 5]
+
+
 async def test_a_base_that_is_gone_after_a_restart_damages_what_builds_on_it(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await chain(node, upto=4, whole=2)

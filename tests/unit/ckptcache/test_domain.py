@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from services.ckptcache.domain.parts import (
 from services.ckptcache.domain.retention import Copy, Retention, to_evict
 from services.ckptcache.domain.snapshot import (
     TRANSITIONS,
+    Link,
     Snapshot,
     State,
     check_generation,
@@ -150,6 +152,15 @@ def test_age_lets_go_of_more_but_never_of_the_newest() -> None:
 
 def test_a_damaged_snapshot_does_not_count_as_kept() -> None:
     snapshots = [snapshot(1, state=State.COMMITTED), snapshot(2, state=State.DAMAGED)]
+    assert Retention(keep=1).expired(snapshots, now=0) == []
+
+
+def test_what_builds_on_a_snapshot_that_cannot_be_read_does_not_count_either() -> None:
+    on_damaged = replace(snapshot(3, state=State.COMMITTED), chain=(Link(2, (0, 1)),))
+    on_nothing = replace(snapshot(4, state=State.COMMITTED), chain=(Link(9, (0, 1)),))
+    snapshots = [
+        snapshot(1, state=State.COMMITTED), snapshot(2, state=State.DAMAGED), on_damaged, on_nothing,
+    ]
     assert Retention(keep=1).expired(snapshots, now=0) == []
 
 

@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from services.ckptcache.domain.parts import Part, packed
+from services.ckptcache.peers import GrpcPeers
 from services.ckptcache.store.local import LocalStorage
 from services.ckptcache.store.replicas import ReplicaShelf
 from tests.support.ckpt import Node, part
+from tests.support.job_fakes import LoopClock
 
 pytestmark = pytest.mark.asyncio
 A = part(0, {"x.arrow": b"x" * 100_000, "y.safetensors": b"y" * 50})
@@ -135,6 +138,69 @@ async def test_copies_go_with_their_snapshot(tmp_path: Path) -> None:
     assert not b.shelf.copies and not list((b.shm / "ckptcache-replicas").iterdir())
 
 
+@pytest.mark.parametrize("number", [1, 0])
+async def test_a_copy_whose_snapshot_is_forgotten_while_it_is_sent_is_dropped(tmp_path: Path, number: int) -> None:
+    b = node(tmp_path, "b")
+    peer, held, go_on = Direct(b, "a"), asyncio.Event(), asyncio.Event()
+    a, hold = node(tmp_path, "a", peer), peer.hold
+
+    async def slowly(*args: Any, timeout_s: float) -> None:
+        await hold(*args, timeout_s=timeout_s)
+        held.set()
+        await go_on.wait()
+
+    peer.hold = slowly  # type: ignore[assignment, method-assign]  # the answer is late
+    await a.committed("job", 1, A)
+    await held.wait()
+    assert b.shelf.copies
+    a.replicator.forget("job", number)
+    go_on.set()
+    await copied(a)
+    assert not b.shelf.copies and not a.replicator.holders("job", 1) and not a.told.bytes_replicated
+
+
+async def test_channels_of_peers_that_are_gone_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Line:
+        def __init__(self) -> None:
+            self.closed = False
+
+        async def close(self, grace: float | None) -> None:
+            self.closed = True
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **options: None             # whatever a stub asks a channel for
+
+    class Time(LoopClock):
+        ahead_s = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.ahead_s
+
+    lines: dict[str, Line] = {}
+
+    def connect(address: str) -> Any:
+        lines[address] = Line()
+        return lines[address]
+
+    there, clock = ["10.0.0.1", "10.0.0.2"], Time()
+
+    async def resolved(host: str, port: int, **options: Any) -> list[Any]:
+        return [(0, 0, 0, "", (ip, port)) for ip in there]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+    peers = GrpcPeers(["others:7"], connect, node="a", clock=clock)
+    first = [peer.address for peer in await peers.all()]
+    assert first == ["10.0.0.1:7", "10.0.0.2:7"]
+    there[:] = ["10.0.0.2", "10.0.0.3"]
+    await peers.all()
+    assert not any(line.closed for line in lines.values()), "a call to it may be under way"
+    clock.ahead_s = 3 * 3600.0
+    assert [peer.address for peer in await peers.all()] == ["10.0.0.2:7", "10.0.0.3:7"]
+    assert [address for address, line in lines.items() if line.closed] == ["10.0.0.1:7"]
+    await peers.close()
+    assert all(line.closed for line in lines.values())
+
+
 async def test_a_copy_that_is_damaged_on_the_way_or_not_whole_is_refused(tmp_path: Path) -> None:
     b = node(tmp_path, "b", budget=200_000)
     value, blob = packed(A[0]), b"x" * 100_000 + b"y" * 50
@@ -158,6 +224,35 @@ async def test_a_copy_that_is_damaged_on_the_way_or_not_whole_is_refused(tmp_pat
     small = node(tmp_path, "small", budget=10)
     with pytest.raises(ResourceExhausted):
         await small.replicas.hold("job", 1, value, node="a", size_bytes=len(blob), data=data(blob))
+
+
+async def test_copies_on_their_way_count_against_the_budget(tmp_path: Path) -> None:
+    b = node(tmp_path, "b", budget=250_000)
+    value, blob = packed(A[0]), b"x" * 100_000 + b"y" * 50
+    go_on = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield blob[:1000]
+        await go_on.wait()
+        yield blob[1000:]
+
+    async def at_once() -> AsyncIterator[bytes]:
+        yield blob
+
+    await b.replicas.hold("job", 1, value, node="a", size_bytes=len(blob), data=at_once())
+    under_way = [
+        asyncio.create_task(b.replicas.hold("job", number, value, node="a", size_bytes=len(blob), data=slowly()))
+        for number in (2, 3)
+    ]
+    await asyncio.sleep(0.05)
+    assert not b.shelf.copies, "two on their way leave no room for the old one"
+    with pytest.raises(ResourceExhausted) as refused:
+        await b.replicas.hold("job", 4, value, node="a", size_bytes=len(blob), data=at_once())
+    assert refused.value.reason == "MEMORY_FULL"
+    go_on.set()
+    await asyncio.gather(*under_way)
+    assert b.replicas.size_bytes <= 250_000
+    await b.replicas.hold("job", 5, value, node="a", size_bytes=len(blob), data=at_once())
 
 
 async def test_a_restarted_peer_keeps_what_is_whole_and_removes_the_rest(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Hot parameter servers: popular rows and a throttled CPU look alike, and are answered alike."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from services.jobmaster.domain.job import JobStatus, Relief
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.placement import SLOTS, applied, counts_of, even, moves_to
 from services.jobmaster.domain.relief import RESTORE_BYTES_PER_S, is_futile, rollback_s
+from services.jobmaster.domain.rules import decide
+from services.jobmaster.domain.situation import Abandon
 from services.jobmaster.domain.vitals import Beat, Vitals
 from tests.support.job_world import JobWorld, spec
+from tests.unit.jobmaster.test_rules import NOW, an_open_record, situation
 
 LIMITS = Limits()
 ALIKE = np.full(SLOTS, 100, np.uint32)
@@ -127,9 +131,8 @@ def test_relief_lowers_the_highest_load_and_raises_nobody_above_it(busy: list[fl
 # ---- live, or by a rollback
 
 
-def relief(*, owned: int = 1000, since: float = 100.0, rollback: float = 20.0) -> Relief:
-    goal = even([1, 2])
-    return Relief(ps=0, since=since, owned=owned, goal=placement.encode(goal), rollback_s=rollback)
+def relief(*, owned: int = 1000, since: float = 100.0) -> Relief:
+    return Relief(ps=0, since=since, owned=owned, goal=placement.encode(even([1, 2])))
 
 
 FUTILE = {
@@ -137,6 +140,7 @@ FUTILE = {
     "nothing has come yet": ({"owned": 1000, "now": 119.0}, False),
     "so little has come that the rest would take longer": ({"owned": 1000, "copied": 50.0, "now": 103.0}, True),
     "the rest will be there soon": ({"owned": 400, "copied": 100.0, "now": 103.0}, False),
+    "it has taken long and is nearly done": ({"owned": 50, "now": 150.0}, False),
     "it is too early to say": ({"owned": 1000, "copied": 1.0, "now": 101.0}, False),
     "nobody waits": ({"owned": 1000, "copied": 50.0, "now": 110.0, "waiting": 0.05}, False),
     "all have left": ({"owned": 0, "now": 500.0}, False),
@@ -146,8 +150,26 @@ FUTILE = {
 @pytest.mark.parametrize("sentence", FUTILE)
 def test_a_live_move_is_futile_when(sentence: str) -> None:
     given, expected = FUTILE[sentence]
-    found = is_futile(relief(), **({"copied": 0.0, "waiting": 0.95} | given))  # type: ignore[arg-type]  # by name
+    found = is_futile(relief(), **({"copied": 0.0, "waiting": 0.95, "cost_s": 20.0} | given))  # type: ignore[arg-type]  # by name
     assert bool(found) is expected
+
+
+def test_nothing_is_futile_while_a_snapshot_is_cut() -> None:
+    hot = Relief(ps=0, since=NOW - 90.0, owned=2048, goal=placement.encode(even([1])))
+    status = {"relief": hot, "rebalance": "PS 0 is relieved", "snapshot_at": NOW - 5.0}
+    found = decide(situation(status=status, waiting=0.9))
+    assert [type(action) for action in found] == [Abandon]
+    assert Abandon not in map(type, decide(situation(
+        status=status, waiting=0.9, record=an_open_record(pending="mark:7"), operation="snapshot"
+    )))
+
+
+def test_the_cost_of_a_rollback_grows_with_what_would_be_trained_again() -> None:
+    hot = Relief(ps=0, since=NOW - 100.0, owned=2048, goal=placement.encode(even([1])))
+    status = {"relief": hot, "rebalance": "PS 0 is relieved"}
+    for age_s, expected in ((5.0, True), (200.0, False)):
+        found = decide(situation(status=status | {"snapshot_at": NOW - age_s}, waiting=0.9))
+        assert any(isinstance(action, Abandon) for action in found) is expected
 
 
 def test_a_rollback_costs_what_is_read_and_what_is_trained_again() -> None:
@@ -235,6 +257,73 @@ async def test_a_server_too_slow_to_send_its_slots_is_left_behind_by_a_rollback(
     assert len(run.record.owning) == 3
     world.servers.check_truth(run.record)
     assert all(item.done for item in run.status.timeline), run.status.timeline
+
+
+async def under_relief(world: JobWorld) -> str:
+    """A job whose PS 1 is hot, with its slots on their way."""
+    job_id = await hot_job(world)
+    world.servers.copy_s = 5.0
+    world.slowness["ps-1-1"] = 33.0
+    await world.until(lambda: world.jobs.run_of(job_id).record.move is not None, timeout_s=300.0)
+    assert world.jobs.run_of(job_id).status.relief is not None
+    return job_id
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_the_goal_of_a_relief_ends_where_servers_come(world: JobWorld) -> None:
+    job_id = await under_relief(world)
+    run = world.jobs.run_of(job_id)
+    await world.jobs.scale(job_id, role="ps", replicas=4, clear=False)
+    await world.until(lambda: run.status.settled_ps == (0, 1, 2, 3), timeout_s=300.0)
+    assert {member.ps for member in run.record.owning} >= {0, 2, 3} and run.status.relief is None
+    assert run.status.rollbacks == 0
+    world.servers.check_truth(run.record)
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_the_goal_of_a_relief_ends_with_the_process_that_was_hot(world: JobWorld) -> None:
+    job_id = await under_relief(world)
+    run = world.jobs.run_of(job_id)
+    moved = len(world.told("job.slots_moved"))
+    world.cluster.kill(job_id, "ps-1-1")
+    await world.until(lambda: run.status.rollbacks == 1 and world.phase(job_id) == "Running")
+    await world.clock.sleep(40.0)
+    assert len(world.told("job.slots_moved")) == moved, "the process that took its place is as good as any"
+    assert set(counts_of(run.record.owner_of).values()) == {1365, 1366}
+    assert (run.status.relief, run.status.rebalance) == (None, "")
+    assert {role.weight for role in run.status.live("ps")} == {1.0}
+    assert all(item.done for item in run.status.timeline), run.status.timeline
+    world.servers.check_truth(run.record)
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_jobmaster_that_dies_before_it_ends_a_starved_server_is_followed_by_one_that_does(
+    world: JobWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await hot_job(world, checkpoint={"every_s": 30.0})
+    await world.until(lambda: bool(world.told("job.snapshot_committed")))
+    asked: list[str] = []
+
+    async def held(job_id: str, name: str, *, grace_s: float) -> None:
+        asked.append(name)
+        await asyncio.Event().wait()
+
+    world.servers.copy_s = 1e6
+    world.slowness["ps-1-1"] = 33.0
+    with monkeypatch.context() as held_up:
+        held_up.setattr(world.cluster, "stop", held)
+        await world.until(lambda: bool(asked), timeout_s=300.0)
+        await world.restart_jobmaster()
+    run = world.jobs.run_of(job_id)
+    assert run.status.relief is None
+    assert [role.name for role in run.status.live("ps") if role.stage == "draining"] == asked == ["ps-1-1"]
+    world.servers.copy_s = 0.2
+    await world.until(lambda: run.status.rollbacks == 1 and world.phase(job_id) == "Running")
+    assert run.status.failures == 0 and [role.name for role in run.status.live("ps")] == ["ps-0-1", "ps-1-2", "ps-2-1"]
+    world.servers.check_truth(run.record)
 
 
 @pytest.mark.asyncio

@@ -117,6 +117,19 @@ async def test_every_nth_snapshot_is_whole_and_a_restore_gets_the_whole_chain(wo
     assert after is not None and after["chain"] == []  # the first of a generation
 
 
+async def test_nothing_builds_on_a_snapshot_that_ckptcache_cannot_read_any_more(world: JobWorld) -> None:
+    world.shards.total = 8000
+    job_id = await world.submit(spec(checkpoint={"every_s": 1.0, "full_every": 9, "keep": 9}))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: len(run.record.committed) == 2)
+    await world.until(lambda: (job_id, run.record.last_committed) in world.checkpoints.committed)
+    world.checkpoints.damaged.add(run.record.last_committed)
+    await world.until(lambda: len(run.record.committed) == 4)
+    documents = [await run.context.store.manifest(job_id, number) for number in run.record.committed]
+    chains = [[link["snapshot"] for link in document["chain"]] for document in documents if document]
+    assert chains == [[], [1], [], [3]]
+
+
 async def test_a_parameter_server_that_dies_during_the_rollback_is_another_rollback(world: JobWorld) -> None:
     world.shards.total = 2000
     job_id = await world.submit(spec())
@@ -237,6 +250,9 @@ async def test_a_batch_that_kills_three_workers_is_set_aside_and_the_job_succeed
     assert [data.lo for data in world.told("job.batch_quarantined")] == [50]
     assert run.status.samples == world.shards.total - 10
     assert run.status.failures == 0  # the limit of quarantines counts these deaths
+    assert [(data.matter, data.seen) for data in world.told("job.decided")] == [
+        ("quarantine", "3 workers died in line 0 [50, 60)"),
+    ]
 
 
 async def test_the_batch_in_a_dead_workers_hands_is_to_blame_and_not_the_one_that_shardsvc_suspects(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recmesh.runtime.errors import InvalidArgument
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.memory import (
@@ -173,6 +174,33 @@ async def test_a_server_that_was_killed_for_memory_comes_back_with_more_up_to_th
 
 @pytest.mark.asyncio
 @pytest.mark.looptime
+async def test_a_user_who_names_a_size_overrules_what_was_raised_before(world: JobWorld) -> None:
+    world.shards.total = 20_000
+    job_id = await world.submit(spec(**SMALL))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: world.phase(job_id) == "Running")
+    world.cluster.kill(job_id, "ps-0-1", OOM)
+    await world.until(lambda: run.record.gen == 2 and world.phase(job_id) == "Running")
+    assert run.status.memory == {"ps": 150 * MIB}
+    for wrong, why in ((1 << 20, "needs 64"), (300 * MIB, "roles.ps.memory_max")):
+        with pytest.raises(InvalidArgument) as refused:
+            await world.jobs.resize(job_id, role="ps", cpu=0.0, memory_bytes=wrong)
+        assert refused.value.violations[0].path == "memory" and why in refused.value.violations[0].reason
+    assert run.status.memory == {"ps": 150 * MIB}
+    await world.jobs.resize(job_id, role="ps", cpu=1.0, memory_bytes=0)
+    assert run.status.memory == {"ps": 150 * MIB}, "only cores were named"
+    await world.jobs.resize(job_id, role="ps", cpu=0.0, memory_bytes=80 * MIB)
+
+    def limits() -> set[int]:
+        names = world.cluster.alive(job_id, "ps")
+        return {world.cluster.processes_of[job_id][name].order.memory_bytes // MIB for name in names}
+
+    await world.until(lambda: limits() == {80}, timeout_s=300.0)
+    assert run.status.memory == {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
 async def test_a_pinned_size_stays_and_the_timeline_says_so(world: JobWorld) -> None:
     job_id = await world.submit(spec(roles={"ps": {"replicas": 1, "memory": "100Mi"}, "worker": {"replicas": 1}}))
     await world.until(lambda: world.phase(job_id) == "Running")
@@ -209,3 +237,35 @@ async def test_where_memory_is_pinned_another_server_is_asked_for(world: JobWorl
     [told] = world.told("job.scaled")[:1]
     assert (told.role, told.from_replicas, told.to_replicas) == ("ps", 1, 2) and "memory" in told.reason
     assert "one more parameter server is asked for" in run.status.timeline[0].decided
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_second_server_is_asked_for_only_once_the_first_has_its_slots(world: JobWorld) -> None:
+    world.shards.total = 200_000
+    world.rows_per_sample, world.row_bytes = 10, 100
+    world.servers.copy_s = 100.0
+    roles = {"ps": {"memory": "64Mi", "max": 4}, "worker": {"replicas": 2}}
+    job_id = await world.submit(spec(roles=roles, checkpoint={"every_s": 1000.0}))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: len(run.record.members) == 2, timeout_s=600.0)
+    await world.clock.sleep(90.0)
+    assert run.status.plan["ps"].replicas == 2 and run.record.move is not None
+    await world.until(lambda: len(run.status.settled_ps) == 2, timeout_s=600.0)
+    placed_at = run.status.placed_at
+    await world.until(lambda: run.status.plan["ps"].replicas == 3, timeout_s=600.0)
+    assert world.clock.now() - placed_at >= world.limits.memory_cooldown_s
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_that_nothing_can_be_done_is_told_once(world: JobWorld) -> None:
+    world.shards.total = 60_000
+    world.rows_per_sample, world.row_bytes = 10, 100
+    roles = {"ps": {"memory": "50Mi", "replicas": 1}, "worker": {"replicas": 2}}
+    job_id = await world.submit(spec(roles=roles, checkpoint={"every_s": 1000.0}))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: bool(world.told("job.decided")), timeout_s=600.0)
+    await world.clock.sleep(120.0)
+    assert world.phase(job_id) == "Running"
+    assert [item.decided[:22] for item in run.status.timeline] == ["nothing can be done; m"]

@@ -114,7 +114,7 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
             watching_since=0.0, roles=(*ROLES[:2], *(role("worker", i, since=5.0) for i in range(2))),
             heard=HEARD,
         ),
-        [Kill("worker-1-1", "trained nothing for 980 s", hard=True)],
+        [Kill("worker-1-1", "trained nothing for 980 s", hard=True, matter="stall")],
     ),
     "a worker that waits for what another holds and trains is left alone": (
         lambda: situation(
@@ -165,7 +165,7 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
         lambda: situation(
             roles=(*ROLES[:3], role("worker", 1, since=500.0)), heard=HEARD | {("worker", 1): NOW - 21},
             watching_since=500.0,
-        ), [Kill("worker-1-1", "silent for 21 s", hard=True)],
+        ), [Kill("worker-1-1", "silent for 21 s", hard=True, matter="silence")],
     ),
     "a young worker may be silent while it loads its framework": (
         lambda: situation(heard=HEARD | {("worker", 1): NOW - 60}, watching_since=500.0), [],
@@ -176,7 +176,7 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
     "a process that never registers is killed after its grace": (
         lambda: situation(roles=(*ROLES[:3], role("worker", 1, stage="starting", since=NOW - 181)),
                           watching_since=0.0),
-        [Kill("worker-1-1", "did not register within 180 s", hard=True)],
+        [Kill("worker-1-1", "did not register within 180 s", hard=True, matter="silence")],
     ),
     "a process that belongs to no place is ended": (
         lambda: situation(processes=without("x", None) | {

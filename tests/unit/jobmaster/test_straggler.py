@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recmesh.runtime.errors import Unavailable
 from recmesh.runtime.ops import Table
 from services.jobmaster.app.straggling import StragglerWatch
 from services.jobmaster.domain.exits import Exit
@@ -252,6 +253,31 @@ async def test_while_shardsvc_is_away_nothing_is_decided_and_afterwards_it_is(wo
     assert not world.told("job.straggler_detected")
     world.shards.away = False
     await world.until(lambda: bool(world.told("job.straggler_detected")))
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_shardsvc_hears_of_a_recovery_also_from_the_next_jobmaster(world: JobWorld) -> None:
+    world.shards.total = 60_000
+    job_id = await world.submit(spec(**FOUR))
+    await world.until(lambda: world.phase(job_id) == "Running")
+    await world.clock.sleep(20.0)
+    victim = world.cluster.processes_of[job_id]["worker-3-1"]
+    victim.slowness = 60.0
+    await world.until(lambda: bool(world.told("job.straggler_detected")))
+    worker = world.shards.sized[0][0]
+
+    async def unheard(job_id: str, *, gen: int, worker: str, shard_batches: int) -> int:
+        raise Unavailable("no shardsvc")
+
+    size_shards, world.shards.size_shards = world.shards.size_shards, unheard  # type: ignore[method-assign]  # a fault
+    victim.slowness = 1.0
+    await world.until(lambda: bool(world.told("job.straggler_recovered")))
+    await world.clock.sleep(3.0)
+    await world.restart_jobmaster()
+    world.shards.size_shards = size_shards  # type: ignore[method-assign]  # it is over
+    await world.until(lambda: (worker, 0) in world.shards.sized)
+    await world.until(lambda: world.jobs.run_of(job_id).status.slow == ())
 
 
 @pytest.mark.asyncio

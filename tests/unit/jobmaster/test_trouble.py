@@ -15,6 +15,7 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.events import Event, catalog
+from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.vitals import Beat
 from services.jobmaster.events import SubmitCommands
@@ -356,4 +357,18 @@ async def test_a_worker_that_lives_and_trains_nothing_is_replaced(world: JobWorl
     await world.until(lambda: "worker-1-2" in world.cluster.started)
     assert world.jobs.run_of(job_id).status.failures == 1
     assert "trained nothing for" in world.told("job.role_exited")[0].reason
+    [decided] = world.told("job.decided")
+    assert (decided.matter, decided.place) == ("stall", "worker 1") and "trained nothing for" in decided.seen
+    await world.until(lambda: any(told.effect for told in world.told("job.effect_observed")))
+    line = world.jobs.run_of(job_id).status.timeline[0]
+    assert line.done == "worker-1-2 was started" and "samples/s" in line.effect
     assert "worker-0-2" not in world.cluster.started
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("deaths_to_quarantine", 5), ("memory_reserve", 0.25), ("memory_cooldown_s", 7.0), ("effect_s", 9.0)],
+)
+async def test_a_threshold_of_trouble_may_be_set(field: str, value: float) -> None:
+    settings = JobmasterSettings.from_env({f"RECMESH_{field.upper()}": str(value)}, "RECMESH_")
+    assert getattr(settings.limits, field) == value
