@@ -55,7 +55,7 @@ class Receiver:
         gate("ps.arrive", f"move {order.move}")
         with self._lock:
             self._check(order.gen, order.incarnation)
-            if order.move in self._installed:
+            if self.has_installed(order.move):
                 return True
             if order.move in self._aborted:
                 return False
@@ -82,12 +82,16 @@ class Receiver:
         with self._lock:
             self._home.books.check_generation(gen)
             self._renew(gen)
-            if move in self._installed:
+            if self.has_installed(move):
                 return True
             self._aborted.add(move)
             if self._staging and self._staging.move == move:
                 self._drop()
             return False
+
+    def has_installed(self, move: int) -> bool:
+        """Whether slots came with this move, in this generation."""
+        return self._gen == self._home.books.gen and move in self._installed
 
     def check_free(self, slots: SlotMask) -> None:
         """Unavailable while rows of an earlier move of these slots are still being removed."""
@@ -121,7 +125,7 @@ class Receiver:
     def _check_alive(self, move: int) -> None:
         if move in self._aborted:
             raise FailedPrecondition(f"move {move} was aborted", reason="MOVE_ABORTED")
-        if move in self._installed:
+        if self.has_installed(move):
             raise FailedPrecondition(f"move {move} is installed", reason="MOVE_INSTALLED")
 
     def _begin(self, order: StageOrder) -> None:
