@@ -161,6 +161,44 @@ def test_slots_that_come_back_find_no_rows_of_their_first_stay(mesh: ElasticMesh
     _check(mesh)
 
 
+def _forget_free(mesh: ElasticMesh) -> int:
+    """The handoff is done and in the record, and jobmaster's Free was lost: the number of the move."""
+    move = mesh.move
+    assert move is not None and mesh.freeze("answered").installed
+    mesh.owners = np.where(move.slots, move.target, mesh.owners).astype(np.uint16)
+    mesh.version, mesh.move = move.version, None
+    return move.number
+
+
+@pytest.mark.parametrize("learns", ["by a late word", "from the next move"])
+def test_a_server_that_was_never_told_to_free_slots_keeps_them_when_they_come_back(
+    mesh: ElasticMesh, learns: str
+) -> None:
+    mesh.train([(0, 0, 16)])
+    slots = _half(mesh, 0)
+    mesh.begin_move(0, 1, slots)
+    first = _forget_free(mesh)
+    owned_here = next(mesh.members[1].model.scan_rows(0, slots))
+    gone = owned_here.ids[:3]
+    mesh.members[1].model.remove_rows(0, gone)                 # evicted where they live now
+    mesh.begin_move(1, 0, slots)
+    assert not len(mesh.members[0].model.read_rows(0, gone))   # not found again where they lived before
+    mesh.members[1].model.upsert_rows(0, owned_here)
+    assert mesh.members[0].takeover(mesh.gen, 1).frozen == []
+    mesh.members[0].model.upsert_rows(0, owned_here)
+    assert mesh.freeze("answered").installed
+    mesh.decide()
+    if learns == "by a late word":
+        mesh.members[0].free(mesh.gen, 1, first)
+    else:
+        mesh.begin_move(0, 1, ~slots & (mesh.owners == 0))
+        mesh.freeze("answered")
+        mesh.decide()
+    if clearing := mesh.members[0].moves.receiver._clearing:
+        clearing.join()
+    _check(mesh)
+
+
 def test_counts_of_what_was_evicted_and_shares_of_budgets_move_with_their_slots(tmp_path: Path) -> None:
     mesh = ElasticMesh(tmp_path)
     mesh.model = Declaration((TableSchema("t", 1, COUNT, Init("zeros"), ttl_steps=3),), MODEL.dense)

@@ -1,11 +1,13 @@
 """The target's half of a move: rows out of sight until they are installed, once or never."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from recmesh.formats import SlotMask
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.runtime.gates import gate
+from recmesh.trainer.ps.model import Model
 from recmesh.trainer.ps.moves.cargo import InstallOrder, StageOrder
 from recmesh.trainer.ps.moves.home import Clearing, Home, share_budgets, take_in
 from recmesh.trainer.ps.refusals import WrongIncarnation
@@ -16,6 +18,7 @@ class _Staging:
     gen: int
     move: int
     slots: SlotMask
+    model: Model
     sequence: int = 0
     """The next one."""
 
@@ -23,9 +26,9 @@ class _Staging:
 class Receiver:
     """Moves to this server. One stands at a time: jobmaster begins none before the last is decided."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self._lock = threading.Lock()           # before the latch
+    def __init__(self, home: Home, *, make_way: Callable[[StageOrder], None]) -> None:
+        self._home, self._make_way = home, make_way
+        self.lock = threading.RLock()           # before the latch
         self._gen = 0
         self._staging: _Staging | None = None
         self._aborted: set[int] = set()
@@ -34,7 +37,7 @@ class Receiver:
 
     def stage(self, order: StageOrder) -> None:
         """Keep rows and chunks. A sequence that came before has no effect; a gap is FailedPrecondition."""
-        with self._lock:
+        with self.lock:
             self._check(order.gen, order.incarnation)
             self._check_alive(order.move)
             if order.sequence == 0 and (self._staging is None or self._staging.move != order.move):
@@ -53,7 +56,7 @@ class Receiver:
     def install(self, order: InstallOrder) -> bool:
         """The slots are owned here from now on, or were since an earlier message; False: aborted, for ever."""
         gate("ps.arrive", f"move {order.move}")
-        with self._lock:
+        with self.lock:
             self._check(order.gen, order.incarnation)
             if self.has_installed(order.move):
                 return True
@@ -79,7 +82,7 @@ class Receiver:
 
     def abort(self, gen: int, move: int) -> bool:
         """Whether the move is installed; if not, it never will be."""
-        with self._lock:
+        with self.lock:
             self._home.books.check_generation(gen)
             self._renew(gen)
             if self.has_installed(move):
@@ -98,18 +101,19 @@ class Receiver:
         if self._clearing and self._clearing.is_alive() and (self._clearing.slots & slots).any():
             raise Unavailable("rows of these slots are still being freed", reason="BUSY")
 
-    def clear(self, slots: SlotMask) -> Clearing:
-        """Remove rows of slots that are not owned here."""
-        if self._clearing:
-            self._clearing.join()               # one after the other: each is some seconds at most
-        self._clearing = Clearing(self._home.model, slots)
-        self._clearing.start()
-        return self._clearing
+    def clear(self, model: Model, slots: SlotMask) -> None:
+        """Remove the rows of these slots but of those that are owned here, in the background."""
+        with self.lock:
+            if self._clearing:
+                self._clearing.join()           # one after the other: each is some seconds at most
+            self._clearing = Clearing(model, slots & ~self._home.books.owned)
+            self._clearing.start()
 
     def stop(self) -> None:
         """The model is about to be dropped."""
-        if self._clearing:
-            self._clearing.stop()
+        with self.lock:
+            if self._clearing:
+                self._clearing.stop()
 
     def _check(self, gen: int, incarnation: str) -> None:
         if incarnation != self._home.books.incarnation:
@@ -140,9 +144,10 @@ class Receiver:
             self._drop()
         if (home.books.owned & order.slots).any():
             raise FailedPrecondition("some of these slots are owned here", reason="SLOTS_OWNED")
+        self._make_way(order)
         self.check_free(order.slots)
         home.prepare(order.gen, order.content)
-        self._staging = _Staging(order.gen, order.move, order.slots)
+        self._staging = _Staging(order.gen, order.move, order.slots, home.model)
 
     def _of(self, move: int) -> _Staging:
         if self._staging is None or self._staging.move != move:
@@ -152,4 +157,4 @@ class Receiver:
     def _drop(self) -> None:
         staging, self._staging = self._staging, None
         if staging:
-            self.clear(staging.slots)
+            self.clear(staging.model, staging.slots)
