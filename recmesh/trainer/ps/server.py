@@ -214,11 +214,16 @@ class ParameterServer:
             return result
 
     def join(self, order: JoinOrder) -> None:
-        """Take part in an open generation, without slots. The same order, repeated, has no effect."""
+        """Take part in an open generation, without slots. The same order, repeated, has no effect.
+
+        FailedPrecondition when the process was part of another one, whose rows, steps and marks it may still have.
+        """
         with self._command(order.term):
             if self.books.gen == order.gen and order.incarnation == self.books.incarnation:
                 return
             self.books.check_restore(order.gen, incarnation=order.incarnation)
+            if past := self.books.gen or self.books.ordered:
+                raise FailedPrecondition(f"this process was part of generation {past}", reason="HAS_A_PAST")
             with self.latch.exclusive():
                 self.books.enlist(gen=order.gen, since=order.map_version, voids=order.voids)
                 self._job_id, self._ps = order.job_id, order.ps
