@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recmesh.formats import SLOTS, Ledger, slots_of
 from recmesh.runtime.errors import FailedPrecondition
 from recmesh.store import Init, TableSchema
-from recmesh.trainer.ps.messages import Declaration, Part, RowGrads
+from recmesh.trainer.ps.messages import Declaration, JoinOrder, Part, RowGrads
 from recmesh.trainer.ps.refusals import WrongMap
 from tests.unit.ps.elastic import ElasticMesh, Flight
 from tests.unit.ps.support import COUNT, MODEL, truth
@@ -236,10 +236,57 @@ def test_counts_of_what_was_evicted_and_shares_of_budgets_move_with_their_slots(
     evicted_and_shares_are(np.concatenate([before, behind]))
     mesh.begin_move(1, 0, slots)                               # taken back: the source has them again
     mesh.freeze("lost")
-    assert mesh.members[1].model.store.share == mesh.members[1].books.owned.mean() == 0.5
+    assert mesh.members[1].books.owned.mean() == 0.5
+    assert mesh.members[1].model.store.share == 0.75           # what has left is still here
     mesh.abort()
     evicted_and_shares_are(np.concatenate([before, behind]))
     mesh.close()
+
+
+def test_rows_that_come_and_go_push_no_row_out_of_a_full_table(tmp_path: Path) -> None:
+    ids, row_bytes = np.arange(4000), 32
+    budget = TableSchema("t", 1, COUNT, Init("zeros"), max_bytes=int(1.05 * row_bytes * ids.size))
+    mesh = ElasticMesh(tmp_path)
+    mesh.model = Declaration((budget,), MODEL.dense)
+    mesh.start(2)
+    steps = itertools.count()
+
+    def push(ids: NDArray[np.int64]) -> int:
+        """How many rows were evicted until now."""
+        step, owners = next(steps), mesh.owners[slots_of(ids, "t")]
+        for ps, server in mesh.members.items():
+            mine = ids[owners == ps]
+            rows = RowGrads(0, mine, np.ones((mine.size, 1), np.float32))
+            server.push(Part(mesh.gen, mesh.version, ((0, step, step + 1),), 0, [rows]))
+        return sum(int(server.model.store.evicted.sum()) for server in mesh.members.values())
+
+    assert push(ids) == 0
+    slots = _half(mesh, 0)
+    mesh.begin_move(0, 1, slots)
+    assert push(ids[::100]) == 0                                         # the target has rows that are not its own yet
+    assert mesh.freeze("answered").installed
+    mesh.owners = np.where(slots, 1, mesh.owners).astype(np.uint16)
+    mesh.version = mesh.move.version if mesh.move else 0
+    assert push(ids[::100]) == 0                                         # the source still has rows that have left
+    mesh.decide()
+    clearing = mesh.members[0].moves.receiver._clearing
+    assert clearing is not None
+    clearing.join()
+    assert push(ids[::100]) == 0
+    assert [server.model.store.share for server in mesh.members.values()] == [0.25, 0.75]
+    mesh.close()
+
+
+def test_a_process_that_was_part_of_a_generation_joins_no_other(mesh: ElasticMesh) -> None:
+    mesh.train([(0, 0, 8)])
+    past = mesh.members[0]
+    order = JoinOrder(mesh.gen + 1, 1, past.books.incarnation, 0, mesh.version, "job")
+    with pytest.raises(FailedPrecondition, match="part of generation 1"):
+        past.join(order)
+    assert past.books.gen == mesh.gen and past.model.store.rows  # it goes on as before
+    new = mesh.join()                                            # the join is repeated, and has no effect
+    assert mesh.members[new].books.gen == mesh.gen
+    _check(mesh)
 
 
 def test_a_snapshot_during_a_copy_holds_each_slot_once_and_restores_elsewhere(mesh: ElasticMesh) -> None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+from recmesh.formats import SlotMask
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.runtime.gates import gate
 from recmesh.trainer.ps.moves.cargo import StageOrder, Target
-from recmesh.trainer.ps.moves.home import Home, share_budgets
+from recmesh.trainer.ps.moves.home import NO_SLOTS, Home
 from recmesh.trainer.ps.moves.receiving import Receiver
 from recmesh.trainer.ps.moves.sending import FreezeResult, MoveOrder, MoveProgress, Sending
 
@@ -18,7 +19,7 @@ class Moves:
 
     def __init__(self, home: Home, *, reach: Reach) -> None:
         self._home, self._reach = home, reach
-        self.receiver = Receiver(home, make_way=self._make_way)
+        self.receiver = Receiver(home, departures=self)
         self._sending: Sending | None = None
         self._voided: set[int] = set()
         """Numbers that are never used here (again); they are of the job's life, whatever the generation."""
@@ -57,9 +58,9 @@ class Moves:
         with home.latch.exclusive() as held:
             cuts = home.books.leave(sending.order.slots, since=map_version)
             home.model.changes = None
-            share_budgets(home)
             latch_ms = held.milliseconds
         sending.let_go(cuts, map_version=map_version, latch_ms=latch_ms)
+        self.receiver.share_budgets()
         gate("ps.freeze", f"move {move}")
         return sending.install()
 
@@ -80,7 +81,6 @@ class Moves:
             home.model.changes = None
             if sending.is_frozen:
                 home.books.join(sending.cuts, since=map_version)
-                share_budgets(home)
         self._sending = None
         return sending.is_frozen
 
@@ -106,6 +106,12 @@ class Moves:
         sending = self._sending
         return [sending.order.move] if sending and sending.is_frozen else []
 
+    @property
+    def departed(self) -> SlotMask:
+        """See receiving.Departures."""
+        sending = self._sending
+        return sending.order.slots if sending and sending.is_frozen else NO_SLOTS
+
     def stop(self) -> None:
         """The generation ends, and the model is about to be dropped."""
         sending, self._sending = self._sending, None
@@ -122,7 +128,7 @@ class Moves:
         else:
             self.resume(sending.order.gen, sending.order.move, map_version=0)
 
-    def _make_way(self, order: StageOrder) -> None:
+    def make_way(self, order: StageOrder) -> None:
         """Slots come back, so the move with which they left is done; the word of it may never have come, or be late.
 
         The receiver waits until the rows of their first stay are gone.

@@ -1,15 +1,15 @@
 """The target's half of a move: rows out of sight until they are installed, once or never."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from recmesh.formats import SlotMask
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.runtime.gates import gate
 from recmesh.trainer.ps.model import Model
 from recmesh.trainer.ps.moves.cargo import InstallOrder, StageOrder
-from recmesh.trainer.ps.moves.home import Clearing, Home, share_budgets, take_in
+from recmesh.trainer.ps.moves.home import Clearing, Home, take_in
 from recmesh.trainer.ps.refusals import WrongIncarnation
 
 
@@ -23,12 +23,24 @@ class _Staging:
     """The next one."""
 
 
+class Departures(Protocol):
+    """The source's half, as the target's half sees it."""
+
+    @property
+    def departed(self) -> SlotMask:
+        """Slots that have left, whose rows are still here."""
+
+    def make_way(self, order: StageOrder) -> None:
+        """Slots are about to come: if they had left from here, that move is over."""
+
+
 class Receiver:
     """Moves to this server. One stands at a time: jobmaster begins none before the last is decided."""
 
-    def __init__(self, home: Home, *, make_way: Callable[[StageOrder], None]) -> None:
-        self._home, self._make_way = home, make_way
+    def __init__(self, home: Home, *, departures: Departures) -> None:
+        self._home, self._departures = home, departures
         self.lock = threading.RLock()           # before the latch
+        self._sharing = threading.Lock()        # after all others
         self._gen = 0
         self._staging: _Staging | None = None
         self._aborted: set[int] = set()
@@ -74,9 +86,9 @@ class Receiver:
                 home.books.check_generation(order.gen)
                 home.books.join(order.cuts, since=order.map_version)
                 home.model.store.add_evicted(order.evicted)
-                share_budgets(home)
                 self._installed.add(order.move)
-            self._staging = None
+                self._staging = None
+                self.share_budgets()
             gate("ps.install", f"move {order.move}")
             return True
 
@@ -98,7 +110,7 @@ class Receiver:
 
     def check_free(self, slots: SlotMask) -> None:
         """Unavailable while rows of an earlier move of these slots are still being removed."""
-        if self._clearing and self._clearing.is_alive() and (self._clearing.slots & slots).any():
+        if self._clearing and self._clearing.is_alive() and (self._clearing.left & slots).any():
             raise Unavailable("rows of these slots are still being freed", reason="BUSY")
 
     def clear(self, model: Model, slots: SlotMask) -> None:
@@ -106,7 +118,8 @@ class Receiver:
         with self.lock:
             if self._clearing:
                 self._clearing.join()           # one after the other: each is some seconds at most
-            self._clearing = Clearing(model, slots & ~self._home.books.owned)
+            self._clearing = Clearing(model, slots & ~self._home.books.owned, done=self.share_budgets)
+            self.share_budgets()
             self._clearing.start()
 
     def stop(self) -> None:
@@ -114,6 +127,21 @@ class Receiver:
         with self.lock:
             if self._clearing:
                 self._clearing.stop()
+            self._clearing = self._staging = None
+
+    def share_budgets(self) -> None:
+        """Tables have room for as much of their budget as there are slots with rows of theirs here.
+
+        Rows that come are here before their slots are, and those of slots that left are here for a while.
+        """
+        with self._sharing:
+            staging, clearing = self._staging, self._clearing
+            here = self._home.books.owned | self._departures.departed
+            if staging is not None and staging.model is self._home.model:
+                here = here | staging.slots
+            if clearing is not None:
+                here = here | clearing.left
+            self._home.model.store.share = float(here.mean())
 
     def _check(self, gen: int, incarnation: str) -> None:
         if incarnation != self._home.books.incarnation:
@@ -144,10 +172,11 @@ class Receiver:
             self._drop()
         if (home.books.owned & order.slots).any():
             raise FailedPrecondition("some of these slots are owned here", reason="SLOTS_OWNED")
-        self._make_way(order)
+        self._departures.make_way(order)
         self.check_free(order.slots)
         home.prepare(order.gen, order.content)
         self._staging = _Staging(order.gen, order.move, order.slots, home.model)
+        self.share_budgets()
 
     def _of(self, move: int) -> _Staging:
         if self._staging is None or self._staging.move != move:
