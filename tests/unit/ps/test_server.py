@@ -11,9 +11,12 @@ import pytest
 
 from recmesh.formats import CHUNK, SLOTS, SlotMap, slots_of
 from recmesh.formats.snapshot import SnapshotError, open_part, read_dense, read_table
-from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
+from recmesh.pb import ckptcache_pb2
+from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, TableSchema
 from recmesh.trainer.ps import model as model_module
+from recmesh.trainer.ps.baseline import Changes
+from recmesh.trainer.ps.copying import Order
 from recmesh.trainer.ps.demand import HALF_LIFE_S, SlotDemand
 from recmesh.trainer.ps.latch import Held
 from recmesh.trainer.ps.messages import Declaration, Part, PushStatus, RowGrads
@@ -27,6 +30,7 @@ from recmesh.trainer.ps.refusals import (
     WrongIncarnation,
     WrongMap,
 )
+from recmesh.trainer.ps.rpc import checkpoints
 from recmesh.trainer.ps.server import ParameterServer
 from tests.unit.ps.support import COUNT, MODEL, Mesh, initial_chunks, parts_of, truth
 
@@ -385,6 +389,44 @@ def test_after_a_restore_the_declaration_may_change_what_is_trained_but_not_its_
     dense = {(b, c): float(v[0]) for b, c, v in server.pull(2, 2, dense=True).dense}
     assert dense == {(0, 0): 0.0, (1, 0): samples, (1, 1): samples}
     assert [size.name for size in server.stats().tables] == ["new", "user", "item"]
+
+
+def test_a_copy_that_fails_is_told_to_who_waits_for_the_part(tmp_path: Path) -> None:
+    told: list[tuple[int, str]] = []
+    mesh = Mesh(tmp_path, gen=1, version=1, n_ps=1)
+    server = ParameterServer("inc-1-0", shm_dir=tmp_path / "full", memory_bytes=64 << 20, deliver=mesh.deliver,
+                             give_up=lambda order, reason, _: told.append((order.snapshot, reason)))
+    server.restore(mesh.order(0))
+    server.declare(1, MODEL, initial_chunks(mesh.slot_map, 0))
+    server.mark(1, 1, 7)                                       # its folder of shared memory is not there
+    assert server._copy is not None
+    server._copy.join()
+    [(snapshot, reason)] = told
+    assert snapshot == 7 and reason.startswith("PS 0 has no part of it: ") and "No such file" in reason
+    server.close()
+
+
+@pytest.mark.parametrize("answers", [[], [Unavailable("away")], [FailedPrecondition("is committed")]])
+def test_ckptcache_is_told_that_there_will_be_no_part(
+    answers: list[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ckptcache_pb2.AbortRequest] = []
+
+    class Stub:
+        def __init__(self, _: object) -> None:
+            pass
+
+        def Abort(self, request: ckptcache_pb2.AbortRequest, timeout: float) -> None:
+            asked.append(request)
+            if answers:
+                raise answers.pop()
+
+    monkeypatch.setattr(checkpoints, "CheckpointsStub", Stub)
+    monkeypatch.setattr(checkpoints, "_RETRY_S", 0.001)
+    again = bool(answers) and isinstance(answers[0], Unavailable)
+    order = Order("job", 1, 7, 0, 1, (), Changes())
+    checkpoints.CheckpointClient(lambda _: None, address="a").give_up(order, "no room", threading.Event())
+    assert [(a.job_id, a.snapshot, a.reason) for a in asked] == [("job", 7, "no room")] * (2 if again else 1)
 
 
 def test_a_snapshot_cut_before_the_new_declaration_is_whole(mesh: Mesh) -> None:
