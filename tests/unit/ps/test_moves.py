@@ -3,6 +3,8 @@
 import itertools
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 
 from recmesh.formats import SLOTS, Ledger, slots_of
-from recmesh.runtime.errors import FailedPrecondition
+from recmesh.runtime.errors import FailedPrecondition, Unavailable
 from recmesh.store import Init, TableSchema
 from recmesh.trainer.ps.messages import Declaration, JoinOrder, Part, RowGrads
+from recmesh.trainer.ps.moves import InstallOrder, MoveOrder, StageOrder
+from recmesh.trainer.ps.moves.sending import Sending
 from recmesh.trainer.ps.refusals import WrongMap
 from tests.unit.ps.elastic import ElasticMesh, Flight
 from tests.unit.ps.support import COUNT, MODEL, truth
@@ -275,6 +279,34 @@ def test_rows_that_come_and_go_push_no_row_out_of_a_full_table(tmp_path: Path) -
     assert push(ids[::100]) == 0
     assert [server.model.store.share for server in mesh.members.values()] == [0.25, 0.75]
     mesh.close()
+
+
+class Deaf:
+    """A target that answers no stage until its channel is closed."""
+
+    def __init__(self) -> None:
+        self.asked, self.closed = threading.Event(), threading.Event()
+
+    def stage(self, order: StageOrder) -> None:
+        self.asked.set()
+        self.closed.wait(20.0)
+        raise Unavailable("the channel is closed")
+
+    def install(self, order: InstallOrder) -> bool:
+        raise AssertionError("nothing was copied")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_copy_to_a_target_that_does_not_answer_ends_at_once(mesh: ElasticMesh) -> None:
+    target = Deaf()
+    sending = Sending(MoveOrder(1, 1, _half(mesh, 0), "a", "inc"), source=0, model=mesh.members[0].model, target=target)
+    sending.start()
+    assert target.asked.wait(10.0)
+    began = time.monotonic()
+    sending.stop()
+    assert not sending.is_alive() and time.monotonic() - began < 10.0
 
 
 def test_a_process_that_was_part_of_a_generation_joins_no_other(mesh: ElasticMesh) -> None:

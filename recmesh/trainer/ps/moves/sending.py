@@ -128,7 +128,8 @@ class Sending(threading.Thread):
             log.warning("move %d: the copy ends: %s", self.order.move, error)
         except Exception as error:
             self._error = f"{type(error).__name__}: {error}"
-            log.exception("move %d: the copy ends", self.order.move)
+            if not self._stopped:                          # a closed channel takes no call
+                log.exception("move %d: the copy ends", self.order.move)
 
     def _base(self) -> Iterator[Cargo]:
         model, slots = self.model, self.order.slots
@@ -247,5 +248,7 @@ class Sending(threading.Thread):
         """End the copy; what is on the target is its own to drop."""
         self._stopped = True
         self._held.set()
+        self._target.close()                               # first: it ends a stage that waits for its answer
         self.join(timeout=PATIENCE_S)
-        self._target.close()
+        if self.is_alive():
+            log.error("move %d: its copy does not end", self.order.move)
