@@ -199,6 +199,11 @@ class Copy(threading.Thread):
             if self._deliver(written, self.cancelled):
                 container.keep()
 
+    @property
+    def is_copying(self) -> bool:
+        """It still reads the store; afterwards it only delivers."""
+        return not self._unmarked.is_set()
+
     def cancel(self) -> None:
         """Stop, and wait until the store is not marked any more; a delivery under way may last longer."""
         self.cancelled.set()

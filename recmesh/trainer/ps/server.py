@@ -380,7 +380,7 @@ class ParameterServer:
 
     def _finish_copy_before_change(self) -> None:
         """A first declaration after a restore may replace tables; a copy under way would lose its source."""
-        if not self.model.declared and self.marking:
+        if not self.model.declared and self._copy and self._copy.is_copying:
             raise Unavailable("a snapshot is being copied", reason="BUSY")
 
     def _part_path(self, snapshot: int) -> Path:

@@ -467,6 +467,20 @@ def test_a_declaration_after_a_mark_finds_its_copy_under_way(mesh: Mesh, monkeyp
     assert seen == [7]
 
 
+def test_a_declaration_does_not_wait_for_a_delivery(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh.gen, mesh.version, mesh.n_ps = 2, 2, 1
+    server, delivering, release = mesh.server("inc-2-0"), threading.Event(), threading.Event()
+    monkeypatch.setattr(server, "_deliver", lambda *_: delivering.set() or not release.wait(10))
+    server.restore(mesh.order(0))
+    server.mark(2, 1, 7)
+    assert delivering.wait(10)
+    try:
+        assert not server.declare(2, MODEL, initial_chunks(mesh.slot_map, 0))
+    finally:
+        release.set()
+    server.close()
+
+
 def test_chunks_that_a_loaded_block_lacks_are_made_of_the_declared_values() -> None:
     model, everything = Model(), np.ones(SLOTS, bool)
     model.load(MODEL)
