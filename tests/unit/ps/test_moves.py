@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 
 from recmesh.formats import SLOTS, Ledger, slots_of
-from recmesh.runtime.errors import FailedPrecondition, Unavailable
-from recmesh.store import Init, TableSchema
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable
+from recmesh.store import DenseRecord, Init, TableSchema
 from recmesh.trainer.ps.messages import Declaration, JoinOrder, Part, RowGrads
-from recmesh.trainer.ps.moves import InstallOrder, MoveOrder, StageOrder
+from recmesh.trainer.ps.moves import Cargo, InstallOrder, MoveOrder, StageOrder, TableCargo
 from recmesh.trainer.ps.moves.sending import Sending
 from recmesh.trainer.ps.refusals import WrongMap
 from tests.unit.ps.elastic import ElasticMesh, Flight
@@ -279,6 +279,28 @@ def test_rows_that_come_and_go_push_no_row_out_of_a_full_table(tmp_path: Path) -
     assert push(ids[::100]) == 0
     assert [server.model.store.share for server in mesh.members.values()] == [0.25, 0.75]
     mesh.close()
+
+
+def test_a_stage_with_rows_or_chunks_of_other_slots_changes_nothing(mesh: ElasticMesh) -> None:
+    mesh.train([(0, 0, 16)])
+    slots, target = _half(mesh, 0), mesh.members[1]
+    mesh.begin_move(0, 1, slots)
+    move = mesh.move
+    assert move is not None
+    sequence = 1 + max(order.sequence for _, order in mesh.sent if isinstance(order, StageOrder))
+    own = next(target.model.scan_rows(0, target.books.owned))
+    chunks = np.flatnonzero(~slots[target.model.chunk_slots(0)])
+    foreign = [Cargo([TableCargo(0, own)]), Cargo([TableCargo(0, own[:0], own.ids)]),
+               *(Cargo(chunks=[DenseRecord(0, int(c), np.ones(target.model.store.dense[0].length(int(c)), np.float32),
+                                           np.empty(0, np.float32), 1)]) for c in chunks)]
+    for cargo in foreign:
+        with pytest.raises(InvalidArgument, match="with their slots"):
+            target.moves.receiver.stage(
+                StageOrder(mesh.gen, move.number, 0, target.books.incarnation, sequence, cargo))
+    assert len(foreign) > 2
+    mesh.freeze("answered")
+    mesh.decide()
+    _check(mesh)
 
 
 class Deaf:

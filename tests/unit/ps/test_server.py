@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from recmesh.formats import CHUNK, SLOTS, SlotMap, slots_of
 from recmesh.formats.snapshot import SnapshotError, open_part, read_dense, read_table
 from recmesh.pb import ckptcache_pb2
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, TableSchema
+from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, RowBlock, TableSchema
 from recmesh.trainer.ps import model as model_module
 from recmesh.trainer.ps.baseline import Changes
 from recmesh.trainer.ps.copying import Order
@@ -494,8 +495,48 @@ def test_chunks_that_a_loaded_block_lacks_are_made_of_the_declared_values() -> N
 def test_a_chunk_of_a_wrong_size_is_a_damaged_snapshot() -> None:
     model = Model()
     model.load(MODEL)
-    with pytest.raises(DataLoss, match="chunk 1 of 'w' has 4"):
+    with pytest.raises(DataLoss, match=r"chunks\.values: chunk 1 of 'w' has 4, not 3"):
         model.load_chunk(DenseRecord(0, 1, np.zeros(4, np.float32), np.empty(0, np.float32), 0))
+
+
+def _rows(**changes: Any) -> RowBlock:
+    """Two that fit the first table of the model, but for the changes."""
+    two = {"ids": np.arange(2), "values": np.ones((2, 2), np.float32), "state": np.empty((2, 0), np.float32),
+           "updates": np.ones(2, np.uint32), "frequency": np.ones(2, np.uint32), "last_step": np.ones(2, np.uint64)}
+    return RowBlock(**two | changes)
+
+
+@pytest.mark.parametrize(("field", "array"), [
+    ("values", np.ones((2, 3), np.float32)), ("state", np.ones((2, 1), np.float32)), ("updates", np.ones(1, np.uint32)),
+    ("frequency", np.ones(3, np.uint32)), ("last_step", np.ones(1, np.uint64)),
+])
+def test_rows_that_do_not_fit_their_table_are_refused_by_their_field(field: str, array: Any) -> None:
+    model = Model()
+    model.load(MODEL)
+    wrong = _rows(**{field: array})
+    with pytest.raises(DataLoss, match=rf"rows\.{field}"):
+        model.load_rows(0, wrong)
+    with pytest.raises(InvalidArgument, match=rf"rows\.{field}"):
+        model.upsert_rows(0, wrong)
+    with pytest.raises(InvalidArgument, match="tables"):
+        model.upsert_rows(7, _rows())
+    assert model.store.rows == 0
+    model.load_rows(0, _rows())
+    model.upsert_rows(0, _rows())
+    assert model.store.rows == 2
+
+
+@pytest.mark.parametrize(("field", "record"), [
+    ("block", DenseRecord(7, 0, np.ones(3, np.float32), np.empty(0, np.float32), 0)),
+    ("chunk", DenseRecord(0, 2, np.ones(3, np.float32), np.empty(0, np.float32), 0)),
+    ("values", DenseRecord(0, 1, np.ones(4, np.float32), np.empty(0, np.float32), 0)),
+    ("state", DenseRecord(0, 1, np.ones(3, np.float32), np.ones(3, np.float32), 0)),
+])
+def test_a_chunk_that_does_not_fit_its_block_is_refused_by_its_field(field: str, record: DenseRecord) -> None:
+    model = Model()
+    model.load(MODEL)
+    with pytest.raises(InvalidArgument, match=rf"chunks\.{field}"):
+        model.upsert_chunk(record)
 
 
 def test_evicted_updates_are_in_the_snapshot_and_come_back_with_their_slots(tmp_path: Path) -> None:

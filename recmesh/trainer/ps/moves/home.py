@@ -54,13 +54,16 @@ def joined(pieces: list[Cargo]) -> Cargo:
                  [chunk for piece in pieces for chunk in piece.chunks])
 
 
-def take_in(model: Model, cargo: Cargo) -> None:
-    """Replace what the store has of these rows and chunks."""
+def take_in(model: Model, cargo: Cargo, *, slots: SlotMask) -> None:
+    """Replace what the store has of these rows and chunks; InvalidArgument when one is not of these slots."""
     for table in cargo.tables:
+        for ids in (table.removed, table.rows.ids):
+            model.check_rows_within(table.table, ids, slots)
         model.remove_rows(table.table, table.removed)
         if len(table.rows):
             model.upsert_rows(table.table, table.rows)
     for record in cargo.chunks:
+        model.check_chunk_within(record, slots)
         model.upsert_chunk(record)
 
 

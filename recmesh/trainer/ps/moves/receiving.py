@@ -62,7 +62,7 @@ class Receiver:
                 return
             with self._home.latch.shared():
                 self._home.books.check_generation(order.gen)
-                take_in(self._home.model, order.cargo)
+                take_in(staging.model, order.cargo, slots=staging.slots)
             staging.sequence += 1
 
     def install(self, order: InstallOrder) -> bool:
@@ -81,7 +81,7 @@ class Receiver:
             home = self._home
             with home.latch.shared():
                 home.books.check_generation(order.gen)
-                take_in(home.model, order.cargo)
+                take_in(staging.model, order.cargo, slots=staging.slots)
             with home.latch.exclusive():
                 home.books.check_generation(order.gen)
                 home.books.join(order.cuts, since=order.map_version)
