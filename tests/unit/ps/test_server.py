@@ -471,7 +471,12 @@ def test_a_declaration_after_a_mark_finds_its_copy_under_way(mesh: Mesh, monkeyp
 def test_a_declaration_does_not_wait_for_a_delivery(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh.gen, mesh.version, mesh.n_ps = 2, 2, 1
     server, delivering, release = mesh.server("inc-2-0"), threading.Event(), threading.Event()
-    monkeypatch.setattr(server, "_deliver", lambda *_: delivering.set() or not release.wait(10))
+
+    def deliver(*_: object) -> bool:
+        delivering.set()
+        return not release.wait(10)
+
+    monkeypatch.setattr(server, "_deliver", deliver)
     server.restore(mesh.order(0))
     server.mark(2, 1, 7)
     assert delivering.wait(10)
@@ -501,8 +506,10 @@ def test_a_chunk_of_a_wrong_size_is_a_damaged_snapshot() -> None:
 
 def _rows(**changes: Any) -> RowBlock:
     """Two that fit the first table of the model, but for the changes."""
-    two = {"ids": np.arange(2), "values": np.ones((2, 2), np.float32), "state": np.empty((2, 0), np.float32),
-           "updates": np.ones(2, np.uint32), "frequency": np.ones(2, np.uint32), "last_step": np.ones(2, np.uint64)}
+    two: dict[str, Any] = {
+        "ids": np.arange(2), "values": np.ones((2, 2), np.float32), "state": np.empty((2, 0), np.float32),
+        "updates": np.ones(2, np.uint32), "frequency": np.ones(2, np.uint32), "last_step": np.ones(2, np.uint64),
+    }
     return RowBlock(**two | changes)
 
 
