@@ -8,7 +8,7 @@ from recmesh.store.dedup import Unique, dedup, scatter_add, split_by_owner, take
 from recmesh.store.dense import DenseRecord
 from recmesh.store.schema import DenseSchema, Init, Optimizer, TableSchema
 from recmesh.store.store import Store
-from recmesh.store.table import RowBlock
+from recmesh.store.table import RowBlock, candidates
 
 __all__ = [
     "DenseRecord",
@@ -19,6 +19,7 @@ __all__ = [
     "Store",
     "TableSchema",
     "Unique",
+    "candidates",
     "dedup",
     "scatter_add",
     "split_by_owner",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.formats import SlotMask, mix
+from recmesh.formats import SlotMask, mix, table_salt
 from recmesh.runtime.errors import DataLoss, ResourceExhausted
 from recmesh.store import arithmetic, kernels, row_kernels
 from recmesh.store.index import Index
@@ -55,6 +55,44 @@ def _columns(block: RowBlock) -> tuple[NDArray[Any], ...]:
     return block.ids, block.values, block.state, block.updates, block.frequency, block.last_step
 
 
+def first_rows(schema: TableSchema, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Values [ids, dim] and state [ids, k] that rows of these ids begin with."""
+    values = np.empty((len(ids), schema.dim), np.float32)
+    state = np.empty((len(ids), schema.state_width), np.float32)
+    row_kernels.fill_rows(ids, *_layout(schema), *_start(schema, _seed_salt(schema)), values, state)
+    return values, state
+
+
+def candidates(schema: TableSchema, rows: RowBlock) -> NDArray[np.bool_]:
+    """Which of the rows are none yet: rarer than the minimum, and never trained. `put` decides so of one that comes."""
+    found = rows.frequency < schema.min_frequency
+    rare = np.flatnonzero(found)
+    for read, first in zip((rows.values, rows.state), first_rows(schema, rows.ids[rare]), strict=True):
+        found[rare] &= (read[rare].view(np.uint32) == first.view(np.uint32)).all(axis=1)
+    return found
+
+
+def _width(schema: TableSchema) -> int:
+    return -(-(_value_words(schema) + schema.state_width + HEADER) // 8) * 8
+
+
+def _value_words(schema: TableSchema) -> int:
+    return -(-schema.dim // 2) if schema.half else schema.dim
+
+
+def _layout(schema: TableSchema) -> tuple[Any, ...]:
+    return Layout(_width(schema), schema.dim, schema.state_width, int(schema.half), schema.min_frequency)
+
+
+def _seed_salt(schema: TableSchema) -> np.uint64:
+    return np.uint64(table_salt(schema.name) ^ mix(schema.init.seed))
+
+
+def _start(schema: TableSchema, seed_salt: np.uint64, *, step: int = 0) -> tuple[Any, ...]:
+    return Start(_INIT_KINDS[schema.init.kind], seed_salt, schema.init.scale,
+                 OPTIMIZERS[schema.optimizer.kind], schema.optimizer.hyper(step))
+
+
 class Raw:
     """Rows as they lie in a table's slabs, gathered in pieces."""
 
@@ -77,8 +115,7 @@ class Table:
         schema.check()
         self.number = number
         self._index, self._salt = index, index.add_table(number, schema.name)
-        self._value_words = -(-schema.dim // 2) if schema.half else schema.dim
-        self.width = -(-(self._value_words + schema.state_width + HEADER) // 8) * 8
+        self._value_words, self.width = _value_words(schema), _width(schema)
         self.slab = Slab(self.width, size_bytes=size_bytes)
         self.candidates = Slab(CANDIDATE_WIDTH, size_bytes=size_bytes // 4)
         self.use(schema)
@@ -86,14 +123,10 @@ class Table:
     def use(self, schema: TableSchema) -> None:
         """Go on with other hyperparameters and policies; name, dim, dtype and state are as before."""
         self.schema, self._bias = schema, schema.optimizer.bias()
-        self._seed_salt = np.uint64(int(self._salt) ^ mix(schema.init.seed))
-        self._layout: tuple[Any, ...] = Layout(
-            self.width, schema.dim, schema.state_width, int(schema.half), schema.min_frequency)
+        self._seed_salt, self._layout = _seed_salt(schema), _layout(schema)
 
     def _start(self, step: int = 0) -> tuple[Any, ...]:
-        schema = self.schema
-        return Start(_INIT_KINDS[schema.init.kind], self._seed_salt, schema.init.scale,
-                     OPTIMIZERS[schema.optimizer.kind], schema.optimizer.hyper(step))
+        return _start(self.schema, self._seed_salt, step=step)
 
     @property
     def rows(self) -> int:
@@ -154,7 +187,7 @@ class Table:
         """Rows of a table of the same ids and dim; with fresh state unless it is of this optimizer's kind."""
         state, updates = block.state, block.updates
         if not keep_state:
-            _, state = self._first(block.ids)
+            _, state = first_rows(self.schema, block.ids)
             updates = np.zeros_like(block.updates)
         self.load(RowBlock(block.ids, block.values, state, updates, block.frequency, block.last_step))
 
@@ -195,7 +228,7 @@ class Table:
         longs, words = header.view(np.uint64), header.view(np.uint32)
         ids = np.ascontiguousarray(longs[:, 0]).view(np.int64)
         if slab is self.candidates:
-            values, states = self._first(ids)
+            values, states = first_rows(self.schema, ids)
         else:
             values = np.ascontiguousarray(raw[:, :first])
             states = np.ascontiguousarray(raw[:, first:first + state])
@@ -204,13 +237,6 @@ class Table:
                 values = np.ascontiguousarray(halves << 16).view(np.float32)
         return RowBlock(ids, values, states, np.ascontiguousarray(words[:, 4]),
                         np.ascontiguousarray(words[:, 5]), np.ascontiguousarray(longs[:, 1]))
-
-    def _first(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Values and state that rows of these ids begin with."""
-        values = np.empty((len(ids), self.schema.dim), np.float32)
-        state = np.empty((len(ids), self.schema.state_width), np.float32)
-        row_kernels.fill_rows(ids, *self._layout, *self._start(), values, state)
-        return values, state
 
     def read(self, lo: int, hi: int) -> RowBlock:
         """Rows at places [lo, hi)."""

@@ -17,7 +17,7 @@ from recmesh.formats import mix, permutation
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import LrPoint, Optimizer, TrainingJob
-from recmesh.store import DenseSchema, Store, TableSchema
+from recmesh.store import DenseSchema, Store, TableSchema, candidates
 from recmesh.store import Init as StoreInit
 from recmesh.store import Optimizer as StoreOptimizer
 from recmesh.trainer.evaluation import ONE_SERVER, evaluate, evaluation_batches
@@ -158,8 +158,8 @@ class LocalSession:
         self.store.mark()
         try:
             for number, table in enumerate(self.declared.tables):
-                blocks = [block.select(block.frequency >= table.policy.min_frequency)
-                          for block in self.store.copy_rows(number)]
+                schema = self.store.tables[number].schema
+                blocks = [block.select(~candidates(schema, block)) for block in self.store.copy_rows(number)]
                 none = (np.empty(0, np.int64), np.empty((0, table.dim), np.float32))
                 ids = np.concatenate([none[0], *(block.ids for block in blocks)])
                 values = np.concatenate([none[1], *(block.values for block in blocks)])

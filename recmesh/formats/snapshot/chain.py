@@ -60,8 +60,9 @@ def levels(parts: Sequence[Part]) -> list[Level]:
             raise SnapshotError(f"snapshot {found[-1].snapshot} builds on snapshot {base}, which is not there")
         found.append(Level(base, by_number[base]))
         life |= {(part.document.job_id, part.document.gen) for part in found[-1].parts}
-    if len(found) > 1 and len(life) > 1:
-        raise SnapshotError(f"snapshot {found[0].snapshot} builds on snapshots of another generation")
+    if len(life) > 1:
+        lives = ", ".join(f"generation {gen} of job {job_id}" for job_id, gen in sorted(life))
+        raise SnapshotError(f"snapshot {found[0].snapshot} and what it builds on are of {lives}")
     return found
 
 

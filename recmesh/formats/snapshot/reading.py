@@ -56,10 +56,24 @@ def open_part(uri: str) -> StoredPart:
 
 
 def open_folder(folder: Path) -> list[Part]:
-    """The parts of a snapshot in a folder of this machine, and of those that it builds on, which lie beside it."""
-    parts: list[Part] = [open_part(str(path)) for path in sorted(folder.glob("ps-*"))]
-    base = max((part.document.base for part in parts), default=0)
-    return parts + (open_folder(folder.with_name(f"{base:08d}")) if base else [])
+    """The parts of a snapshot in a folder of this machine, and of those that it builds on, which lie beside it.
+
+    SnapshotError when one of these folders holds another snapshot than its number says.
+    """
+    level = _parts_in(folder)
+    found = list(level)
+    while base := max((part.document.base for part in level), default=0):
+        below = folder.with_name(f"{base:08d}")
+        level = _parts_in(below)
+        for part in level:
+            if part.document.snapshot != base:
+                raise SnapshotError(f"{below} has a part of snapshot {part.document.snapshot}, not of {base}")
+        found += level
+    return found
+
+
+def _parts_in(folder: Path) -> list[Part]:
+    return [open_part(str(path)) for path in sorted(folder.glob("ps-*"))]
 
 
 def map_file(path: Path, *, offset: int = 0, size_bytes: int | None = None) -> Any:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recmesh.formats.snapshot import SnapshotError, open_part, read_dense, read_table
+from recmesh.formats.snapshot import Part, SnapshotError, open_part, read_dense, read_table
 from recmesh.runtime.errors import DataLoss
+from recmesh.store import RowBlock, TableSchema, candidates
+from recmesh.store.schema import table_from_json
 from recmesh.trainer.ports import Declared
 from recmesh.trainer.session import Floats, TableRows
 
@@ -24,7 +26,7 @@ def load_saved(
                     f"the snapshot's table {table.name!r} has {saved.values.shape[1]} columns, "
                     f"and the model declares {table.dim}"
                 )
-            trained = saved.frequency >= table.policy.min_frequency    # others serve as ids never seen
+            trained = ~candidates(_schema(parts, table.name), RowBlock(*saved))    # others serve as ids never seen
             tables[table.name] = TableRows(saved.ids[trained], saved.values[trained])
         dense = read_dense(parts)
     except SnapshotError as error:
@@ -35,3 +37,9 @@ def load_saved(
         if dense[block.name].shape != block.shape:
             raise DataLoss(f"dense block {block.name!r} is {dense[block.name].shape}, not {block.shape}")
     return tables, {block.name: np.ascontiguousarray(dense[block.name]) for block in declared.dense}
+
+
+def _schema(parts: Sequence[Part], table: str) -> TableSchema:
+    """What the rows began with, and how rare a candidate is, as the snapshot has it."""
+    newest = max(parts, key=lambda part: part.document.snapshot).document
+    return next(table_from_json(schema) for schema in newest.tables if schema["name"] == table)

@@ -19,6 +19,10 @@ def keep_nothing(_: object, __: threading.Event) -> bool:
     return False
 
 
+def tell_nobody(_: object, __: str, ___: threading.Event) -> None:
+    """Nobody waits for a part."""
+
+
 def reach_nobody(address: str) -> Target:
     """A connection to nobody."""
     raise Unavailable(f"this server reaches no other, and not {address}", reason="ALONE")

@@ -78,6 +78,9 @@ class Cancelled(Exception):
 Deliver = Callable[[Written, threading.Event], bool]
 """Hands a part over; True when the receiver owns the file now. The event says that nobody wants it more."""
 
+GiveUp = Callable[[Order, str, threading.Event], None]
+"""Says that there will be no part, and why; until then everybody waits for it. The event is Deliver's."""
+
 
 class _Reader(threading.Thread):
     """Copies the marked rows out of the store, in order of tables, a few blocks ahead of who writes them.
@@ -142,9 +145,10 @@ class Copy(threading.Thread):
     right after it.
     """
 
-    def __init__(self, model: Model, *, snapshot: int, path: Path, deliver: Deliver) -> None:
+    def __init__(self, model: Model, *, snapshot: int, path: Path, deliver: Deliver, give_up: GiveUp) -> None:
         super().__init__(name=f"snapshot-{snapshot}", daemon=True)
-        self.snapshot, self._model, self._path, self._deliver = snapshot, model, path, deliver
+        self.snapshot, self._model, self._path = snapshot, model, path
+        self._deliver, self._give_up = deliver, give_up
         self._order: Order | None = None
         self.cancelled, self._begun = threading.Event(), threading.Event()
         self._reader = _Reader(model, self._begun)
@@ -162,7 +166,7 @@ class Copy(threading.Thread):
         self._begun.set()
 
     def run(self) -> None:
-        """Write, stop saving pre-images, deliver."""
+        """Write, stop saving pre-images, deliver; or say that there will be no part."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         self._begun.wait()
         if self._order is None:              # cancelled before the mark
@@ -176,6 +180,7 @@ class Copy(threading.Thread):
         except Exception as error:
             self.error = error
             log.exception("snapshot %d failed", self.snapshot)
+            self._give_up(self._order, f"PS {self._order.ps} has no part of it: {error}", self.cancelled)
 
     def _copy(self, order: Order) -> None:
         try:
@@ -193,6 +198,11 @@ class Copy(threading.Thread):
         with container:
             if self._deliver(written, self.cancelled):
                 container.keep()
+
+    @property
+    def is_copying(self) -> bool:
+        """It still reads the store; afterwards it only delivers."""
+        return not self._unmarked.is_set()
 
     def cancel(self) -> None:
         """Stop, and wait until the store is not marked any more; a delivery under way may last longer."""

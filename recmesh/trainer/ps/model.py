@@ -11,13 +11,14 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.formats import CHUNK, SlotMask, chunk_count, slots_of, table_salt
+from recmesh.formats import CHUNK, SLOTS, SlotMask, chunk_count, slots_of, table_salt
 from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
 from recmesh.runtime.gates import gate
 from recmesh.store import DenseRecord, DenseSchema, RowBlock, Store, TableSchema, kernels
 from recmesh.trainer.ps.baseline import Baselines
 from recmesh.trainer.ps.changes import ChangeLog
 from recmesh.trainer.ps.demand import SlotDemand
+from recmesh.trainer.ps.fitting import chunk_misfits, row_misfits
 from recmesh.trainer.ps.messages import Declaration, DenseValues, Part, RowGrads, TableSize
 from recmesh.trainer.ps.refusals import NotDeclared
 
@@ -53,19 +54,16 @@ class Model:
         self._set(content)
 
     def load_rows(self, table: int, rows: RowBlock) -> None:
-        """Rows of the table with this number."""
+        """Rows of the table with this number; DataLoss when they do not fit it."""
+        if found := row_misfits(self.content.tables[table], rows):
+            raise DataLoss("; ".join(map(str, found)), reason="SNAPSHOT_DAMAGED")
         self.store.load_rows(self._tables[table], rows)
 
     def load_chunk(self, record: DenseRecord) -> None:
-        """A chunk of the block with the record's number; DataLoss when its size is wrong."""
-        block = self._dense[record.block]
-        expected = self.store.dense[block].length(record.chunk)
-        state = self.content.dense[record.block].optimizer.state_width(expected)
-        if (len(record.values), len(record.state)) != (expected, state):
-            raise DataLoss(f"chunk {record.chunk} of {self.content.dense[record.block].name!r} has "
-                           f"{len(record.values)}+{len(record.state)} values, not {expected}+{state}",
-                           reason="SNAPSHOT_DAMAGED")
-        self.store.load_chunk(DenseRecord(block, record.chunk, record.values, record.state, record.updates))
+        """A chunk of the block with the record's number; DataLoss when it does not fit it."""
+        if found := chunk_misfits(self.content.dense[record.block], record):
+            raise DataLoss("; ".join(map(str, found)), reason="SNAPSHOT_DAMAGED")
+        self.store.load_chunk(self._internal(record))
 
     def declare(self, declaration: Declaration, values: Sequence[DenseValues], *, owned: SlotMask) -> bool:
         """The first declaration of a generation wins; True when there was one, and it is equal.
@@ -280,11 +278,16 @@ class Model:
         return self.store.read_rows(self._tables[table], ids)
 
     def upsert_rows(self, table: int, rows: RowBlock) -> None:
-        """Rows as they are elsewhere; ResourceExhausted, before any effect, when they have no room."""
+        """Rows as they are elsewhere; before any effect InvalidArgument when they do not fit, and ResourceExhausted
+        when they have no room."""
+        self._check_tables([table])
+        if found := row_misfits(self.content.tables[table], rows):
+            raise InvalidArgument("the rows do not fit the model", violations=found)
         self.store.upsert_rows(self._tables[table], rows)
 
     def remove_rows(self, table: int, ids: NDArray[np.int64]) -> int:
         """How many there were."""
+        self._check_tables([table])
         return self.store.remove_rows(self._tables[table], ids)
 
     def read_chunk(self, block: int, chunk: int) -> DenseRecord:
@@ -293,9 +296,35 @@ class Model:
         return DenseRecord(block, chunk, record.values, record.state, record.updates)
 
     def upsert_chunk(self, record: DenseRecord) -> None:
-        """A chunk as it is elsewhere."""
-        self.store.upsert_chunk(DenseRecord(
-            self._dense[record.block], record.chunk, record.values, record.state, record.updates))
+        """A chunk as it is elsewhere; InvalidArgument when it does not fit."""
+        self._check_chunk(record)
+        self.store.upsert_chunk(self._internal(record))
+
+    def _check_chunk(self, record: DenseRecord) -> None:
+        if not 0 <= record.block < len(self._dense):
+            raise InvalidArgument("there is no such block", violations=[
+                Violation("chunks.block", f"{record.block}; {len(self._dense)} are declared")])
+        if found := chunk_misfits(self.content.dense[record.block], record):
+            raise InvalidArgument("the chunk does not fit the model", violations=found)
+
+    def _internal(self, record: DenseRecord) -> DenseRecord:
+        return DenseRecord(self._dense[record.block], record.chunk, record.values, record.state, record.updates)
+
+    def check_rows_within(self, table: int, ids: NDArray[np.int64], slots: SlotMask) -> None:
+        """InvalidArgument unless all of these ids are in the slots."""
+        self._check_tables([table])
+        first = kernels.first_foreign(ids, self._salts[table], slots.view(np.uint8), np.zeros(SLOTS, np.uint32))
+        if first >= 0:
+            raise InvalidArgument("rows come with their slots", violations=[
+                Violation("rows.ids", f"the slot of id {ids[first]} in {self.content.tables[table].name!r} does not")])
+
+    def check_chunk_within(self, record: DenseRecord, slots: SlotMask) -> None:
+        """InvalidArgument unless there is such a chunk, and it is in the slots."""
+        self._check_chunk(record)
+        if not slots[self._chunk_slots[record.block][record.chunk]]:
+            raise InvalidArgument("chunks come with their slots", violations=[
+                Violation("chunks.chunk", f"the slot of chunk {record.chunk} of "
+                                          f"{self.content.dense[record.block].name!r} does not")])
 
     def remove_chunk(self, block: int, chunk: int) -> None:
         """A chunk that is another server's."""

@@ -87,7 +87,7 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event, 
 
     server_type = server_without(broken_rule(env))
     server = server_type(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
-                         deliver=checkpoints.deliver, reach=reach)
+                         deliver=checkpoints.deliver, give_up=checkpoints.give_up, reach=reach)
     servicer = ParameterServerServicer(server, job_id=identity.job_id)
     listener = sync_server("ps", address, [add_to_server(servicer)], token=identity.token or None,
                            service_names=[SERVICE_NAME], max_workers=_RPC_THREADS)

@@ -23,9 +23,9 @@ from recmesh.formats.snapshot import Part as SnapshotPart
 from recmesh.runtime.errors import FailedPrecondition, Unavailable
 from recmesh.runtime.gates import gate
 from recmesh.runtime.shared_memory import PART_PREFIX
-from recmesh.trainer.ps.alone import keep_nothing, reach_nobody, stored_parts
+from recmesh.trainer.ps.alone import keep_nothing, reach_nobody, stored_parts, tell_nobody
 from recmesh.trainer.ps.assembly import Assembly
-from recmesh.trainer.ps.copying import Copy, Deliver, Order
+from recmesh.trainer.ps.copying import Copy, Deliver, GiveUp, Order
 from recmesh.trainer.ps.latch import Latch
 from recmesh.trainer.ps.ledger import Books, Claim, Cut, check_batch
 from recmesh.trainer.ps.messages import (
@@ -73,7 +73,8 @@ class ParameterServer:
 
     def __init__(
         self, incarnation: str, *, shm_dir: Path = Path("/dev/shm"), memory_bytes: int | None = None,
-        sources: Sources = stored_parts, deliver: Deliver = keep_nothing, reach: Reach = reach_nobody,
+        sources: Sources = stored_parts, deliver: Deliver = keep_nothing, give_up: GiveUp = tell_nobody,
+        reach: Reach = reach_nobody,
         fail: Callable[[BaseException], NoReturn] = fail_stop,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,7 +85,7 @@ class ParameterServer:
         self._ledger = threading.Condition()
         self.steps = Synchronous(self, ledger=self._ledger)
         self._shm_dir, self._memory_bytes = shm_dir, memory_bytes
-        self._sources, self._deliver, self._fail = sources, deliver, fail
+        self._sources, self._deliver, self._give_up, self._fail = sources, deliver, give_up, fail
         self._pieces: Assembly[Part] = Assembly(
             limit_bytes=PIECES_LIMIT_BYTES, expiry_s=PIECES_EXPIRY_S, monotonic=monotonic)
         self._job_id, self._ps = "", 0
@@ -214,11 +215,16 @@ class ParameterServer:
             return result
 
     def join(self, order: JoinOrder) -> None:
-        """Take part in an open generation, without slots. The same order, repeated, has no effect."""
+        """Take part in an open generation, without slots. The same order, repeated, has no effect.
+
+        FailedPrecondition when the process was part of another one, whose rows, steps and marks it may still have.
+        """
         with self._command(order.term):
             if self.books.gen == order.gen and order.incarnation == self.books.incarnation:
                 return
             self.books.check_restore(order.gen, incarnation=order.incarnation)
+            if past := self.books.gen or self.books.ordered:
+                raise FailedPrecondition(f"this process was part of generation {past}", reason="HAS_A_PAST")
             with self.latch.exclusive():
                 self.books.enlist(gen=order.gen, since=order.map_version, voids=order.voids)
                 self._job_id, self._ps = order.job_id, order.ps
@@ -269,7 +275,8 @@ class ParameterServer:
                                          reason="STALE_SNAPSHOT")
             self._stop_copy()
             self.model.store.make_ready()
-            copy = Copy(self.model, snapshot=snapshot, path=self._part_path(snapshot), deliver=self._deliver)
+            copy = Copy(self.model, snapshot=snapshot, path=self._part_path(snapshot), deliver=self._deliver,
+                        give_up=self._give_up)
             copy.start()
             try:
                 with self.latch.exclusive() as held:
@@ -373,7 +380,7 @@ class ParameterServer:
 
     def _finish_copy_before_change(self) -> None:
         """A first declaration after a restore may replace tables; a copy under way would lose its source."""
-        if not self.model.declared and self.marking:
+        if not self.model.declared and self._copy and self._copy.is_copying:
             raise Unavailable("a snapshot is being copied", reason="BUSY")
 
     def _part_path(self, snapshot: int) -> Path:

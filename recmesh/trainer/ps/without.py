@@ -76,7 +76,7 @@ class _Carried(ParameterServer):
 class _Promise(ParameterServer):
     def abort_install(self, gen: int, term: int, move: int) -> bool:
         """Says what is, and promises nothing."""
-        return move in self.moves.receiver.installed
+        return self.moves.receiver.has_installed(move)
 
 
 class _Coverage(ParameterServer):

@@ -102,7 +102,7 @@ async def _shift(run: Run, shift: Shift) -> None:
         shift.target,
     )
     try:
-        await _clear_source(run, record, move)
+        await _clear_both(run, record, move)
         copied = await _copy_and_reserve(run, record, move)
         await _hand_over(run, record, move, copied)
     except (MeshError, MoveFailed) as error:
@@ -111,13 +111,15 @@ async def _shift(run: Run, shift: Shift) -> None:
             raise
 
 
-async def _clear_source(run: Run, record: RunRecord, move: SlotMove) -> None:
-    """A source has one move at a time: one of before, of whose end it has not heard, is ended first."""
-    source = _member(record, move.source)
-    found = await run.context.peers.servers.takeover(
-        source.address, job_id=run.job_id, gen=record.gen, term=record.term
-    )
-    await clear(run, source, found)
+async def _clear_both(run: Run, record: RunRecord, move: SlotMove) -> None:
+    """A move of before, of whose end a server has not heard, is ended first: a source has one move at a time, and a
+    target may have kept rows of slots that come back."""
+    for ps in (move.source, move.target):
+        member = _member(record, ps)
+        found = await run.context.peers.servers.takeover(
+            member.address, job_id=run.job_id, gen=record.gen, term=record.term
+        )
+        await clear(run, member, found)
 
 
 async def _copy_and_reserve(run: Run, record: RunRecord, move: SlotMove) -> Copied:

@@ -17,6 +17,7 @@ from recmesh.formats.snapshot import (
     PartDocument,
     SnapshotError,
     dense_chunks,
+    open_folder,
     open_part,
     read_dense,
     read_dense_chunks,
@@ -137,6 +138,24 @@ def test_another_format_or_version_is_refused(copy: Path, field: str, value: obj
 def test_a_snapshot_without_all_parts_lacks_chunks() -> None:
     with pytest.raises(SnapshotError, match=r"'layer/weight' lacks the chunks \[0\]"):
         read_dense([open_part(PARTS[0])])
+
+
+@pytest.mark.parametrize(("field", "value"), [("gen", 4), ("job_id", "other")])
+def test_parts_of_two_lives_are_no_snapshot(copy: Path, field: str, value: object) -> None:
+    document = copy / "part.json"
+    document.write_text(json.dumps({**json.loads(document.read_text()), field: value}))
+    with pytest.raises(SnapshotError, match=r"of generation \d of job \w+, generation"):
+        read_table([open_part(PARTS[0]), open_part(str(copy))], "item")
+
+
+def test_a_folder_that_holds_another_snapshot_than_its_number_says_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "00000005"
+    shutil.copytree(PARTS[0], folder / "ps-000")
+    document = folder / "ps-000" / "part.json"
+    value = json.loads(document.read_text())
+    document.write_text(json.dumps(value | {"version": 2, "snapshot": 7, "base": 5}))
+    with pytest.raises(SnapshotError, match="has a part of snapshot 7, not of 5"):
+        open_folder(folder)
 
 
 def test_an_id_in_two_parts_is_refused() -> None:

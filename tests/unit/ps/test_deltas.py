@@ -104,7 +104,7 @@ def test_a_chain_of_two_generations_is_refused(mesh: Mesh) -> None:
     _snapshot(mesh)
     path = Path(mesh.part_uris(1, 2)[0]) / "part.json"
     path.write_text(path.read_text().replace('"gen":1', '"gen":7'))
-    with pytest.raises(SnapshotError, match="another generation"):
+    with pytest.raises(SnapshotError, match="of generation 1 of job job, generation 7"):
         _items(mesh)
 
 

@@ -3,6 +3,8 @@
 import itertools
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 
 from recmesh.formats import SLOTS, Ledger, slots_of
-from recmesh.runtime.errors import FailedPrecondition
-from recmesh.store import Init, TableSchema
-from recmesh.trainer.ps.messages import Declaration, Part, RowGrads
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable
+from recmesh.store import DenseRecord, Init, TableSchema
+from recmesh.trainer.ps.messages import Declaration, JoinOrder, Part, RowGrads
+from recmesh.trainer.ps.moves import Cargo, InstallOrder, MoveOrder, StageOrder, TableCargo
+from recmesh.trainer.ps.moves.sending import Sending
 from recmesh.trainer.ps.refusals import WrongMap
 from tests.unit.ps.elastic import ElasticMesh, Flight
 from tests.unit.ps.support import COUNT, MODEL, truth
@@ -161,6 +165,44 @@ def test_slots_that_come_back_find_no_rows_of_their_first_stay(mesh: ElasticMesh
     _check(mesh)
 
 
+def _forget_free(mesh: ElasticMesh) -> int:
+    """The handoff is done and in the record, and jobmaster's Free was lost: the number of the move."""
+    move = mesh.move
+    assert move is not None and mesh.freeze("answered").installed
+    mesh.owners = np.where(move.slots, move.target, mesh.owners).astype(np.uint16)
+    mesh.version, mesh.move = move.version, None
+    return move.number
+
+
+@pytest.mark.parametrize("learns", ["by a late word", "from the next move"])
+def test_a_server_that_was_never_told_to_free_slots_keeps_them_when_they_come_back(
+    mesh: ElasticMesh, learns: str
+) -> None:
+    mesh.train([(0, 0, 16)])
+    slots = _half(mesh, 0)
+    mesh.begin_move(0, 1, slots)
+    first = _forget_free(mesh)
+    owned_here = next(mesh.members[1].model.scan_rows(0, slots))
+    gone = owned_here.ids[:3]
+    mesh.members[1].model.remove_rows(0, gone)                 # evicted where they live now
+    mesh.begin_move(1, 0, slots)
+    assert not len(mesh.members[0].model.read_rows(0, gone))   # not found again where they lived before
+    mesh.members[1].model.upsert_rows(0, owned_here)
+    assert mesh.members[0].takeover(mesh.gen, 1).frozen == []
+    mesh.members[0].model.upsert_rows(0, owned_here)
+    assert mesh.freeze("answered").installed
+    mesh.decide()
+    if learns == "by a late word":
+        mesh.members[0].free(mesh.gen, 1, first)
+    else:
+        mesh.begin_move(0, 1, ~slots & (mesh.owners == 0))
+        mesh.freeze("answered")
+        mesh.decide()
+    if clearing := mesh.members[0].moves.receiver._clearing:
+        clearing.join()
+    _check(mesh)
+
+
 def test_counts_of_what_was_evicted_and_shares_of_budgets_move_with_their_slots(tmp_path: Path) -> None:
     mesh = ElasticMesh(tmp_path)
     mesh.model = Declaration((TableSchema("t", 1, COUNT, Init("zeros"), ttl_steps=3),), MODEL.dense)
@@ -198,10 +240,107 @@ def test_counts_of_what_was_evicted_and_shares_of_budgets_move_with_their_slots(
     evicted_and_shares_are(np.concatenate([before, behind]))
     mesh.begin_move(1, 0, slots)                               # taken back: the source has them again
     mesh.freeze("lost")
-    assert mesh.members[1].model.store.share == mesh.members[1].books.owned.mean() == 0.5
+    assert mesh.members[1].books.owned.mean() == 0.5
+    assert mesh.members[1].model.store.share == 0.75           # what has left is still here
     mesh.abort()
     evicted_and_shares_are(np.concatenate([before, behind]))
     mesh.close()
+
+
+def test_rows_that_come_and_go_push_no_row_out_of_a_full_table(tmp_path: Path) -> None:
+    ids, row_bytes = np.arange(4000), 32
+    budget = TableSchema("t", 1, COUNT, Init("zeros"), max_bytes=int(1.05 * row_bytes * ids.size))
+    mesh = ElasticMesh(tmp_path)
+    mesh.model = Declaration((budget,), MODEL.dense)
+    mesh.start(2)
+    steps = itertools.count()
+
+    def push(ids: NDArray[np.int64]) -> int:
+        """How many rows were evicted until now."""
+        step, owners = next(steps), mesh.owners[slots_of(ids, "t")]
+        for ps, server in mesh.members.items():
+            mine = ids[owners == ps]
+            rows = RowGrads(0, mine, np.ones((mine.size, 1), np.float32))
+            server.push(Part(mesh.gen, mesh.version, ((0, step, step + 1),), 0, [rows]))
+        return sum(int(server.model.store.evicted.sum()) for server in mesh.members.values())
+
+    assert push(ids) == 0
+    slots = _half(mesh, 0)
+    mesh.begin_move(0, 1, slots)
+    assert push(ids[::100]) == 0                                         # the target has rows that are not its own yet
+    assert mesh.freeze("answered").installed
+    mesh.owners = np.where(slots, 1, mesh.owners).astype(np.uint16)
+    mesh.version = mesh.move.version if mesh.move else 0
+    assert push(ids[::100]) == 0                                         # the source still has rows that have left
+    mesh.decide()
+    clearing = mesh.members[0].moves.receiver._clearing
+    assert clearing is not None
+    clearing.join()
+    assert push(ids[::100]) == 0
+    assert [server.model.store.share for server in mesh.members.values()] == [0.25, 0.75]
+    mesh.close()
+
+
+def test_a_stage_with_rows_or_chunks_of_other_slots_changes_nothing(mesh: ElasticMesh) -> None:
+    mesh.train([(0, 0, 16)])
+    slots, target = _half(mesh, 0), mesh.members[1]
+    mesh.begin_move(0, 1, slots)
+    move = mesh.move
+    assert move is not None
+    sequence = 1 + max(order.sequence for _, order in mesh.sent if isinstance(order, StageOrder))
+    own = next(target.model.scan_rows(0, target.books.owned))
+    chunks = np.flatnonzero(~slots[target.model.chunk_slots(0)])
+    foreign = [Cargo([TableCargo(0, own)]), Cargo([TableCargo(0, own[:0], own.ids)]),
+               *(Cargo(chunks=[DenseRecord(0, int(c), np.ones(target.model.store.dense[0].length(int(c)), np.float32),
+                                           np.empty(0, np.float32), 1)]) for c in chunks)]
+    for cargo in foreign:
+        with pytest.raises(InvalidArgument, match="with their slots"):
+            target.moves.receiver.stage(
+                StageOrder(mesh.gen, move.number, 0, target.books.incarnation, sequence, cargo))
+    assert len(foreign) > 2
+    mesh.freeze("answered")
+    mesh.decide()
+    _check(mesh)
+
+
+class Deaf:
+    """A target that answers no stage until its channel is closed."""
+
+    def __init__(self) -> None:
+        self.asked, self.closed = threading.Event(), threading.Event()
+
+    def stage(self, order: StageOrder) -> None:
+        self.asked.set()
+        self.closed.wait(20.0)
+        raise Unavailable("the channel is closed")
+
+    def install(self, order: InstallOrder) -> bool:
+        raise AssertionError("nothing was copied")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_copy_to_a_target_that_does_not_answer_ends_at_once(mesh: ElasticMesh) -> None:
+    target = Deaf()
+    sending = Sending(MoveOrder(1, 1, _half(mesh, 0), "a", "inc"), source=0, model=mesh.members[0].model, target=target)
+    sending.start()
+    assert target.asked.wait(10.0)
+    began = time.monotonic()
+    sending.stop()
+    assert not sending.is_alive() and time.monotonic() - began < 10.0
+
+
+def test_a_process_that_was_part_of_a_generation_joins_no_other(mesh: ElasticMesh) -> None:
+    mesh.train([(0, 0, 8)])
+    past = mesh.members[0]
+    order = JoinOrder(mesh.gen + 1, 1, past.books.incarnation, 0, mesh.version, "job")
+    with pytest.raises(FailedPrecondition, match="part of generation 1"):
+        past.join(order)
+    assert past.books.gen == mesh.gen and past.model.store.rows  # it goes on as before
+    new = mesh.join()                                            # the join is repeated, and has no effect
+    assert mesh.members[new].books.gen == mesh.gen
+    _check(mesh)
 
 
 def test_a_snapshot_during_a_copy_holds_each_slot_once_and_restores_elsewhere(mesh: ElasticMesh) -> None:

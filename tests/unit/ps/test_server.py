@@ -5,15 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from recmesh.formats import CHUNK, SLOTS, SlotMap, slots_of
 from recmesh.formats.snapshot import SnapshotError, open_part, read_dense, read_table
-from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
-from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, TableSchema
+from recmesh.pb import ckptcache_pb2
+from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from recmesh.store import DenseRecord, DenseSchema, Init, Optimizer, RowBlock, TableSchema
 from recmesh.trainer.ps import model as model_module
+from recmesh.trainer.ps.baseline import Changes
+from recmesh.trainer.ps.copying import Order
 from recmesh.trainer.ps.demand import HALF_LIFE_S, SlotDemand
 from recmesh.trainer.ps.latch import Held
 from recmesh.trainer.ps.messages import Declaration, Part, PushStatus, RowGrads
@@ -27,6 +31,7 @@ from recmesh.trainer.ps.refusals import (
     WrongIncarnation,
     WrongMap,
 )
+from recmesh.trainer.ps.rpc import checkpoints
 from recmesh.trainer.ps.server import ParameterServer
 from tests.unit.ps.support import COUNT, MODEL, Mesh, initial_chunks, parts_of, truth
 
@@ -387,6 +392,44 @@ def test_after_a_restore_the_declaration_may_change_what_is_trained_but_not_its_
     assert [size.name for size in server.stats().tables] == ["new", "user", "item"]
 
 
+def test_a_copy_that_fails_is_told_to_who_waits_for_the_part(tmp_path: Path) -> None:
+    told: list[tuple[int, str]] = []
+    mesh = Mesh(tmp_path, gen=1, version=1, n_ps=1)
+    server = ParameterServer("inc-1-0", shm_dir=tmp_path / "full", memory_bytes=64 << 20, deliver=mesh.deliver,
+                             give_up=lambda order, reason, _: told.append((order.snapshot, reason)))
+    server.restore(mesh.order(0))
+    server.declare(1, MODEL, initial_chunks(mesh.slot_map, 0))
+    server.mark(1, 1, 7)                                       # its folder of shared memory is not there
+    assert server._copy is not None
+    server._copy.join()
+    [(snapshot, reason)] = told
+    assert snapshot == 7 and reason.startswith("PS 0 has no part of it: ") and "No such file" in reason
+    server.close()
+
+
+@pytest.mark.parametrize("answers", [[], [Unavailable("away")], [FailedPrecondition("is committed")]])
+def test_ckptcache_is_told_that_there_will_be_no_part(
+    answers: list[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ckptcache_pb2.AbortRequest] = []
+
+    class Stub:
+        def __init__(self, _: object) -> None:
+            pass
+
+        def Abort(self, request: ckptcache_pb2.AbortRequest, timeout: float) -> None:
+            asked.append(request)
+            if answers:
+                raise answers.pop()
+
+    monkeypatch.setattr(checkpoints, "CheckpointsStub", Stub)
+    monkeypatch.setattr(checkpoints, "_RETRY_S", 0.001)
+    again = bool(answers) and isinstance(answers[0], Unavailable)
+    order = Order("job", 1, 7, 0, 1, (), Changes())
+    checkpoints.CheckpointClient(lambda _: None, address="a").give_up(order, "no room", threading.Event())
+    assert [(a.job_id, a.snapshot, a.reason) for a in asked] == [("job", 7, "no room")] * (2 if again else 1)
+
+
 def test_a_snapshot_cut_before_the_new_declaration_is_whole(mesh: Mesh) -> None:
     """A final snapshot right after a restore, with no worker left to declare anything."""
     mesh.push([(0, 0, 8)], [0, 1])
@@ -425,6 +468,25 @@ def test_a_declaration_after_a_mark_finds_its_copy_under_way(mesh: Mesh, monkeyp
     assert seen == [7]
 
 
+def test_a_declaration_does_not_wait_for_a_delivery(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh.gen, mesh.version, mesh.n_ps = 2, 2, 1
+    server, delivering, release = mesh.server("inc-2-0"), threading.Event(), threading.Event()
+
+    def deliver(*_: object) -> bool:
+        delivering.set()
+        return not release.wait(10)
+
+    monkeypatch.setattr(server, "_deliver", deliver)
+    server.restore(mesh.order(0))
+    server.mark(2, 1, 7)
+    assert delivering.wait(10)
+    try:
+        assert not server.declare(2, MODEL, initial_chunks(mesh.slot_map, 0))
+    finally:
+        release.set()
+    server.close()
+
+
 def test_chunks_that_a_loaded_block_lacks_are_made_of_the_declared_values() -> None:
     model, everything = Model(), np.ones(SLOTS, bool)
     model.load(MODEL)
@@ -438,8 +500,50 @@ def test_chunks_that_a_loaded_block_lacks_are_made_of_the_declared_values() -> N
 def test_a_chunk_of_a_wrong_size_is_a_damaged_snapshot() -> None:
     model = Model()
     model.load(MODEL)
-    with pytest.raises(DataLoss, match="chunk 1 of 'w' has 4"):
+    with pytest.raises(DataLoss, match=r"chunks\.values: chunk 1 of 'w' has 4, not 3"):
         model.load_chunk(DenseRecord(0, 1, np.zeros(4, np.float32), np.empty(0, np.float32), 0))
+
+
+def _rows(**changes: Any) -> RowBlock:
+    """Two that fit the first table of the model, but for the changes."""
+    two: dict[str, Any] = {
+        "ids": np.arange(2), "values": np.ones((2, 2), np.float32), "state": np.empty((2, 0), np.float32),
+        "updates": np.ones(2, np.uint32), "frequency": np.ones(2, np.uint32), "last_step": np.ones(2, np.uint64),
+    }
+    return RowBlock(**two | changes)
+
+
+@pytest.mark.parametrize(("field", "array"), [
+    ("values", np.ones((2, 3), np.float32)), ("state", np.ones((2, 1), np.float32)), ("updates", np.ones(1, np.uint32)),
+    ("frequency", np.ones(3, np.uint32)), ("last_step", np.ones(1, np.uint64)),
+])
+def test_rows_that_do_not_fit_their_table_are_refused_by_their_field(field: str, array: Any) -> None:
+    model = Model()
+    model.load(MODEL)
+    wrong = _rows(**{field: array})
+    with pytest.raises(DataLoss, match=rf"rows\.{field}"):
+        model.load_rows(0, wrong)
+    with pytest.raises(InvalidArgument, match=rf"rows\.{field}"):
+        model.upsert_rows(0, wrong)
+    with pytest.raises(InvalidArgument, match="tables"):
+        model.upsert_rows(7, _rows())
+    assert model.store.rows == 0
+    model.load_rows(0, _rows())
+    model.upsert_rows(0, _rows())
+    assert model.store.rows == 2
+
+
+@pytest.mark.parametrize(("field", "record"), [
+    ("block", DenseRecord(7, 0, np.ones(3, np.float32), np.empty(0, np.float32), 0)),
+    ("chunk", DenseRecord(0, 2, np.ones(3, np.float32), np.empty(0, np.float32), 0)),
+    ("values", DenseRecord(0, 1, np.ones(4, np.float32), np.empty(0, np.float32), 0)),
+    ("state", DenseRecord(0, 1, np.ones(3, np.float32), np.ones(3, np.float32), 0)),
+])
+def test_a_chunk_that_does_not_fit_its_block_is_refused_by_its_field(field: str, record: DenseRecord) -> None:
+    model = Model()
+    model.load(MODEL)
+    with pytest.raises(InvalidArgument, match=rf"chunks\.{field}"):
+        model.upsert_chunk(record)
 
 
 def test_evicted_updates_are_in_the_snapshot_and_come_back_with_their_slots(tmp_path: Path) -> None:

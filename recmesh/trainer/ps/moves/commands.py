@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+from recmesh.formats import SlotMask
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.runtime.gates import gate
-from recmesh.trainer.ps.moves.cargo import Target
-from recmesh.trainer.ps.moves.home import Home, share_budgets
+from recmesh.trainer.ps.moves.cargo import StageOrder, Target
+from recmesh.trainer.ps.moves.home import NO_SLOTS, Home
 from recmesh.trainer.ps.moves.receiving import Receiver
 from recmesh.trainer.ps.moves.sending import FreezeResult, MoveOrder, MoveProgress, Sending
 
@@ -18,7 +19,7 @@ class Moves:
 
     def __init__(self, home: Home, *, reach: Reach) -> None:
         self._home, self._reach = home, reach
-        self.receiver = Receiver(home)
+        self.receiver = Receiver(home, departures=self)
         self._sending: Sending | None = None
         self._voided: set[int] = set()
         """Numbers that are never used here (again); they are of the job's life, whatever the generation."""
@@ -57,9 +58,9 @@ class Moves:
         with home.latch.exclusive() as held:
             cuts = home.books.leave(sending.order.slots, since=map_version)
             home.model.changes = None
-            share_budgets(home)
             latch_ms = held.milliseconds
         sending.let_go(cuts, map_version=map_version, latch_ms=latch_ms)
+        self.receiver.share_budgets()
         gate("ps.freeze", f"move {move}")
         return sending.install()
 
@@ -80,7 +81,6 @@ class Moves:
             home.model.changes = None
             if sending.is_frozen:
                 home.books.join(sending.cuts, since=map_version)
-                share_budgets(home)
         self._sending = None
         return sending.is_frozen
 
@@ -92,26 +92,31 @@ class Moves:
             return
         if not sending.is_frozen:
             raise FailedPrecondition(f"move {move} was never frozen here", reason="NOT_FROZEN")
-        sending.stop()
-        self._sending = None
-        self._voided.add(move)
-        self.receiver.clear(sending.order.slots)
+        self._end(sending)
 
     @property
     def sending(self) -> list[int]:
         """Moves that are not decided here."""
-        return [self._sending.order.move] if self._sending else []
+        sending = self._sending
+        return [sending.order.move] if sending else []
 
     @property
     def frozen(self) -> list[int]:
         """Of these, those whose slots have left."""
-        return [self._sending.order.move] if self._sending and self._sending.is_frozen else []
+        sending = self._sending
+        return [sending.order.move] if sending and sending.is_frozen else []
+
+    @property
+    def departed(self) -> SlotMask:
+        """See receiving.Departures."""
+        sending = self._sending
+        return sending.order.slots if sending and sending.is_frozen else NO_SLOTS
 
     def stop(self) -> None:
         """The generation ends, and the model is about to be dropped."""
-        if self._sending:
-            self._sending.stop()
-            self._sending = None
+        sending, self._sending = self._sending, None
+        if sending:
+            sending.stop()
         self.receiver.stop()
 
     def _supersede(self, sending: Sending, move: int) -> None:
@@ -123,6 +128,27 @@ class Moves:
         else:
             self.resume(sending.order.gen, sending.order.move, map_version=0)
 
+    def make_way(self, order: StageOrder) -> None:
+        """Slots come back, so the move with which they left is done; the word of it may never have come, or be late.
+
+        The receiver waits until the rows of their first stay are gone.
+        """
+        sending = self._sending
+        if sending is None or not sending.is_frozen or sending.order.move > order.move:
+            return
+        if order.slots is not None and (sending.order.slots & order.slots).any():
+            self._end(sending)
+
+    def _end(self, sending: Sending) -> None:
+        """The slots are another server's for good. A command and a stage may both come to say so."""
+        with self.receiver.lock:
+            if self._sending is not sending:
+                return
+            self._sending = None
+            self._voided.add(sending.order.move)
+            self.receiver.clear(sending.model, sending.order.slots)
+        sending.stop()
+
     def _check_valid(self, move: int) -> None:
         if move in self._voided:
             raise FailedPrecondition(f"move {move} is over", reason="MOVE_VOID")
@@ -130,6 +156,7 @@ class Moves:
     def _of(self, gen: int, move: int) -> Sending:
         self._home.books.check_generation(gen)
         self._check_valid(move)
-        if self._sending is None or self._sending.order.move != move:
+        sending = self._sending
+        if sending is None or sending.order.move != move:
             raise FailedPrecondition(f"move {move} was never begun here", reason="NO_MOVE")
-        return self._sending
+        return sending

@@ -2,12 +2,13 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.formats import SlotMask
+from recmesh.formats import SLOTS, SlotMask
 from recmesh.trainer.ps.latch import Latch
 from recmesh.trainer.ps.ledger import Books
 from recmesh.trainer.ps.messages import Declaration
@@ -16,6 +17,7 @@ from recmesh.trainer.ps.moves.cargo import Cargo, TableCargo
 
 log = logging.getLogger(__name__)
 
+NO_SLOTS: SlotMask = np.zeros(SLOTS, np.bool_)
 PIECE_IDS = 16_384
 """Rows that are read, sent or removed in one go."""
 
@@ -52,41 +54,43 @@ def joined(pieces: list[Cargo]) -> Cargo:
                  [chunk for piece in pieces for chunk in piece.chunks])
 
 
-def take_in(model: Model, cargo: Cargo) -> None:
-    """Replace what the store has of these rows and chunks."""
+def take_in(model: Model, cargo: Cargo, *, slots: SlotMask) -> None:
+    """Replace what the store has of these rows and chunks; InvalidArgument when one is not of these slots."""
     for table in cargo.tables:
+        for ids in (table.removed, table.rows.ids):
+            model.check_rows_within(table.table, ids, slots)
         model.remove_rows(table.table, table.removed)
         if len(table.rows):
             model.upsert_rows(table.table, table.rows)
     for record in cargo.chunks:
+        model.check_chunk_within(record, slots)
         model.upsert_chunk(record)
-
-
-def share_budgets(home: Home) -> None:
-    """Tables have room for as much of their budget as slots of theirs are here."""
-    home.model.store.share = float(home.books.owned.mean())
 
 
 class Clearing(threading.Thread):
     """Removes the rows and chunks of slots that are not owned here, in the background."""
 
-    def __init__(self, model: Model, slots: SlotMask) -> None:
+    def __init__(self, model: Model, slots: SlotMask, *, done: Callable[[], None]) -> None:
         super().__init__(name="clear-slots", daemon=True)
-        self.slots, self.rows = slots, 0
+        self.left, self.rows = slots, 0
+        """Slots whose rows are not all gone."""
+        self._done = done
         self._model, self._stopped = model, threading.Event()
 
     def run(self) -> None:
         """Until nothing is left, or the model is dropped with its generation."""
-        model = self._model
+        model, slots = self._model, self.left
         for table in range(len(model.content.tables)):
-            for block in model.scan_rows(table, self.slots):
+            for block in model.scan_rows(table, slots):
                 if self._stopped.is_set():
                     return
                 self.rows += model.remove_rows(table, block.ids)
         for number in range(len(model.content.dense)):
-            for chunk in np.flatnonzero(self.slots[model.chunk_slots(number)]):
+            for chunk in np.flatnonzero(slots[model.chunk_slots(number)]):
                 model.remove_chunk(number, int(chunk))
-        model.store.forget_evicted(self.slots)
+        model.store.forget_evicted(slots)
+        self.left = NO_SLOTS
+        self._done()
         log.info("%d rows of slots that are another server's are freed", self.rows)
 
     def stop(self) -> None:

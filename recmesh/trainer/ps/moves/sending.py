@@ -94,7 +94,9 @@ class Sending(threading.Thread):
     ) -> None:
         super().__init__(name=f"move-{order.move}", daemon=True)
         self.order, self.changes = order, ChangeLog(order.slots)
-        self._source, self._model, self._target = source, model, target
+        self.model = model
+        """That the rows leave."""
+        self._source, self._target = source, target
         self._held = threading.Event()
         self._stopped = False
         self._expected_rows = expected_rows
@@ -126,10 +128,11 @@ class Sending(threading.Thread):
             log.warning("move %d: the copy ends: %s", self.order.move, error)
         except Exception as error:
             self._error = f"{type(error).__name__}: {error}"
-            log.exception("move %d: the copy ends", self.order.move)
+            if not self._stopped:                          # a closed channel takes no call
+                log.exception("move %d: the copy ends", self.order.move)
 
     def _base(self) -> Iterator[Cargo]:
-        model, slots = self._model, self.order.slots
+        model, slots = self.model, self.order.slots
         yield Cargo()                                      # says what moves, though there be nothing in it
         for table in range(len(model.content.tables)):
             for block in model.scan_rows(table, slots):
@@ -154,7 +157,7 @@ class Sending(threading.Thread):
     def _round(self) -> float:
         """Sends what has changed; the seconds that it took, in which as much may have changed again."""
         started = time.perf_counter()
-        for cargo in read_changes(self._model, *self.changes.drain()):
+        for cargo in read_changes(self.model, *self.changes.drain()):
             self._stage(cargo)
             self._delta_bytes += cargo.size_bytes
         return time.perf_counter() - started
@@ -163,7 +166,7 @@ class Sending(threading.Thread):
         order, first = self.order, self._sequence == 0
         stage = StageOrder(
             order.gen, order.move, self._source, order.incarnation, self._sequence, cargo,
-            slots=order.slots if first else None, content=self._model.content if first else None)
+            slots=order.slots if first else None, content=self.model.content if first else None)
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -215,7 +218,7 @@ class Sending(threading.Thread):
     def let_go(self, cuts: Sequence[Cut], *, map_version: int, latch_ms: float) -> None:
         """The slots have left this server with these ledgers; nothing changes their rows any more."""
         self._frozen_at, self._latch_ms = time.perf_counter(), latch_ms
-        evicted = self._model.store.evicted_in(self.order.slots)
+        evicted = self.model.store.evicted_in(self.order.slots)
         self._left = _Left(cuts, map_version, evicted, *self.changes.drain())
 
     def install(self) -> FreezeResult:
@@ -226,7 +229,7 @@ class Sending(threading.Thread):
             raise AssertionError("a move is installed after its freeze")
         if self._install is None:
             left, order = self._left, self.order
-            cargo = joined(read_changes(self._model, left.ids, left.chunks))
+            cargo = joined(read_changes(self.model, left.ids, left.chunks))
             self._install = InstallOrder(order.gen, order.move, self._source, order.incarnation, self._sequence,
                                          left.map_version, left.cuts, cargo, left.evicted)
         cargo, installed = self._install.cargo, False
@@ -245,5 +248,7 @@ class Sending(threading.Thread):
         """End the copy; what is on the target is its own to drop."""
         self._stopped = True
         self._held.set()
+        self._target.close()                               # first: it ends a stage that waits for its answer
         self.join(timeout=PATIENCE_S)
-        self._target.close()
+        if self.is_alive():
+            log.error("move %d: its copy does not end", self.order.move)

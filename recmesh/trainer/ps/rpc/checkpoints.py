@@ -12,7 +12,7 @@ from recmesh.formats.snapshot import Part, PartDocument, SnapshotError, map_file
 from recmesh.pb import ckptcache_pb2 as pb
 from recmesh.pb.ckptcache_pb2_grpc import CheckpointsStub
 from recmesh.runtime.errors import CallerError, InvalidArgument, MeshError, ResourceExhausted, Unavailable
-from recmesh.trainer.ps.copying import Written
+from recmesh.trainer.ps.copying import Order, Written
 from recmesh.trainer.ps.messages import RestoreOrder
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _STREAM_BYTES = 1 << 20
 _STORE_DEADLINE_S = 60.0
 _STREAM_DEADLINE_S = 3600.0
+_ABORT_DEADLINE_S = 30.0
 _LOCATE_DEADLINE_S = 30.0
 _RETRY_S = 1.0
 _PEER = "peer"
@@ -64,6 +65,24 @@ class CheckpointClient:
                 log.warning("ckptcache did not take snapshot %d yet: %s", written.order.snapshot, error)
                 cancelled.wait(_RETRY_S)
         return False
+
+    def give_up(self, order: Order, reason: str, cancelled: threading.Event) -> None:
+        """See copying.GiveUp: ckptcache aborts the snapshot, and whoever awaits its parts learns the reason.
+
+        An outage is waited out as in `deliver`.
+        """
+        stub = CheckpointsStub(self._connect(self._address))
+        request = pb.AbortRequest(job_id=order.job_id, snapshot=order.snapshot, reason=reason)
+        while not cancelled.is_set():
+            try:
+                stub.Abort(request, timeout=_ABORT_DEADLINE_S)
+                return
+            except CallerError as error:
+                log.warning("ckptcache does not abort snapshot %d: %s", order.snapshot, error)
+                return
+            except MeshError as error:
+                log.warning("ckptcache has not aborted snapshot %d yet: %s", order.snapshot, error)
+                cancelled.wait(_RETRY_S)
 
     def sources(self, order: RestoreOrder) -> Sequence[Part]:
         """The parts of a restore: from ckptcache, or from their URIs when it names none."""
