@@ -145,7 +145,7 @@ def _ours(running: Mesh, model: str, files: Files, turn: int) -> dict[str, Any]:
     spec = {
         "name": f"{model.replace('_', '-')}-{turn}",
         "model": {"zoo": model, "params": {"embedding_dim": DIM, **MODELS[model]}},
-        "data": criteo_data([str(files.train)]),
+        "data": criteo_data([str(files.train)], shuffle=False),     # in the file's order, as the peers read them
         "evaluation": {"data": criteo_data([str(files.test)])},
         "training": {"batch_size": BATCH, "optimizer": {"kind": "adagrad", "lr": LR}, "seed": turn},
         "roles": {
