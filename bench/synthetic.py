@@ -47,7 +47,7 @@ def criteo_like(rows: int, *, seed: int, ids: int = IDS_PER_TABLE) -> Criteo:
 
 
 def write_parquet(path: Path, data: Criteo, *, row_group: int = 65_536) -> None:
-    """Columns label, I1..I13 and C1..C26, as `bench.mesh.criteo_data` names them. Plain values: random ids repeat little."""
+    """Columns label, I1..I13 and C1..C26, as `bench.mesh.criteo_data` names them. Plain: random ids repeat little."""
     columns: dict[str, pa.Array] = {"label": pa.array(data.label.astype(np.int8))}
     columns |= {f"I{k + 1}": pa.array(np.ascontiguousarray(data.dense[:, k])) for k in range(DENSE)}
     columns |= {f"C{k + 1}": pa.array(data.ids[:, k]) for k in range(TABLES)}
