@@ -39,6 +39,8 @@ class Report:
     requeues: int = 0
     quarantined: int = 0
     seconds: float = 0.0
+    broken: str = ""
+    """The rule that was off."""
     judgements: list[Judgement] = field(default_factory=list)
     loss: float = math.nan
     """Of the disturbed job; a counting job has none."""
@@ -85,10 +87,17 @@ class Report:
         """The job succeeded, and nothing differs from the truth."""
         return not self.problems and all(judgement.is_right for judgement in self.judgements)
 
+    @property
+    def verdict(self) -> str:
+        """right | wrong | inconclusive: a rule was off, and nothing shows it."""
+        if not self.is_right:
+            return "wrong"
+        return "inconclusive" if self.broken else "right"
+
     def as_document(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "job": self.job, "seed": self.seed, "verdict": "right" if self.is_right else "wrong",
+            "job": self.job, "seed": self.seed, "verdict": self.verdict, "rule_off": self.broken or None,
             "lost": self.lost, "doubled": self.doubled, "faults": self.faults, "problems": self.problems,
             "kills": sum(self.kills.values()), "kills_by_target": dict(self.kills), "stops": sum(self.stops.values()),
             "inflight_hits": {target: self.hits[target] for target in TARGETS},

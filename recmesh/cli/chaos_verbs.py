@@ -71,11 +71,12 @@ def chaos(
             report = chaos_on_counts(mesh, strikes, seed=seed, tell=_say, batches_per_step=sync)
         else:
             report = chaos_on_job(mesh, spec, strikes, seed=seed, undisturbed=undisturbed, tell=_say)
+    report.broken = broken
     if json:
         output.print_json(report.as_document())
     else:
         _print(report)
-    if not report.is_right:
+    if report.verdict != "right":
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -118,4 +119,9 @@ def _print(report: "Report") -> None:
         print(f"wrong: {problem}")
     for text in report.missed:
         print(f"left out: {text}")
-    print("\nNothing is lost, and nothing is doubled." if report.is_right else "\nThis is not the truth.")
+    print("\n" + {
+        "right": "Nothing is lost, and nothing is doubled.",
+        "wrong": "This is not the truth" + (f": the rule {report.broken} was off." if report.broken else "."),
+        "inconclusive": f"Nothing is wrong, although the rule {report.broken} was off: this run does not show it."
+                        " More kills, or another seed, may.",
+    }[report.verdict])

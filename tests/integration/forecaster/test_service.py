@@ -145,14 +145,20 @@ async def test_a_model_process_that_is_killed_comes_back(forecaster: ServiceProc
 
 
 async def test_nothing_is_left_running_after_kill_9_and_after_sigterm(forecaster: ServiceProcess) -> None:
+    began = psutil.Process(forecaster.pid).create_time()
     family = psutil.Process(forecaster.pid).children(recursive=True)
     assert family
     forecaster.kill()
     await asyncio.to_thread(until, lambda: not any(_lives(child) for child in family))
+    assert not _semaphores_since(began)
     forecaster.start()
     family = psutil.Process(forecaster.pid).children(recursive=True)
     assert await asyncio.to_thread(forecaster.stop) == 0
     await asyncio.to_thread(until, lambda: not any(_lives(child) for child in family))
+
+
+def _semaphores_since(moment: float) -> list[Path]:
+    return [path for path in Path("/dev/shm").glob("sem.mp-*") if path.stat().st_ctime >= moment]
 
 
 def _lives(process: psutil.Process) -> bool:
