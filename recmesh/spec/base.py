@@ -1,5 +1,6 @@
 """The base of every specification: strict, closed, and clear about what is wrong where."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Self, TypeVar, get_args
@@ -26,7 +27,6 @@ EntryPoint = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z
 """`package.module:function`"""
 
 PositiveInt = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 Fault = tuple[str, str]
 """A dotted path from the specification that has the rule (empty: itself), and the reason."""
@@ -42,10 +42,29 @@ def rule(check: Callable[[S], Iterator[Fault]]) -> Callable[[S], Iterator[Fault]
     return check
 
 
+def json_faults(path: str, value: Any) -> Iterator[Fault]:
+    """What JSON cannot hold in the value of a field of any shape; `path` leads to it."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if isinstance(name, str):
+                yield from json_faults(f"{path}.{name}", item)
+            else:
+                yield path, f"the key {name!r} is no string"
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from json_faults(f"{path}.{place}", item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, f"must be a finite number, not {value}"
+    elif value is not None and not isinstance(value, str | int | float):
+        yield path, f"a {type(value).__name__} is nothing that JSON has"
+
+
 class Spec(BaseModel):
     """Unknown fields are refused: a misspelt limit must not silently be no limit."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False   # JSON has no such numbers
+    )
 
     @classmethod
     def parse(cls, value: Any) -> Self:

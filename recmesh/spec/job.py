@@ -2,32 +2,59 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Share, Spec, rule
+from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Spec, json_faults, rule
 from recmesh.spec.dataset import DatasetSpec
-from recmesh.spec.quantity import CPU, Memory
+from recmesh.spec.quantity import CPU, MIB, Memory, memory_fault
 
 RoleName = Literal["ps", "worker", "data", "evaluator"]
+
+HYPERPARAMETERS = {
+    "sgd": ("weight_decay",),
+    "adagrad": ("eps", "initial_accumulator", "weight_decay"),
+    "rowwise_adagrad": ("eps", "initial_accumulator", "weight_decay"),
+    "adam": ("beta1", "beta2", "eps", "weight_decay"),
+    "ftrl": ("initial_accumulator", "l1", "l2", "weight_decay"),
+}
+"""What each kind of optimizer goes by beside `lr`."""
+LEAST_RATE = 1e-12
+MOST = 1e6
+"""Of rates and hyperparameters: servers compute in float32, and beyond it nothing is learned."""
+
+# Above it float32 knows 1 only, and Adam divides by 1 - beta.
+Beta = Annotated[float, Field(ge=0, le=0.999_999)]
+Hyper = Annotated[float, Field(ge=0, le=MOST)]
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST)]
 
 
 class Optimizer(Spec):
     """How the parameter servers apply gradients."""
 
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = "adagrad"
-    lr: float = Field(default=0.02, gt=0)
-    beta1: Share = 0.9
-    beta2: Share = 0.999
-    eps: float = Field(default=1e-8, gt=0)
-    initial_accumulator: float = Field(default=0.0, ge=0)
-    """adagrad: 0 as in torch; TensorFlow starts at 0.1, which holds rare rows back."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    l1: float = Field(default=0.0, ge=0)
+    lr: Rate = 0.02
+    beta1: Beta = 0.9
+    """adam, as `beta2`. A hyperparameter that the kind does not use is refused unless it has its default."""
+    beta2: Beta = 0.999
+    eps: float = Field(default=1e-8, ge=1e-30, le=MOST)
+    """adagrad, rowwise_adagrad, adam."""
+    initial_accumulator: Hyper = 0.0
+    """adagrad, rowwise_adagrad, ftrl: 0 as in torch; TensorFlow starts at 0.1, which holds rare rows back."""
+    weight_decay: Hyper = 0.0
+    l1: Hyper = 0.0
     """ftrl: weights that the data does not pull further are exactly zero."""
-    l2: float = Field(default=0.0, ge=0)
+    l2: Hyper = 0.0
     """ftrl: as TensorFlow counts it (half of the paper's)."""
+
+    @rule
+    def _hyperparameters_are_used(self) -> Iterator[Fault]:
+        used = HYPERPARAMETERS[self.kind]
+        for name in sorted({name for names in HYPERPARAMETERS.values() for name in names} - set(used)):
+            given, default = getattr(self, name), type(self).model_fields[name].default
+            if given != default:
+                yield name, f"{self.kind} does not use it; it goes by lr, {', '.join(used)}"
 
 
 class TablePolicy(Spec):
@@ -38,7 +65,7 @@ class TablePolicy(Spec):
     the index. The occurrence that reaches it is the first that counts."""
     ttl_steps: int = Field(default=0, ge=0, lt=2**62)
     """Rows that no batch of so many in succession touched are evicted; 0: none. An id that comes back starts anew."""
-    max_bytes: Memory | None = None
+    max_bytes: Annotated[Memory, Field(ge=MIB)] | None = None
     """Of the table's rows (not of the index), over all servers by their share of slots; beyond, the rarest go."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of stored values; bfloat16 halves them, rounding by chance. The optimizer's state is float32."""
@@ -48,7 +75,7 @@ class LrPoint(Spec):
     """The learning rate is multiplied by `factor` at `step`, linearly between points."""
 
     step: int = Field(ge=0)
-    factor: float = Field(ge=0)
+    factor: Hyper
 
 
 class Model(Spec):
@@ -68,6 +95,10 @@ class Model(Spec):
     def _one_model(self) -> Iterator[Fault]:
         if bool(self.zoo) == bool(self.entrypoint):
             yield "", "give either zoo or entrypoint"
+
+    @rule
+    def _params_are_json(self) -> Iterator[Fault]:
+        yield from json_faults("params", self.params)
 
     @rule
     def _code_has_entrypoint(self) -> Iterator[Fault]:
@@ -108,6 +139,15 @@ class Role(Spec):
     def _memory_below_its_max(self) -> Iterator[Fault]:
         if self.memory_max is not None and (self.memory is None or self.memory > self.memory_max):
             yield "memory_max", "memory_max bounds memory: give both, and memory not above it"
+
+    @rule
+    def _memory_suffices_for_a_process(self) -> Iterator[Fault]:
+        if self.memory is not None and (reason := memory_fault(self.memory)):
+            yield "memory", reason
+
+    @rule
+    def _pod_template_is_json(self) -> Iterator[Fault]:
+        yield from json_faults("pod_template", self.pod_template)
 
 
 class Roles(Spec):
@@ -157,7 +197,7 @@ class Training(Spec):
     tables: dict[str, TablePolicy] = {}
     """By table; `*` stands for all others. A table that the model does not have is refused."""
     lr_schedule: list[LrPoint] = []
-    clip_norm: float | None = Field(default=None, gt=0)
+    clip_norm: float | None = Field(default=None, ge=LEAST_RATE, le=1e12)
     """Global norm to which the gradients of a batch are clipped."""
     early_stopping: EarlyStopping | None = None
     nan: NanPolicy = NanPolicy()
@@ -167,10 +207,11 @@ class Training(Spec):
     """Batches of one worker between pull and the last ack: with so many workers as there are, no gradient is usually
     older than `workers * in_flight` batches. In synchronous mode, batches of the current step that a worker has pulled
     and not yet handed over."""
-    staleness: PositiveInt | None = None
+    staleness: int | None = Field(default=None, gt=0, lt=2**31)
     """Most batches that a parameter server may have applied between a batch's pull and its push: above it the push has
     no effect, and the batch is pulled and computed again. None: no bound but `in_flight`. It should not be below
-    `workers * in_flight`, or workers wait for one another by computing in vain."""
+    `workers * in_flight`, or workers wait for one another by computing in vain; `recmesh submit` notes one that is
+    below it with the fewest workers."""
     sync: Synchronous | None = None
     """Synchronous mode; None: every batch is applied as it comes."""
     quarantine_limit: int = Field(default=10, ge=0)
@@ -188,6 +229,13 @@ class Training(Spec):
     def _staleness_is_of_asynchronous_mode(self) -> Iterator[Fault]:
         if self.sync and self.staleness:
             yield "staleness", "synchronous steps are never stale: give either sync or staleness"
+
+    @rule
+    def _ftrl_divides_by_its_rate(self) -> Iterator[Fault]:
+        kinds = {self.optimizer.kind, *(optimizer.kind for optimizer in self.table_optimizers.values())}
+        for place, point in enumerate(self.lr_schedule if "ftrl" in kinds else []):
+            if point.factor < LEAST_RATE:
+                yield f"lr_schedule.{place}.factor", f"ftrl divides by the rate: at least {LEAST_RATE:g}"
 
     @field_validator("lr_schedule")
     @classmethod
@@ -223,7 +271,7 @@ class Evaluation(Spec):
 class CheckpointPolicy(Spec):
     """When snapshots are cut, and how many are kept."""
 
-    every_s: float = Field(default=60, gt=0)
+    every_s: float = Field(default=60, ge=0.1)
     keep: PositiveInt = 3
     """The newest committed ones, and what they build on; never fewer than one."""
     full_every: PositiveInt = 5

@@ -1,9 +1,15 @@
 """Resource quantities as Kubernetes writes them: cpu `500m` or `2`, memory `512Mi` or `2G`."""
 
+import math
 import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+
+MIB = 1 << 20
+LEAST_MEMORY_BYTES = 64 * MIB
+"""With less not even the interpreter and what every role imports would fit."""
+MOST_BYTES = 1 << 62
 
 _MEMORY = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)([A-Za-z]*)$")
@@ -26,8 +32,18 @@ def memory_bytes(value: Any) -> Any:
     match = _QUANTITY.match(value)
     if match is None or match[2] not in _MEMORY:
         raise ValueError(f"{value!r} is no amount of memory; write bytes or a suffix such as Mi, Gi, M, G")
-    return int(float(match[1]) * _MEMORY[match[2]])
+    amount = float(match[1]) * _MEMORY[match[2]]
+    if not math.isfinite(amount):
+        raise ValueError("is more memory than there is")
+    return int(amount)
+
+
+def memory_fault(memory_bytes: int) -> str:
+    """Why no process can run with so much; empty when one can."""
+    if memory_bytes >= LEAST_MEMORY_BYTES:
+        return ""
+    return f"is {memory_bytes / MIB:,.3g} MiB; a process needs {LEAST_MEMORY_BYTES // MIB} at least"
 
 
 CPU = Annotated[float, BeforeValidator(cpu_cores), Field(gt=0)]
-Memory = Annotated[int, BeforeValidator(memory_bytes), Field(gt=0)]
+Memory = Annotated[int, BeforeValidator(memory_bytes), Field(gt=0, lt=MOST_BYTES)]

@@ -77,14 +77,19 @@ class Optimizer:
         if not (np.isfinite(self.lr) and self.lr >= 0):
             found.append(Violation(f"{path}.lr", f"finite and not negative, not {self.lr}"))
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                found.append(Violation(f"{path}.{name}", f"in [0, 1), not {getattr(self, name)}"))
+            if not 0 <= np.float32(getattr(self, name)) < 1:     # rounded up to 1, the kernels would divide by 0
+                found.append(Violation(f"{path}.{name}", f"in [0, 1) as float32, not {getattr(self, name)}"))
         for name in ("eps", "initial_accumulator", "weight_decay", "l1", "l2"):
             if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 reason = f"finite and not negative, not {getattr(self, name)}"
                 found.append(Violation(f"{path}.{name}", reason))
         if self.kind == "ftrl" and self.lr == 0:
             found.append(Violation(f"{path}.lr", "ftrl divides by it: above 0"))
+        factors = [factor for _, factor in self.schedule]
+        if not all(np.isfinite(factor) and factor >= 0 for factor in factors):
+            found.append(Violation(f"{path}.schedule", "factors must be finite and not negative"))
+        elif self.kind == "ftrl" and 0 in factors:
+            found.append(Violation(f"{path}.schedule", "ftrl divides by the rate: factors above 0"))
         steps = [step for step, _ in self.schedule]
         if steps != sorted(set(steps)):
             found.append(Violation(f"{path}.schedule", "steps must ascend"))

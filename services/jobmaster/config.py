@@ -63,6 +63,8 @@ class JobmasterSettings(ServiceSettings):
     """So far ahead the memory of parameter servers is forecast; 0: it is left alone until one is killed."""
     memory_lead_s: float = Field(default=60.0, ge=0)
     """So far ahead growth is feared to go on as it does now."""
+    memory_settle_s: float = Field(default=20.0, ge=0)
+    """After a parameter server's first rows its memory is forecast from what grows after this time."""
     memory_reserve: float = Field(default=0.1, ge=0, lt=1)
     """Share of a limit that growth may not use."""
     memory_cooldown_s: float = Field(default=30.0, ge=0)
@@ -93,8 +95,9 @@ class JobmasterSettings(ServiceSettings):
             straggler_batches=self.straggler_batches, backup_workers=self.backup_workers,
             backup_worth_s=self.backup_worth_s, memory_factor=self.memory_factor,
             memory_ceiling_bytes=self.memory_ceiling_bytes, memory_horizon_s=self.memory_horizon_s,
-            memory_lead_s=self.memory_lead_s, memory_reserve=self.memory_reserve,
-            memory_cooldown_s=self.memory_cooldown_s, deaths_to_quarantine=self.deaths_to_quarantine,
+            memory_lead_s=self.memory_lead_s, memory_settle_s=self.memory_settle_s,
+            memory_reserve=self.memory_reserve, memory_cooldown_s=self.memory_cooldown_s,
+            deaths_to_quarantine=self.deaths_to_quarantine,
             effect_s=self.effect_s,
         )
 

@@ -193,9 +193,9 @@ class JobWorld:
             await asyncio.sleep(self.step_s * process.slowness)
 
     def _busy_s(self, process: FakeProcess) -> float:
-        """Time in kernels: a slot takes a microsecond per push."""
+        """Time in kernels: a slot takes two microseconds per push."""
         server = self.servers.by_address.get(f"{process.order.job_id}/{process.order.name}")
-        return 1e-6 * server.work * self.slowness.get(process.order.name, 1.0) if server is not None else 0.0
+        return 2e-6 * server.work * self.slowness.get(process.order.name, 1.0) if server is not None else 0.0
 
     async def _train(self, process: FakeProcess, worker: str) -> int:
         job_id = process.order.job_id

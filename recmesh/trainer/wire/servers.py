@@ -6,7 +6,7 @@ from typing import Any
 from recmesh.pb import ps_pb2 as pb
 from recmesh.pb.ps_pb2_grpc import ParameterServerStub
 from recmesh.runtime.errors import Unavailable
-from recmesh.spec.job import LrPoint, Optimizer
+from recmesh.spec.job import HYPERPARAMETERS, LrPoint, Optimizer
 from recmesh.trainer.ports import (
     UNCONDITIONAL,
     AppliedSets,
@@ -164,17 +164,10 @@ def optimizer_to(optimizer: Optimizer | None, schedule: Sequence[LrPoint]) -> pb
     """None: pushes are deltas."""
     if optimizer is None:
         return pb.OptimizerSpec(kind="accumulate", lr=1.0)
-    used = {
-        "sgd": ("weight_decay",),
-        "adagrad": ("eps", "initial_accumulator", "weight_decay"),
-        "rowwise_adagrad": ("eps", "initial_accumulator", "weight_decay"),
-        "adam": ("beta1", "beta2", "eps", "weight_decay"),
-        "ftrl": ("initial_accumulator", "l1", "l2", "weight_decay"),
-    }[optimizer.kind]
     return pb.OptimizerSpec(
         kind=optimizer.kind,
         lr=optimizer.lr,
-        params={name: float(getattr(optimizer, name)) for name in used},
+        params={name: float(getattr(optimizer, name)) for name in HYPERPARAMETERS[optimizer.kind]},
         schedule=[pb.LrPoint(step=point.step, factor=point.factor) for point in schedule],
     )
 

@@ -16,6 +16,7 @@ from recmesh.runtime.errors import (
 )
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
+from recmesh.spec.quantity import MIB, memory_fault
 from services.jobmaster.app import submit as submission
 from services.jobmaster.app import unreadable
 from services.jobmaster.app.context import Context
@@ -23,7 +24,6 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, Size
-from services.jobmaster.domain.memory import MIB
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
 
@@ -33,8 +33,6 @@ RELOAD_S = 1.0
 MAX_RELOAD_S = 10.0
 DELETE_WAIT_S = 45.0
 CHECKPOINT_WAIT_S = 60.0
-LEAST_MEMORY_BYTES = 64 * MIB
-"""With less not even the interpreter and what every role imports would fit."""
 MAX_TAIL = 2000
 MAX_PAGE = 500
 
@@ -373,9 +371,8 @@ def check_resize(spec: TrainingJob, role: str, *, cpu: float, memory_bytes: int)
         wrong.append(Violation("cpu", f"{cpu:g} is no number of cores"))
     if not cpu and not memory_bytes:
         wrong.append(Violation("cpu", "neither cpu nor memory is given"))
-    if memory_bytes and memory_bytes < LEAST_MEMORY_BYTES:
-        least = LEAST_MEMORY_BYTES // MIB
-        wrong.append(Violation("memory", f"is {memory_bytes / MIB:,.1f} MiB; a process needs {least} at least"))
+    if memory_bytes and (reason := memory_fault(memory_bytes)):
+        wrong.append(Violation("memory", reason))
     if most is not None and memory_bytes > most:
         wrong.append(Violation("memory", f"is {memory_bytes / MIB:,.0f} MiB, above the {most / MIB:,.0f} MiB of "
                                          f"roles.{role}.memory_max"))

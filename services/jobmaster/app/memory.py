@@ -103,7 +103,9 @@ class MemoryWatch:
         for index, role in running.items():
             growth = self._growths.get(index)
             if growth is None or growth.incarnation != role.incarnation:
-                growth = self._growths[index] = Growth(role.incarnation)
+                growth = self._growths[index] = Growth(
+                    role.incarnation, settle_s=run.context.limits.memory_settle_s
+                )
             beat = run.vitals.beats.get(role.key)
             if beat is not None and beat.incarnation == role.incarnation:
                 growth.hear(Point(now, run.status.samples, beat.rows, beat.memory_bytes))

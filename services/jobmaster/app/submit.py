@@ -132,6 +132,13 @@ def _notes(spec: TrainingJob) -> list[str]:
             notes.append(
                 f"evaluation.rows {list(evaluation.rows)} are trained on, too: data.source.rows is {[lo, hi]}"
             )
+    training, worker = spec.training, spec.roles.worker
+    workers = max(1, worker.min) if worker.replicas is None else worker.replicas
+    if training.staleness is not None and training.staleness < workers * training.in_flight:
+        notes.append(
+            f"training.staleness {training.staleness} is below workers * in_flight ({workers} * {training.in_flight}): "
+            "batches will be computed in vain"
+        )
     return notes
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.placement import Owners, counts_of
 
-LEAST_HOT = 0.05
+LEAST_HOT = 0.15
 """A server with less load than this holds nobody up by it, whatever its peers have."""
 LEAST_LOAD = 0.001
 """A load below it is taken for this: nearly idle servers are all alike."""

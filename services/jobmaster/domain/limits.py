@@ -76,6 +76,8 @@ class Limits(BaseModel):
     """So far ahead the saturating forecast is believed (at most to the job's end); 0: memory is left alone."""
     memory_lead_s: float = 60.0
     """So far ahead growth is feared to go on as it does now: an answer needs time."""
+    memory_settle_s: float = 20.0
+    """Growth in so long after a parameter server's first rows is its start: imports, compiled kernels, first steps."""
     memory_cooldown_s: float = 30.0
     """Between two answers to growth: the first one needs time to show."""
     effect_s: float = 30.0

@@ -8,12 +8,16 @@ Rows grow with the samples trained, ever more slowly, as ids repeat (MATH sectio
   that an answer needs.
 
 Memory is a line in rows: what the process has anyway, and so many bytes for each row (values, optimizer state, index).
+What a process takes while it starts (imports, compiled kernels, first steps) belongs to no row: growth is looked at
+only after a settling time, and spoken of once it was seen over half of the lead.
 Everything here is pure; sizes are in bytes.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_low
 from typing import Literal
 
 import numpy as np
@@ -23,6 +27,11 @@ from services.jobmaster.domain.limits import Limits
 MIB = 1 << 20
 MAX_POINTS = 240
 LEAST_POINTS = 6
+LEAST_WINDOW = 0.5
+"""Of the lead: growth that was seen for less is not carried on over all of it."""
+LEAST_GROWTH = 0.1
+"""Of the rows: fewer new ones do not tell what a row costs, and fit into the reserve."""
+PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +46,30 @@ class Point:
 
 
 class Growth:
-    """The newest points of one process, thinned as they get many, and its forecast."""
+    """The points of one process since it has settled, thinned as they get many, and its forecast."""
 
-    def __init__(self, incarnation: str) -> None:
+    def __init__(self, incarnation: str, *, settle_s: float = 0.0) -> None:
         self.incarnation = incarnation
         self.points: deque[Point] = deque()
+        self._settle_s = settle_s
+        self._first_rows_at: float | None = None
 
     def hear(self, point: Point) -> None:
         """A heartbeat; only what trained more than the last one tells of growth."""
         if point.rows <= 0 or (self.points and point.samples <= self.points[-1].samples):
             return
+        if self._first_rows_at is None:
+            self._first_rows_at = point.at
+        if point.at - self._first_rows_at < self._settle_s:
+            return
         self.points.append(point)
         if len(self.points) > MAX_POINTS:
             self.points = deque(list(self.points)[::2])
+
+    @property
+    def seen_s(self) -> float:
+        """Over how long growth has been seen."""
+        return self.points[-1].at - self.points[0].at if self.points else 0.0
 
     def rows_at(self, samples: float) -> float | None:
         """By the saturating curve; None while nothing can be said."""
@@ -77,14 +97,21 @@ class Growth:
 
     def memory_at(self, rows: float) -> float:
         """From the newest memory on, by the bytes that a row has cost so far."""
-        newest, oldest = self.points[-1], self.points[0]
-        more = newest.rows - oldest.rows
-        # Where rows hardly grew, nothing tells their price: the dearest reading is that rows are all there is.
-        if more >= 0.1 * newest.rows:
-            per_row = max(0.0, (newest.memory_bytes - oldest.memory_bytes) / more)
-        else:
-            per_row = newest.memory_bytes / newest.rows
-        return newest.memory_bytes + per_row * max(0.0, rows - newest.rows)
+        newest = self.points[-1]
+        return newest.memory_bytes + self._row_bytes() * max(0.0, rows - newest.rows)
+
+    def _row_bytes(self) -> float:
+        """The median of four parts of the new rows: a jump that comes once (a snapshot's buffers) is no row's price."""
+        rows = [point.rows for point in self.points]
+        more = rows[-1] - rows[0]
+        if more < LEAST_GROWTH * rows[-1]:
+            return 0.0
+        ends = [next(point for point in self.points if point.rows >= rows[0] + more * part) for part in PARTS]
+        prices = [
+            (after.memory_bytes - before.memory_bytes) / (after.rows - before.rows)
+            for before, after in pairwise(ends) if after.rows > before.rows
+        ]
+        return max(0.0, median_low(prices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +130,8 @@ def forecast(
 ) -> Forecast | None:
     """None while the process stays below its limit, less a reserve, as far as it is looked at."""
     if limit_bytes <= 0 or samples_per_s <= 0 or len(growth.points) < LEAST_POINTS:
+        return None
+    if growth.seen_s < LEAST_WINDOW * limits.memory_lead_s:
         return None
     newest = growth.points[-1]
     bound = limit_bytes * (1 - limits.memory_reserve)

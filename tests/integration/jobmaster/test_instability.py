@@ -197,7 +197,7 @@ def test_a_server_that_runs_out_of_memory_comes_back_with_more_from_the_last_sna
 
 
 def test_a_server_that_would_run_out_of_memory_gets_more_while_it_trains(tmp_path: Path) -> None:
-    with training_mesh(tmp_path, RECMESH_MEMORY_LEAD_S="20") as mesh:
+    with training_mesh(tmp_path, RECMESH_MEMORY_LEAD_S="20", RECMESH_MEMORY_SETTLE_S="5") as mesh:
         job_id = mesh.submit(growing(mesh, "foreseen", memory="500Mi", memory_max="2Gi", step_s=0.1))
         job = mesh.until_phase(job_id, "Succeeded", timeout_s=300.0)
         raised = told(mesh, job_id, "job.memory_raised")

@@ -68,6 +68,18 @@ def test_fields_may_be_set_over_the_file(tmp_path: Path) -> None:
         load_job(file, overrides={"name.x": 1})
 
 
+def test_numbers_that_json_has_not_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(JOB) + "training: {optimizer: {lr: .inf}, clip_norm: 1e309}\n")
+    with pytest.raises(InvalidArgument) as caught:
+        load_job(file)
+    assert {violation.path for violation in caught.value.violations} == {"training.optimizer.lr", "training.clip_norm"}
+    file = write(file, JOB)
+    with pytest.raises(InvalidArgument) as caught:
+        load_job(file, overrides={"training.optimizer": {"lr": float("1e309")}})
+    assert [violation.path for violation in caught.value.violations] == ["training.optimizer.lr"]
+
+
 def test_broken_yaml_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: [1, 2\nmodel: {}")
     with pytest.raises(InvalidArgument) as caught:

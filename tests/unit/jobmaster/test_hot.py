@@ -46,6 +46,7 @@ def test_a_server_with_far_more_load_than_its_peers_gives_slots_to_the_least_loa
     hot = judge(loads, waiting=0.5, limits=LIMITS)
     assert hot is not None and hot.ps == 0
     assert "80 %" in hot.seen and "5.3 times" in hot.seen
+    assert judge(equal(0.25, 0.01, 0.01), waiting=0.5, limits=LIMITS) is not None
     found = spread(0, loads, owners, ALIKE)
     balanced = after(found.goal, loads, owners, ALIKE)
     assert max(balanced.values()) < 0.35
@@ -87,7 +88,7 @@ QUIET = {
     "nobody waits for servers": (equal(0.8, 0.1), 0.1),
     "all have the same load": (equal(0.8, 0.8, 0.7), 0.9),
     "there is one server": (equal(0.9), 0.9),
-    "servers have hardly anything to do": (equal(0.04, 0.0001), 0.9),
+    "servers have hardly anything to do": (equal(0.14, 0.0001), 0.9),
     "all slots are one server's, and the others were relieved": ({0: Load(SLOTS, 0.9), 1: Load(0, 0.0)}, 0.9),
 }
 

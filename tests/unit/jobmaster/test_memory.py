@@ -101,6 +101,51 @@ def test_within_the_lead_time_the_line_is_believed() -> None:
     assert judge(of, int((now + 100 * 1000 * ROW) / 0.9), memory_horizon_s=1e-9, memory_lead_s=5.0) is None
 
 
+def started(*, settle_s: float, seconds: int = 120, jump_at: int = 10**9) -> list[Growth]:
+    """What was heard of a server by every third second: 200 MiB become 264 in 32 s, and each second brings 40 rows of
+    1 KB; at `jump_at` it takes 60 MiB once."""
+    result = []
+    for until in range(1, seconds + 1, 3):
+        made = Growth("ps", settle_s=settle_s)
+        for second in range(1, until + 1):
+            rows = 40 * second
+            memory = (200 + 2 * min(second, 32) + 60 * (second >= jump_at)) * MIB + rows * ROW
+            made.hear(Point(float(second), int(second * PER_S), rows, memory))
+        result.append(made)
+    return result
+
+
+@pytest.mark.parametrize("limit_mib", [350, 400, 1024])
+def test_what_a_process_takes_while_it_starts_is_not_taken_for_rows(limit_mib: int) -> None:
+    told = [judge(of, limit_mib * MIB) for of in started(settle_s=LIMITS.memory_settle_s)]
+    assert told == [None] * len(told)
+    hasty = [judge(of, limit_mib * MIB, memory_lead_s=10.0) for of in started(settle_s=0.0)]
+    assert any(hasty), "the series is one that deceives who looks at the start"
+
+
+@pytest.mark.parametrize("jump_at", [66, 75, 90, 110])
+def test_memory_that_is_taken_once_is_not_the_price_of_rows(jump_at: int) -> None:
+    grown_until = started(settle_s=LIMITS.memory_settle_s, jump_at=jump_at)
+    assert [judge(of, 400 * MIB) for of in grown_until] == [None] * len(grown_until)
+
+
+def test_growth_is_carried_on_no_longer_than_it_was_seen_for() -> None:
+    short, long = growth(1e6, 1e6, seconds=25, linear=True), growth(1e6, 1e6, seconds=40, linear=True)
+    limit = int(long.points[-1].memory_bytes * 1.2)
+    assert judge(short, limit) is None
+    assert judge(long, limit) is not None
+    assert judge(short, limit, memory_lead_s=40.0) is not None
+
+
+def test_rows_that_hardly_grow_have_no_price_until_they_have_grown_by_a_tenth() -> None:
+    of = Growth("ps")
+    for second in range(60):
+        of.hear(Point(float(second), int((second + 1) * PER_S), 1_000_000 + 1_000 * second, 500 * MIB + second))
+    assert of.memory_at(3_000_000) == of.points[-1].memory_bytes
+    assert judge(of, 600 * MIB) is None
+    assert judge(of, 550 * MIB) is not None, "what it has is more than the reserve leaves"
+
+
 def test_too_little_is_known_at_first() -> None:
     assert judge(growth(1e6, 1e4, seconds=LEAST_POINTS - 1), 1) is None
     assert judge(growth(1e6, 1e4, seconds=60), 0) is None, "there is no limit"
@@ -228,8 +273,8 @@ async def test_growth_that_will_not_fit_is_answered_before_it_is_too_late(world:
 @pytest.mark.looptime
 async def test_where_memory_is_pinned_another_server_is_asked_for(world: JobWorld) -> None:
     world.shards.total = 60_000
-    world.rows_per_sample, world.row_bytes = 10, 100
-    roles = {"ps": {"memory": "50Mi", "max": 4}, "worker": {"replicas": 2}}
+    world.rows_per_sample, world.row_bytes = 10, 130
+    roles = {"ps": {"memory": "64Mi", "max": 4}, "worker": {"replicas": 2}}
     job_id = await world.submit(spec(roles=roles, checkpoint={"every_s": 1000.0}))
     run = world.jobs.run_of(job_id)
     await world.until(lambda: run.status.plan.get("ps") is not None and run.status.plan["ps"].replicas > 1)
@@ -261,8 +306,8 @@ async def test_a_second_server_is_asked_for_only_once_the_first_has_its_slots(wo
 @pytest.mark.looptime
 async def test_that_nothing_can_be_done_is_told_once(world: JobWorld) -> None:
     world.shards.total = 60_000
-    world.rows_per_sample, world.row_bytes = 10, 100
-    roles = {"ps": {"memory": "50Mi", "replicas": 1}, "worker": {"replicas": 2}}
+    world.rows_per_sample, world.row_bytes = 10, 130
+    roles = {"ps": {"memory": "64Mi", "replicas": 1}, "worker": {"replicas": 2}}
     job_id = await world.submit(spec(roles=roles, checkpoint={"every_s": 1000.0}))
     run = world.jobs.run_of(job_id)
     await world.until(lambda: bool(world.told("job.decided")), timeout_s=600.0)

@@ -145,6 +145,18 @@ async def test_a_missing_file_is_a_wrong_field_like_any_other(world: JobWorld) -
     assert world.keys.data == {}
 
 
+@pytest.mark.parametrize(("staleness", "worker", "is_noted"), [
+    (5, {"replicas": 3}, True), (6, {"replicas": 3}, False),
+    (3, {"min": 2, "max": 4}, True), (4, {"min": 2, "max": 4}, False),
+])
+async def test_a_bound_on_staleness_that_workers_cannot_keep_is_noted(
+    world: JobWorld, staleness: int, worker: dict[str, int], is_noted: bool
+) -> None:
+    job_id = await world.submit(spec(training={"staleness": staleness, "in_flight": 2}, roles={"worker": worker}))
+    notes = [note for note in world.jobs.run_of(job_id).status.notes if "training.staleness" in note]
+    assert bool(notes) == is_noted, notes
+
+
 async def test_a_dry_run_creates_nothing(world: JobWorld) -> None:
     assert await world.submit(spec(), dry_run=True) == "ads"
     assert world.keys.data == {}

@@ -1,16 +1,24 @@
 """The specification: what it takes, what it refuses and in which words, and its page."""
 
+import math
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.spec import reference
-from recmesh.spec.job import TrainingJob
+from recmesh.spec.job import HYPERPARAMETERS, LEAST_RATE, MOST, LrPoint, Optimizer, TrainingJob
+from recmesh.trainer.ps.rpc.convert import optimizer
+from recmesh.trainer.wire.servers import optimizer_to
 
 ROOT = Path(__file__).parents[3]
+EDGES = dict.fromkeys(("weight_decay", "initial_accumulator", "l1", "l2"), (0.0, MOST)) | {
+    "lr": (LEAST_RATE, MOST), "eps": (1e-30, MOST), "beta1": (0.0, 0.999_999), "beta2": (0.0, 0.999_999),
+}
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -62,10 +70,80 @@ def test_every_wrong_field_is_named_at_once() -> None:
     ({"init_from": {}}, "init_from", "either job or model"),
     ({"evaluation": {"rows": [0.9, 0.1]}}, "evaluation.rows", "two fractions"),
     ({"evaluation": {"rows": [1.5, 2]}}, "evaluation.rows", "two fractions"),
+    ({"training": {"optimizer": {"kind": "ftrl"}, "lr_schedule": [{"step": 5, "factor": 0}]}},
+     "training.lr_schedule.0.factor", "ftrl divides by the rate"),
+    ({"training": {"table_optimizers": {"user": {"kind": "sgd", "l1": 1.0}}}}, "training.table_optimizers.user.l1",
+     "sgd does not use it; it goes by lr, weight_decay"),
+    ({"training": {"optimizer": {"kind": "adam", "initial_accumulator": 0.1}}},
+     "training.optimizer.initial_accumulator", "adam does not use it"),
+    ({"model": {"zoo": "dlrm", "params": {"layers": [{"rate": math.nan}]}}}, "model.params.layers.0.rate", "finite"),
+    ({"model": {"zoo": "dlrm", "params": {"since": date(2026, 1, 1)}}}, "model.params.since", "a date is nothing"),
+    ({"model": {"zoo": "dlrm", "params": {"of": {1: 2}}}}, "model.params.of", "the key 1 is no string"),
+    ({"roles": {"ps": {"pod_template": {"spec": {"grace": math.inf}}}}}, "roles.ps.pod_template.spec.grace", "finite"),
+    *(({"roles": {role: {"memory": 1}}}, f"roles.{role}.memory", "a process needs 64 at least")
+      for role in ("ps", "worker", "evaluator")),
+    ({"roles": {"ps": {"memory": "9" * 400 + "Ti"}}}, "roles.ps.memory", "more memory than there is"),
 ])
 def test_what_does_not_fit_together_is_refused_with_the_reason(changes: dict[str, Any], path: str, words: str) -> None:
     found = violations(**changes)
     assert path in found and words in found[path], found
+
+
+NUMBERS = [
+    "training.optimizer.lr", "training.optimizer.beta1", "training.optimizer.eps", "training.optimizer.weight_decay",
+    "training.optimizer.initial_accumulator", "training.clip_norm", "training.early_stopping.min_delta",
+    "checkpoint.every_s", "deadline", "active_deadline_s", "ttl_after_end_s", "roles.worker.cpu", "roles.worker.gpu",
+    "data.label_above",
+]
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """A specification with one field set."""
+    made = spec(evaluation={"rows": [0.8, 1.0], "every_s": 1.0})
+    *parents, last = path.split(".")
+    inner = made
+    for name in parents:
+        inner = inner.setdefault(name, {})
+    inner[last] = value
+    return made
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, "1e309"])
+@pytest.mark.parametrize("path", NUMBERS)
+def test_numbers_that_json_has_not_are_refused_by_field(path: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        TrainingJob.parse(nested(path, value))
+    assert [violation.path for violation in caught.value.violations] == [path]
+
+
+@pytest.mark.parametrize(("path", "value"), [
+    ("training.optimizer.lr", 1e300), ("training.optimizer.lr", 1e-46), ("training.clip_norm", 1e300),
+    ("training.optimizer.eps", 1e-46), ("checkpoint.every_s", 1e-9), ("training.staleness", 2**40),
+    ("training.tables", {"user": {"max_bytes": 1}}), ("training.optimizer", {"kind": "adam", "beta1": 1.0}),
+    ("training.optimizer", {"kind": "adam", "beta2": 0.999_999_99}),
+])
+def test_numbers_that_nothing_can_be_trained_with_are_refused(path: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        TrainingJob.parse(nested(path, value))
+    assert next(violation.path for violation in caught.value.violations).startswith(path)
+
+
+@pytest.mark.parametrize("name", ["lr", *sorted({name for names in HYPERPARAMETERS.values() for name in names})])
+@pytest.mark.parametrize("kind", HYPERPARAMETERS)
+@pytest.mark.parametrize("end", ["least", "most"])
+def test_what_a_job_may_ask_for_a_parameter_server_takes(kind: str, name: str, end: str) -> None:
+    least, most = EDGES[name]
+    value = least if end == "least" else most
+    if name != "lr" and name not in HYPERPARAMETERS[kind]:
+        with pytest.raises(InvalidArgument):
+            Optimizer.parse({"kind": kind, name: most})
+        return
+    asked = Optimizer.parse({"kind": kind, name: value})
+    served = optimizer(optimizer_to(asked, [LrPoint(step=0, factor=1e-3)]), "optimizer")
+    assert getattr(served, name) == value and not served.violations("optimizer")
+    assert np.isfinite(served.hyper(0)).all() and np.isfinite(served.bias()).all()
+    with pytest.raises(InvalidArgument):
+        Optimizer.parse({"kind": kind, name: most * 1.01 if most > 1 else 1.0})
 
 
 def test_rules_over_several_fields_are_all_told_each_with_its_own_path() -> None:
