@@ -201,7 +201,8 @@ def update_rows(
                 z = linear[j] + g - (inverse_rate - math.sqrt(sums[j]) / lr) * values[j]
                 sums[j] = total
                 linear[j] = z
-                values[j] = (min(max(z, -l1), l1) - z) / (inverse_rate + ridge)
+                if inverse_rate + ridge > 0.0:      # else nothing is known yet: no gradient, no accumulator
+                    values[j] = (min(max(z, -l1), l1) - z) / (inverse_rate + ridge)
     else:
         beta1, beta2 = hyper[BETA1], hyper[BETA2]
         rest1, rest2 = np.float32(1.0) - beta1, np.float32(1.0) - beta2

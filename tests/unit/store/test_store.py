@@ -380,3 +380,12 @@ def test_a_push_moves_few_partitions_of_the_index_while_it_grows(monkeypatch: py
     assert sum(moved) > 1_000_000, "it did grow"
     assert max(moved) < (1 << 12) + largest
     assert store.rows == 1_200_000
+
+
+def test_ftrl_without_an_accumulator_leaves_a_value_without_gradient_as_it_is() -> None:
+    store = Store()
+    table = store.add_table(TableSchema("t", 2, Optimizer("ftrl", initial_accumulator=0.0), Init("uniform", 0.5)))
+    before = store.pull(table, np.array([7]))
+    store.apply(table, np.array([7]), np.array([[0.0, 1.0]], np.float32), None, step=1)
+    after = store.pull(table, np.array([7]))
+    assert after[0, 0] == before[0, 0] and np.isfinite(after).all() and after[0, 1] != before[0, 1]
