@@ -107,7 +107,7 @@ def one_more_row(path: Path, slots: list[list[int]]) -> str:
 
 @pytest.fixture
 def chained(tmp_path: Path) -> Path:
-    """The golden parts as snapshot 5, as deltas 6 with one more row, and as 7, whose whole first part lacks that row."""
+    """The golden parts as snapshot 5, as deltas 6 with one more row, and as 7, whose whole first part lacks it."""
     links: list[dict[str, Any]] = []
     for number in (5, 6, 7):
         folder = tmp_path / f"{number:08d}"
@@ -142,7 +142,7 @@ def test_the_script_reads_a_chain(chained: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {"rows": {"item": 6, "tag/é": 3}, "dense": {"layer/weight": [2, 3]}}
     tables, dense = runpy.run_path(str(SCRIPT))["read"](chained / "00000007")
-    assert {id_: np.float32(row).view(np.uint32).tolist() for id_, row in tables["item"].items()} == ITEMS
+    assert {id_: np.array(row, np.float32).view(np.uint32).tolist() for id_, row in tables["item"].items()} == ITEMS
     assert {name: block.tolist() for name, block in dense.items()} == {"layer/weight": WEIGHT}
 
 
