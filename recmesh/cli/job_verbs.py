@@ -223,6 +223,9 @@ def checkpoints(job: JobArgument, home: HomeOption = None, json: JsonOption = Fa
         for c in found
     ]
     output.print_table(["number", "state", "at", "samples", "size", "uri"], rows, empty="There is none yet.")
+    for c in found:
+        if c.reason:
+            print(f"\n{c.snapshot} is {c.state}: {c.reason}")
 
 
 def checkpoint(job: JobArgument, home: HomeOption = None) -> None:

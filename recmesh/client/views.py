@@ -137,6 +137,8 @@ class Checkpoint(View):
 
     snapshot: int = 0
     state: str = ""
+    reason: str = ""
+    """Why it failed, or what is damaged."""
     created: float = 0.0
     committed: float = 0.0
     rows: int = 0

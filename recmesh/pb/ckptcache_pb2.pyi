@@ -295,11 +295,12 @@ class Snapshot(google.protobuf.message.Message):
     PARTS_FIELD_NUMBER: builtins.int
     LABEL_FIELD_NUMBER: builtins.int
     BASES_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     snapshot: builtins.int
     gen: builtins.int
     state: builtins.str
-    """collecting | stored | committed | failed"""
+    """collecting | stored | committed | damaged | failed"""
     created: builtins.float
     committed: builtins.float
     rows: builtins.int
@@ -310,6 +311,8 @@ class Snapshot(google.protobuf.message.Message):
     """with Get and Commit"""
     label: builtins.str
     """of the whole chain, its own first"""
+    reason: builtins.str
+    """why it failed, or what is damaged"""
     @property
     def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """memory, storage"""
@@ -338,8 +341,9 @@ class Snapshot(google.protobuf.message.Message):
         parts: collections.abc.Iterable[builtins.str] | None = ...,
         label: builtins.str = ...,
         bases: collections.abc.Iterable[builtins.int] | None = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bases", b"bases", "committed", b"committed", "created", b"created", "gen", b"gen", "job_id", b"job_id", "label", b"label", "manifest_json", b"manifest_json", "parts", b"parts", "rows", b"rows", "samples", b"samples", "size_bytes", b"size_bytes", "snapshot", b"snapshot", "state", b"state", "tiers", b"tiers", "uri", b"uri"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bases", b"bases", "committed", b"committed", "created", b"created", "gen", b"gen", "job_id", b"job_id", "label", b"label", "manifest_json", b"manifest_json", "parts", b"parts", "reason", b"reason", "rows", b"rows", "samples", b"samples", "size_bytes", b"size_bytes", "snapshot", b"snapshot", "state", b"state", "tiers", b"tiers", "uri", b"uri"]) -> None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
 

@@ -35,6 +35,7 @@ def snapshot(
         snapshot=value.number,
         gen=value.gen,
         state=str(value.state),
+        reason=value.reason,
         created=value.created,
         committed=value.committed,
         rows=value.rows,

@@ -299,6 +299,9 @@ class Checkpoints:
             raise InvalidArgument("cannot list snapshots", violations=violations)
         found = {(s.job_id, s.number): s for s in await self._catalogue.of_job(job_id)}
         for entry in self._entries.of_job(job_id):
+            told = found.get(entry.key)
+            if entry.snapshot.state is State.COMMITTED and told is not None and told.state is State.DAMAGED:
+                entry.become(damaged(entry.snapshot, told.reason))      # another replica found it
             found[entry.key] = entry.snapshot
         return [found[key] for key in sorted(found)]
 
@@ -321,10 +324,14 @@ class Checkpoints:
             raise DataLoss(f"all {len(newest_first)} committed snapshots of job {job_id} are damaged")
         raise NotFound(f"job {job_id} has no committed snapshot")
 
-    async def _find(self, job_id: str, number: int) -> Snapshot:
+    async def known(self, job_id: str, number: int) -> Snapshot | None:
+        """As this replica knows it, or another that committed it."""
         if (entry := self._entries.get(job_id, number)) is not None:
             return entry.snapshot
-        found = await self._catalogue.get(job_id, number)
+        return await self._catalogue.get(job_id, number)
+
+    async def _find(self, job_id: str, number: int) -> Snapshot:
+        found = await self.known(job_id, number)
         if found is None:
             raise NotFound(f"job {job_id} has no snapshot {number}")
         return found
@@ -370,12 +377,18 @@ class Checkpoints:
             raise DataLoss(loaded.reason if loaded else "its files are gone")
         return loaded
 
+    async def found_damaged(self, job_id: str, number: int, reason: str) -> None:
+        """A restore met no good copy. One that is being collected, or was deleted meanwhile, is left alone."""
+        snapshot = await self.known(job_id, number)
+        if snapshot is not None:
+            await self.mark_damaged(snapshot, reason)
+
     async def mark_damaged(self, snapshot: Snapshot, reason: str) -> None:
         """Nobody shall use it again, nor what builds on it; the one before it is."""
         await self._damage(snapshot, reason)
-        for entry in self._entries.of_job(snapshot.job_id):
-            if snapshot.number in entry.snapshot.bases:
-                await self._damage(entry.snapshot, f"it builds on snapshot {snapshot.number}: {reason}")
+        for other in await self.snapshots(snapshot.job_id):
+            if snapshot.number in other.bases:
+                await self._damage(other, f"it builds on snapshot {snapshot.number}: {reason}")
 
     async def _damage(self, snapshot: Snapshot, reason: str) -> None:
         entry = self._entries.get(snapshot.job_id, snapshot.number)

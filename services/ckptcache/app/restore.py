@@ -14,6 +14,7 @@ from services.ckptcache.app.flush import Flusher
 from services.ckptcache.app.ports import Peer
 from services.ckptcache.app.replicate import Replicator
 from services.ckptcache.domain.parts import (
+    RECEIPT,
     Part,
     PartFile,
     packed,
@@ -69,14 +70,9 @@ class Restore:
         """Memory of this node first, then a peer's, then storage."""
         job_id, number, ps = self.parsed(part_uri)
         self._check_usable(job_id, number)
-        layout = self._flusher.layout(job_id, number, ps)
-        path = self._memory.path(job_id, number, ps)
-        if layout is not None and path.exists():
-            document = layout.document or await asyncio.to_thread(self._files.part_document, job_id, number, ps)
-            return Located("memory", str(path), replace(layout, document=document))
-        held = self._shelf.get((job_id, number, ps))
-        if held is not None and held.path.exists():
-            return Located("memory", str(held.path), held.part)
+        held = await self._in_memory((job_id, number, ps))
+        if held is not None:
+            return held
         found = await self._replicator.find(part_uri)
         if found is not None:
             return Located("peer", "", replace(found[1], files=_flat(found[1].files)))
@@ -94,8 +90,9 @@ class Restore:
         """
         job_id, number, ps = self.parsed(part_uri)
         self._check_usable(job_id, number)
-        found = None if storage_only else await self._from_peer(part_uri, (job_id, number, ps))
-        part = found[1] if found else await self._stored(job_id, number, ps)
+        held = await self._in_memory((job_id, number, ps))
+        found = None if held or storage_only else await self._replicator.find(part_uri)
+        part = held.part if held else found[1] if found else await self._stored(job_id, number, ps)
         chosen = part.files
         if file_name:
             file = part.file(file_name)
@@ -107,11 +104,20 @@ class Restore:
             return layout, _of_peer(found[0], part_uri, chosen)
         return layout, self._bytes(job_id, number, ps, chosen)
 
-    async def _from_peer(self, part_uri: str, key: Key) -> tuple[Peer, Part] | None:
-        """Where this node's memory has no copy and a peer's has."""
-        if self._flusher.layout(*key) is not None or self._shelf.get(key) is not None:
-            return None
-        return await self._replicator.find(part_uri)
+    async def _in_memory(self, key: Key) -> Located | None:
+        """This node's copy, when what it is can be told."""
+        layout, path, held = self._flusher.layout(*key), self._memory.path(*key), self._shelf.get(key)
+        if layout is not None and path.exists():
+            if layout.document:
+                return Located("memory", str(path), layout)
+            try:
+                document = await asyncio.to_thread(self._files.part_document, *key)
+                return Located("memory", str(path), replace(layout, document=document))
+            except DataLoss as error:
+                log.warning("the copy of %s in memory is not used: %s", path.name, error)
+        if held is not None and held.path.exists():
+            return Located("memory", str(held.path), held.part)
+        return None
 
     async def _bytes(self, job_id: str, number: int, ps: int, files: tuple[PartFile, ...]) -> AsyncIterator[bytes]:
         for file in files:
@@ -121,9 +127,7 @@ class Restore:
                     for start in range(0, len(chunk), MESSAGE_BYTES):
                         yield chunk[start : start + MESSAGE_BYTES]
             except DataLoss as error:
-                entry = self._entries.get(job_id, number)
-                if entry is not None:
-                    await self._checkpoints.mark_damaged(entry.snapshot, str(error))
+                await self._checkpoints.found_damaged(job_id, number, str(error))
                 raise
             finally:
                 with contextlib.suppress(ValueError):  # a thread is still in it when the call was cancelled
@@ -146,10 +150,19 @@ class Restore:
         return self._files.read_file(job_id, number, ps, file)
 
     async def _stored(self, job_id: str, number: int, ps: int) -> Part:
-        part = await asyncio.to_thread(self._files.receipt, job_id, number, ps)
-        if part is None:
-            raise NotFound(f"snapshot {number} of job {job_id} has no complete part of ps {ps}")
-        document = await asyncio.to_thread(self._files.part_document, job_id, number, ps)
+        """What storage has, the last place to look: a snapshot that lacks it is damaged. NotFound: no such part."""
+        try:
+            part = await asyncio.to_thread(self._files.receipt, job_id, number, ps)
+            if part is None:
+                known = await self._checkpoints.known(job_id, number)
+                if known is None or known.state is not State.COMMITTED or ps not in known.expected:
+                    raise NotFound(f"snapshot {number} of job {job_id} has no complete part of ps {ps}")
+                folder = f"{snapshot_folder(job_id, number)}/{part_folder(ps)}"
+                raise DataLoss(f"{folder}/{RECEIPT} is gone or damaged")
+            document = await asyncio.to_thread(self._files.part_document, job_id, number, ps)
+        except DataLoss as error:
+            await self._checkpoints.found_damaged(job_id, number, str(error))
+            raise
         return replace(part, document=document)
 
     def _check_usable(self, job_id: str, number: int) -> None:

@@ -55,8 +55,10 @@ async def open_generation(run: Run, *, reason: str) -> None:
     if former:
         run.update(rollbacks=run.status.rollbacks + 1)
         run.telling.rolled_back(
-            gen=record.gen, snapshot=record.base_snapshot, reason=reason, lost_samples=lost
+            gen=record.gen, snapshot=record.base_snapshot, reason="; ".join([reason, *run.passed_over]),
+            lost_samples=lost,
         )
+    run.passed_over.clear()
     now = run.context.clock.now()
     # The first policy snapshot is due one interval after this, not at once.
     run.update(snapshot_at=now, trained_since=run.status.trained_since or now)
@@ -167,6 +169,7 @@ async def _r5_fall_back(run: Run, record: RunRecord, error: MeshError) -> bool:
     logger.error("job %s: snapshot %d cannot be restored: %s", run.job_id, base, error)
     run.note(f"snapshot {base} cannot be restored ({error.message}); falling back to the one before it")
     await run.change_record(lambda now: records.damaged(now, term=record.term, snapshot=base))
+    run.passed_over.append(f"snapshot {base} cannot be read: {error.message}")
     return True
 
 

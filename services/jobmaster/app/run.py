@@ -64,6 +64,8 @@ class Run:
         self.queue: QueueProgress | None = None
         self.queue_opening: asyncio.Task[object] | None = None
         """OpenRun of the first generation, begun while processes start."""
+        self.passed_over: list[str] = []
+        """Why snapshots could not be restored, until the rollback to an older one is told."""
         self.killing: dict[str, float] = {}
         self.killed_for: dict[str, str] = {}
         """By process name: why it was killed without warning."""

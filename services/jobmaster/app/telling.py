@@ -113,7 +113,9 @@ class Telling:
 
     def rolled_back(self, *, gen: int, snapshot: int, reason: str, lost_samples: int) -> None:
         """A new generation began from a snapshot."""
-        data = catalog.JobRolledBack(snapshot=snapshot, gen=gen, reason=reason, lost_samples=lost_samples)
+        data = catalog.JobRolledBack(
+            snapshot=snapshot, gen=gen, reason=reason[:MAX_TEXT], lost_samples=lost_samples
+        )
         self._tell(catalog.JOB_ROLLED_BACK, data)
 
     def decided(self, item: Decision) -> None:

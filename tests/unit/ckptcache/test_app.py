@@ -407,6 +407,54 @@ async def test_damage_found_while_fetching_is_told_and_remembered(tmp_path: Path
     assert node.told.damaged_numbers == [1]
 
 
+@pytest.mark.parametrize("file", ["part.json", "receipt.json"])
+@pytest.mark.parametrize("how", ["flip", "remove"])
+async def test_a_restore_without_a_good_copy_marks_the_snapshot_and_what_builds_on_it(
+    tmp_path: Path, file: str, how: str
+) -> None:
+    node = Node(tmp_path, memory_snapshots=0)
+    await chain(node, upto=5, whole=2)
+    target = folder(node, 4) / "ps-000" / file
+    if how == "flip":
+        target.write_bytes(b"\0" + target.read_bytes()[1:])
+    else:
+        target.unlink()
+    with pytest.raises(DataLoss):
+        await node.restore.locate(f"{node.storage.uri}/checkpoints/job/00000004/ps-000")
+    found = {s.number: s for s in await node.app.snapshots("job")}
+    assert [found[n].state for n in (2, 3, 4, 5)] == [State.COMMITTED] * 2 + [State.DAMAGED] * 2
+    assert f"00000004/ps-000/{file}" in found[4].reason
+    assert found[5].reason == f"it builds on snapshot 4: {found[4].reason}"
+    assert node.told.damaged_numbers == [4, 5]
+    again = node.again()
+    await again.recover()
+    assert {s.number for s in await again.app.snapshots("job") if s.state is State.DAMAGED} == {4, 5}
+
+
+async def test_a_good_copy_in_memory_is_handed_out_and_nothing_is_marked(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.committed("job", 1, A)
+    (folder(node, 1) / "ps-000/part.json").write_bytes(b"?")
+    uri = f"{node.storage.uri}/checkpoints/job/00000001/ps-000"
+    assert (await node.restore.locate(uri)).tier == "memory"
+    layout, data = await node.restore.fetch(uri, "x.arrow")
+    assert layout.document == '{"ps": 0}' and b"".join([chunk async for chunk in data]) == b"x" * 100
+    assert node.told.damaged_numbers == []
+
+
+async def test_what_another_replica_found_damaged_is_shown_so(tmp_path: Path) -> None:
+    node = Node(tmp_path, memory_snapshots=0)
+    await node.committed("job", 1, A)
+    other = Node(tmp_path, kv=node.kv, memory_snapshots=0, name="other")
+    (folder(node, 1) / "ps-000/part.json").unlink()
+    with pytest.raises(DataLoss):
+        await other.restore.locate(f"{node.storage.uri}/checkpoints/job/00000001/ps-000")
+    (shown,) = await node.app.snapshots("job")
+    assert shown.state is State.DAMAGED and "part.json is gone" in shown.reason
+    with pytest.raises(DataLoss):
+        await node.restore.locate(f"{node.storage.uri}/checkpoints/job/00000001/ps-000")
+
+
 async def test_memory_keeps_the_newest_snapshots_within_its_budget(tmp_path: Path) -> None:
     node = Node(tmp_path, memory_snapshots=2)
     for number in (1, 2, 3):

@@ -10,7 +10,7 @@ import pytest
 
 from recmesh.cli import data_verbs, job_verbs, log_verbs, output
 from recmesh.cli.exit_codes import ExitCode, exit_code
-from recmesh.client.views import Event, Job, Role, RoleLog
+from recmesh.client.views import Checkpoint, Event, Job, Role, RoleLog
 from recmesh.runtime.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, Unavailable
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "flights" / "job.yaml"
@@ -159,6 +159,10 @@ class FakeMesh:
     def job(self, job_id: str) -> Job:
         return Job(job_id=job_id, roles=[Role(role="worker", index=0), Role(role="ps", index=0)])
 
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        return [Checkpoint(snapshot=7, state="committed"),
+                Checkpoint(snapshot=8, state="damaged", reason="ps-000/part.json is not what was stored")]
+
     def logs(self, job_id: str, *, role: str, index: int, tail: int) -> list[RoleLog]:
         lines = {"worker": ["hello"], "ps": []}
         return [RoleLog(role=role, index=index, lines=lines[role])] if role in lines else []
@@ -188,6 +192,15 @@ def test_a_log_that_is_empty_and_one_that_never_was_are_told(
     assert capsys.readouterr() == ("", "ps-0 of ads has written nothing yet.\n")
     with pytest.raises(NotFound, match="has had no evaluator-0; it has had worker-0, ps-0"):
         log_verbs.logs("ads", role="evaluator", follow=False)
+
+
+def test_a_damaged_checkpoint_is_listed_with_the_reason(
+    fake_mesh: FakeMesh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_verbs.checkpoints("ads")
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["7", "committed"], ["8", "damaged"]]
+    assert out.endswith("\n\n8 is damaged: ps-000/part.json is not what was stored\n")
 
 
 def test_a_live_job_is_deleted_by_the_option_that_the_message_names(fake_mesh: FakeMesh) -> None:

@@ -1,9 +1,13 @@
 """Saved snapshots stay readable: by the reader, by docs/formats/snapshot.md's example, by its libraries alone."""
 
+import hashlib
 import json
 import re
 import runpy
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from recmesh.formats.snapshot.rows import DenseChunk, dense_bytes
 from recmesh.formats.snapshot.writing import Container
 
 GOLDEN = Path(__file__).parent / "golden"
+SCRIPT = Path(__file__).parents[3] / "docs/formats/read_snapshot.py"
 PARTS = [str(GOLDEN / name) for name in ("ps-000", "ps-001")]
 ITEMS = {   # id: bits of its two values, after two Adagrad steps of 0.5 from the initial value
     -(2**63): [3206802996, 3206165728], -1: [3206062303, 3207447676], 0: [3206656386, 3207355808],
@@ -79,10 +84,99 @@ def test_the_documents_example_reads_it_without_recmesh() -> None:
 
 
 def test_the_script_knows_the_slots_of_ids() -> None:
-    script = runpy.run_path(str(Path(__file__).parents[3] / "docs/formats/read_snapshot.py"))
+    script = runpy.run_path(str(SCRIPT))
     ids = np.array([-(2**63), -1, 0, 1, 42, 2**62])
     for name in ("item", "tag/é"):
         assert [script["slot"](int(id_), name) for id_ in ids] == slots_of(ids, name).tolist()
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def one_more_row(path: Path, slots: list[list[int]]) -> str:
+    """Adds a row with an id of these slots; the file's new checksum."""
+    rows = pa.ipc.open_file(path.read_bytes()).read_all()
+    ids = np.arange(100, 200)
+    fits = [any(lo <= slot < hi for lo, hi in slots) for slot in slots_of(ids, "item").tolist()]
+    row = rows.slice(0, 1).set_column(0, rows.schema.field("id"), pa.array(ids[fits][:1]))
+    with pa.ipc.new_file(str(path), rows.schema) as writer:
+        writer.write_table(pa.concat_tables([rows, row]))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def chained(tmp_path: Path) -> Path:
+    """The golden parts as snapshot 5, as deltas 6 with one more row, and as 7, whose whole first part lacks it."""
+    links: list[dict[str, Any]] = []
+    for number in (5, 6, 7):
+        folder = tmp_path / f"{number:08d}"
+        for ps, uri in enumerate(PARTS):
+            part = folder / f"ps-{ps:03d}"
+            shutil.copytree(uri, part)
+            value = json.loads((part / "part.json").read_text()) | {"snapshot": number}
+            if (number, ps) == (6, 0):
+                file = next(file for file in value["files"] if file["name"] == "group-0.table-0.arrow")
+                file["sha256"] = one_more_row(part / file["name"], value["groups"][0]["slots"])
+            if number > 5 and (number, ps) != (7, 0):
+                value |= {"version": 2, "base": number - 1}
+            text = json.dumps(value)
+            (part / "part.json").write_text(text)
+            (part / "receipt.json").write_text(json.dumps({"ps": ps, "part_json_sha256": sha256(text)}))
+        text = json.dumps({"snapshot": number, "chain": links, "parts": [{"ps": 0}, {"ps": 1}]})
+        (folder / "manifest.json").write_text(text)
+        (folder / "COMMITTED").write_text(json.dumps({"manifest_sha256": sha256(text)}))
+        links = [{"snapshot": number, "ps": [0, 1]}, *links]
+    return tmp_path
+
+
+def read_by_script(folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, str(SCRIPT), str(folder)],
+                          capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_script_reads_a_chain(chained: Path) -> None:
+    delta = read_by_script(chained / "00000006")
+    assert (delta.returncode, json.loads(delta.stdout)["rows"]) == (0, {"item": 7, "tag/é": 3})
+    done = read_by_script(chained / "00000007")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"rows": {"item": 6, "tag/é": 3}, "dense": {"layer/weight": [2, 3]}}
+    tables, dense = runpy.run_path(str(SCRIPT))["read"](chained / "00000007")
+    assert {id_: np.array(row, np.float32).view(np.uint32).tolist() for id_, row in tables["item"].items()} == ITEMS
+    assert {name: block.tolist() for name, block in dense.items()} == {"layer/weight": WEIGHT}
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("number", [5, 6, 7])
+@pytest.mark.parametrize(("name", "how"), [
+    ("COMMITTED", Path.unlink), ("COMMITTED", flip), ("manifest.json", Path.unlink), ("manifest.json", flip),
+    ("ps-001", shutil.rmtree), ("ps-001/part.json", Path.unlink), ("ps-000/part.json", flip),
+    ("ps-001/receipt.json", Path.unlink), ("ps-001/receipt.json", lambda path: path.write_bytes(b"\xff")),
+    ("ps-000/group-0.table-0.arrow", flip), ("ps-001/group-0.dense.safetensors", Path.unlink),
+    ("ps-002", Path.mkdir), ("", shutil.rmtree),
+])
+def test_the_script_refuses_a_torn_chain_in_one_line_that_names_the_file(
+    chained: Path, number: int, name: str, how: Callable[[Path], object]
+) -> None:
+    victim = chained / f"{number:08d}" / name
+    how(victim)
+    with pytest.raises((OSError, ValueError)) as refusal:
+        runpy.run_path(str(SCRIPT))["read"](chained / "00000007")
+    named = {"COMMITTED": "manifest.json", "ps-001/receipt.json": "part.json"}    # or what it vouches for
+    assert str(victim) in str(refusal.value) or str(victim.parent / named.get(name, "?")) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_script_ends_with_an_error_and_no_traceback(chained: Path) -> None:
+    shutil.rmtree(chained / "00000005/ps-001")
+    done = read_by_script(chained / "00000007")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {chained / '00000005/ps-001'} is missing\n"
 
 
 def test_columns_have_the_documented_types() -> None:

@@ -91,6 +91,12 @@ async def test_a_damaged_snapshot_falls_back_to_the_one_before_it(world: JobWorl
     await world.until(lambda: run.record.gen >= 3 and run.record.phase == "open")
     assert run.record.base_snapshot == before
     assert newest not in run.record.committed
+    [back] = world.told("job.rolled_back")
+    assert (back.snapshot, back.gen) == (before, run.record.gen)
+    assert back.reason.endswith(f"; snapshot {newest} cannot be read: snapshot {newest} is damaged")
+    world.cluster.kill(job_id, "ps-1-1")
+    await world.until(lambda: len(world.told("job.rolled_back")) == 2)
+    assert "cannot be read" not in world.told("job.rolled_back")[1].reason, "it was told once"
     await world.until_phase(job_id, "Succeeded")
     assert run.status.samples == 4000
 
