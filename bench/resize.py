@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from bench.figures import Result
 from bench.mesh import ROOT, Mesh, criteo_data, mesh, say, scratch
+from bench.quotas import until_stopped
 from bench.synthetic import TABLES, criteo_like, write_parquet
 from recmesh.client.views import Event
 
@@ -59,7 +60,8 @@ def _resized(running: Mesh, folder: Path, cycles: int) -> tuple[dict[str, float]
             say(f"cycle {cycle + 1}: {count} parameter servers, {len(moves)} moves so far")
         per_cycle.append(len(moves) - before)
     running.client.stop(job_id)       # the worker ends what it has in its hands
-    job = running.wait(job_id, lambda job: job.phase == "Stopped", patience_s=PATIENCE_S)
+    until_stopped(running, job_id)
+    job = running.client.job(job_id)
     steps = _steps(folder)
     at = np.array([float(event.time) for event in moves])
     usual = statistics.median(_longest_gap(steps, middle) for middle in _middles(quiet))
