@@ -23,8 +23,9 @@ ASK_S = 2.0
 
 async def relieve(run: Run, hot: Hot, loads: Mapping[int, Load]) -> None:
     """Notes the decision; the slots move by the steps that follow from it."""
-    owners, now = run.record.owner_of, run.context.clock.now()
+    owners = run.record.owner_of
     found = spread(hot.ps, loads, owners, await _demand(run))
+    now = run.context.clock.now()       # after the question: a slow answer says nothing of how fast slots leave
     decide(run, matter="hot ps", place=f"ps {hot.ps}", seen=hot.seen, decision=found.decided)
     run.update(judged_at=now)
     if (found.goal != owners).any():
