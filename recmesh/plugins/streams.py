@@ -1,0 +1,73 @@
+"""Planners of online training: a forecast of demand in, a schedule of workers out.
+
+Found by the entry-point group `recmesh.stream_planners`; pure, as planners of jobs are.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from recmesh.plugins.planning import Floats
+
+GROUP = "recmesh.stream_planners"
+
+
+class WorkerRates(Protocol):
+    """Samples per second of a job by its number of workers; not necessarily monotonic."""
+
+    def __call__(self, workers: Floats) -> Floats:
+        """Shape (n,) in, shape (n,) out."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """An online job at the moment of planning."""
+
+    job_id: str
+    now: float
+    step_s: float
+    """Length of each step of `demand` and of the answer."""
+    demand: Floats
+    """Samples per second to be expected in each step from now on, (steps,): the chosen quantile of the forecast."""
+    rates: WorkerRates
+    workers: int
+    """Running now."""
+    least: int = 1
+    most: int = 64
+    since_s: float = 0.0
+    """Seconds for which the present count has been held."""
+    backlog: float = 0.0
+    """Samples that wait."""
+    drain_s: float = 1200.0
+    """In how long a backlog should be gone."""
+    lag_slo_s: float = 1200.0
+    """The age of the oldest waiting sample that must not be passed."""
+    restart_s: float = 0.0
+    """Seconds for which a change of the count stops training."""
+    lead_s: float = 0.0
+    """From the decision until a new worker trains."""
+    past: Floats | None = None
+    """Demand of the steps before now, oldest first."""
+    past_workers: Floats | None = None
+    """Workers of the same steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How many workers in each step, from now on."""
+
+    workers: tuple[int, ...]
+    reasons: tuple[str, ...]
+    """Why, in words, one per step."""
+    unmet: tuple[bool, ...]
+    """Steps whose demand no allowed count meets."""
+
+
+class StreamPlanner(Protocol):
+    """Chooses counts of workers over the horizon of the forecast."""
+
+    name: str
+
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        """One count per step of demand, from `least` to `most`."""
