@@ -14,10 +14,16 @@ LEAST_S = 2.0
 """What came in less time says nothing."""
 
 
-def rollback_s(status: JobStatus, *, now: float, limits: Limits) -> float:
-    """What a rollback would cost the job: to stop and start, to read the snapshot, to train again what came after."""
+def rollback_s(status: JobStatus, *, since: float, waiting: float, now: float, limits: Limits) -> float:
+    """What a rollback would cost the job: to stop and start, to read the snapshot, to train again what came after.
+
+    Of the time since the relief began (`since`) only what workers did not wait is to be trained again.
+    """
     reading_s = status.snapshot_bytes / max(1, len(status.settled_ps)) / RESTORE_BYTES_PER_S
-    return limits.rollback_s + reading_s + max(0.0, now - status.snapshot_at)
+    cut_at = max(status.snapshot_at, status.trained_since)
+    before_s = max(0.0, since - cut_at)
+    meanwhile_s = max(0.0, now - max(since, cut_at)) * max(0.0, 1.0 - waiting)
+    return limits.rollback_s + reading_s + before_s + meanwhile_s
 
 
 def is_futile(relief: Relief, *, owned: int, copied: float, waiting: float, cost_s: float, now: float) -> str:

@@ -146,7 +146,7 @@ def _starved(at: Situation) -> list[Action]:
         return []
     copied = at.seen.copied if record.move is not None and record.move.source == relief.ps else 0.0
     owned = counts_of(record.owner_of).get(relief.ps, 0)
-    cost_s = rollback_s(at.status, now=at.now, limits=at.limits)
+    cost_s = rollback_s(at.status, since=relief.since, waiting=at.seen.waiting, now=at.now, limits=at.limits)
     why = is_futile(relief, owned=owned, copied=copied, waiting=at.seen.waiting, cost_s=cost_s, now=at.now)
     return [Abandon(role.key, why)] if why else []
 

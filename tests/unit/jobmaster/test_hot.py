@@ -168,14 +168,20 @@ def test_nothing_is_futile_while_a_snapshot_is_cut() -> None:
 def test_the_cost_of_a_rollback_grows_with_what_would_be_trained_again() -> None:
     hot = Relief(ps=0, since=NOW - 100.0, owned=2048, goal=placement.encode(even([1])))
     status = {"relief": hot, "rebalance": "PS 0 is relieved"}
-    for age_s, expected in ((5.0, True), (200.0, False)):
+    for age_s, expected in ((5.0, True), (150.0, True), (250.0, False)):
         found = decide(situation(status=status | {"snapshot_at": NOW - age_s}, waiting=0.9))
         assert any(isinstance(action, Abandon) for action in found) is expected
 
 
 def test_a_rollback_costs_what_is_read_and_what_is_trained_again() -> None:
     status = JobStatus(job_id="ads", snapshot_at=70.0, snapshot_bytes=int(4 * RESTORE_BYTES_PER_S), settled_ps=(0, 1))
-    assert rollback_s(status, now=100.0, limits=Limits(rollback_s=5.0)) == 5.0 + 2.0 + 30.0
+    limits = Limits(rollback_s=5.0)
+    assert rollback_s(status, since=100.0, waiting=0.0, now=100.0, limits=limits) == 5.0 + 2.0 + 30.0
+    assert rollback_s(status, since=100.0, waiting=1.0, now=180.0, limits=limits) == 5.0 + 2.0 + 30.0, "nothing came"
+    assert rollback_s(status, since=100.0, waiting=0.75, now=180.0, limits=limits) == 5.0 + 2.0 + 30.0 + 20.0
+    begun = status.model_copy(update={"snapshot_at": 0.0, "trained_since": 90.0})
+    assert rollback_s(begun, since=100.0, waiting=1.0, now=180.0, limits=limits) == 5.0 + 2.0 + 10.0, "no snapshot yet"
+    assert rollback_s(status, since=60.0, waiting=0.5, now=80.0, limits=limits) == 5.0 + 2.0 + 5.0
 
 
 def test_loads_count_from_a_process_that_was_heard_for_a_whole_window() -> None:
