@@ -249,6 +249,10 @@ class Profile(google.protobuf.message.Message):
     ROWS_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
     REMAINING_FIELD_NUMBER: builtins.int
+    WORKER_CPU_LIMIT_FIELD_NUMBER: builtins.int
+    PS_CPU_LIMIT_FIELD_NUMBER: builtins.int
+    HARDWARE_FIELD_NUMBER: builtins.int
+    IS_STEADY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     at: builtins.float
     workers: builtins.int
@@ -266,6 +270,13 @@ class Profile(google.protobuf.message.Message):
     rows: builtins.int
     samples: builtins.int
     remaining: builtins.int
+    worker_cpu_limit: builtins.float
+    ps_cpu_limit: builtins.float
+    """cores that one may use; 0: no limit"""
+    hardware: builtins.str
+    """cpu, or the kind of GPU"""
+    is_steady: builtins.bool
+    """nothing changed over the rate's window"""
     def __init__(
         self,
         *,
@@ -286,8 +297,12 @@ class Profile(google.protobuf.message.Message):
         rows: builtins.int = ...,
         samples: builtins.int = ...,
         remaining: builtins.int = ...,
+        worker_cpu_limit: builtins.float = ...,
+        ps_cpu_limit: builtins.float = ...,
+        hardware: builtins.str = ...,
+        is_steady: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "job_id", b"job_id", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "job_id", b"job_id", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "workers", b"workers"]) -> None: ...
 
 Global___Profile: typing_extensions.TypeAlias = Profile
 
@@ -300,6 +315,136 @@ class ObserveReply(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___ObserveReply: typing_extensions.TypeAlias = ObserveReply
+
+@typing.final
+class DecideRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    NOW_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    REMAINING_FIELD_NUMBER: builtins.int
+    FREE_CPU_FIELD_NUMBER: builtins.int
+    FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    samples_per_s: builtins.float
+    remaining: builtins.int
+    free_cpu: builtins.float
+    free_memory_bytes: builtins.int
+    @property
+    def job(self) -> Global___JobMeta: ...
+    @property
+    def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleLimits]: ...
+    @property
+    def now(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
+    def __init__(
+        self,
+        *,
+        job: Global___JobMeta | None = ...,
+        limits: collections.abc.Iterable[Global___RoleLimits] | None = ...,
+        now: collections.abc.Iterable[Global___RolePlan] | None = ...,
+        samples_per_s: builtins.float = ...,
+        remaining: builtins.int = ...,
+        free_cpu: builtins.float = ...,
+        free_memory_bytes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["job", b"job"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "now", b"now", "remaining", b"remaining", "samples_per_s", b"samples_per_s"]) -> None: ...
+
+Global___DecideRequest: typing_extensions.TypeAlias = DecideRequest
+
+@typing.final
+class DecideReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: builtins.int
+    ROLES_FIELD_NUMBER: builtins.int
+    PLAN_ID_FIELD_NUMBER: builtins.int
+    PLANNER_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    change: builtins.bool
+    plan_id: builtins.str
+    planner: builtins.str
+    reason: builtins.str
+    explanation: builtins.str
+    samples_per_s: builtins.float
+    """expected"""
+    @property
+    def roles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
+    def __init__(
+        self,
+        *,
+        change: builtins.bool = ...,
+        roles: collections.abc.Iterable[Global___RolePlan] | None = ...,
+        plan_id: builtins.str = ...,
+        planner: builtins.str = ...,
+        reason: builtins.str = ...,
+        explanation: builtins.str = ...,
+        samples_per_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["change", b"change", "explanation", b"explanation", "plan_id", b"plan_id", "planner", b"planner", "reason", b"reason", "roles", b"roles", "samples_per_s", b"samples_per_s"]) -> None: ...
+
+Global___DecideReply: typing_extensions.TypeAlias = DecideReply
+
+@typing.final
+class ChangeOutcome(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    RATE_BEFORE_FIELD_NUMBER: builtins.int
+    RATE_EXPECTED_FIELD_NUMBER: builtins.int
+    RATE_AFTER_FIELD_NUMBER: builtins.int
+    OVERHEAD_S_FIELD_NUMBER: builtins.int
+    plan_id: builtins.str
+    job_id: builtins.str
+    at: builtins.float
+    verdict: builtins.str
+    why: builtins.str
+    """kept | taken back | cancelled"""
+    rate_before: builtins.float
+    rate_expected: builtins.float
+    rate_after: builtins.float
+    overhead_s: builtins.float
+    @property
+    def before(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
+    @property
+    def after(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
+    def __init__(
+        self,
+        *,
+        plan_id: builtins.str = ...,
+        job_id: builtins.str = ...,
+        at: builtins.float = ...,
+        verdict: builtins.str = ...,
+        why: builtins.str = ...,
+        before: collections.abc.Iterable[Global___RolePlan] | None = ...,
+        after: collections.abc.Iterable[Global___RolePlan] | None = ...,
+        rate_before: builtins.float = ...,
+        rate_expected: builtins.float = ...,
+        rate_after: builtins.float = ...,
+        overhead_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "at", b"at", "before", b"before", "job_id", b"job_id", "overhead_s", b"overhead_s", "plan_id", b"plan_id", "rate_after", b"rate_after", "rate_before", b"rate_before", "rate_expected", b"rate_expected", "verdict", b"verdict", "why", b"why"]) -> None: ...
+
+Global___ChangeOutcome: typing_extensions.TypeAlias = ChangeOutcome
+
+@typing.final
+class ConcludeReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ConcludeReply: typing_extensions.TypeAlias = ConcludeReply
 
 @typing.final
 class JobHistory(google.protobuf.message.Message):

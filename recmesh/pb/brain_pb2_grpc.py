@@ -44,6 +44,16 @@ class BrainStub(object):
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.Profile.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_brain__pb2.ObserveReply.FromString,
                 _registered_method=True)
+        self.Decide = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/Decide',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.DecideRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.DecideReply.FromString,
+                _registered_method=True)
+        self.Conclude = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/Conclude',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.ConcludeReply.FromString,
+                _registered_method=True)
         self.RecordJob = channel.unary_unary(
                 '/recmesh.brain.v1.Brain/RecordJob',
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.JobHistory.SerializeToString,
@@ -73,6 +83,20 @@ class BrainServicer(object):
 
     def Observe(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Decide(self, request, context):
+        """What a job that trains should change to now, if to anything: chosen among all live jobs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Conclude(self, request, context):
+        """What came of a change. Idempotent by plan.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -108,6 +132,16 @@ def add_BrainServicer_to_server(servicer, server):
                     servicer.Observe,
                     request_deserializer=recmesh_dot_pb_dot_brain__pb2.Profile.FromString,
                     response_serializer=recmesh_dot_pb_dot_brain__pb2.ObserveReply.SerializeToString,
+            ),
+            'Decide': grpc.unary_unary_rpc_method_handler(
+                    servicer.Decide,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.DecideRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.DecideReply.SerializeToString,
+            ),
+            'Conclude': grpc.unary_unary_rpc_method_handler(
+                    servicer.Conclude,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.ConcludeReply.SerializeToString,
             ),
             'RecordJob': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordJob,
@@ -179,6 +213,60 @@ class Brain(object):
             '/recmesh.brain.v1.Brain/Observe',
             recmesh_dot_pb_dot_brain__pb2.Profile.SerializeToString,
             recmesh_dot_pb_dot_brain__pb2.ObserveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Decide(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/Decide',
+            recmesh_dot_pb_dot_brain__pb2.DecideRequest.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.DecideReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Conclude(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/Conclude',
+            recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.ConcludeReply.FromString,
             options,
             channel_credentials,
             insecure,

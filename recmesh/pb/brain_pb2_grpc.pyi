@@ -57,6 +57,38 @@ _BrainObserveType = typing_extensions.TypeVar(
     ],
 )
 
+_BrainDecideType = typing_extensions.TypeVar(
+    '_BrainDecideType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.DecideRequest,
+        recmesh.pb.brain_pb2.DecideReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.DecideRequest,
+        recmesh.pb.brain_pb2.DecideReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.DecideRequest,
+        recmesh.pb.brain_pb2.DecideReply,
+    ],
+)
+
+_BrainConcludeType = typing_extensions.TypeVar(
+    '_BrainConcludeType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.ChangeOutcome,
+        recmesh.pb.brain_pb2.ConcludeReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.ChangeOutcome,
+        recmesh.pb.brain_pb2.ConcludeReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.ChangeOutcome,
+        recmesh.pb.brain_pb2.ConcludeReply,
+    ],
+)
+
 _BrainRecordJobType = typing_extensions.TypeVar(
     '_BrainRecordJobType',
     grpc.UnaryUnaryMultiCallable[
@@ -105,7 +137,7 @@ _BrainHistoryType = typing_extensions.TypeVar(
     ],
 )
 
-class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
+class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainConcludeType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
     @typing.overload
     def __init__(self: BrainStub[
         grpc.UnaryUnaryMultiCallable[
@@ -115,6 +147,14 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainRecordJo
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.Profile,
             recmesh.pb.brain_pb2.ObserveReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.DecideRequest,
+            recmesh.pb.brain_pb2.DecideReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.ChangeOutcome,
+            recmesh.pb.brain_pb2.ConcludeReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.JobHistory,
@@ -141,6 +181,14 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainRecordJo
             recmesh.pb.brain_pb2.ObserveReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.DecideRequest,
+            recmesh.pb.brain_pb2.DecideReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.ChangeOutcome,
+            recmesh.pb.brain_pb2.ConcludeReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.JobHistory,
             recmesh.pb.brain_pb2.RecordReply,
         ],
@@ -159,6 +207,12 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainRecordJo
 
     Observe: _BrainObserveType
 
+    Decide: _BrainDecideType
+    """What a job that trains should change to now, if to anything: chosen among all live jobs."""
+
+    Conclude: _BrainConcludeType
+    """What came of a change. Idempotent by plan."""
+
     RecordJob: _BrainRecordJobType
     """A job ended: its history enters the config DB."""
 
@@ -174,6 +228,14 @@ BrainAsyncStub: typing_extensions.TypeAlias = BrainStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.Profile,
         recmesh.pb.brain_pb2.ObserveReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.DecideRequest,
+        recmesh.pb.brain_pb2.DecideReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.ChangeOutcome,
+        recmesh.pb.brain_pb2.ConcludeReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.JobHistory,
@@ -204,6 +266,22 @@ class BrainServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.brain_pb2.Profile,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.brain_pb2.ObserveReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.ObserveReply]]: ...
+
+    @abc.abstractmethod
+    def Decide(
+        self,
+        request: recmesh.pb.brain_pb2.DecideRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.DecideReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.DecideReply]]:
+        """What a job that trains should change to now, if to anything: chosen among all live jobs."""
+
+    @abc.abstractmethod
+    def Conclude(
+        self,
+        request: recmesh.pb.brain_pb2.ChangeOutcome,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.ConcludeReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.ConcludeReply]]:
+        """What came of a change. Idempotent by plan."""
 
     @abc.abstractmethod
     def RecordJob(

@@ -71,6 +71,16 @@ class JobmasterSettings(ServiceSettings):
     """Between two answers to growth."""
     deaths_to_quarantine: int = Field(default=3, ge=1)
     """Workers that died in a batch before it is set aside."""
+    plan_interval_s: float = Field(default=180.0, ge=0)
+    """brain is asked so often for a better plan of each job; 0: never."""
+    plan_settle_s: float = Field(default=10.0, ge=0)
+    """So long after a change a job's speed is not measured yet."""
+    plan_window_s: float = Field(default=20.0, gt=0)
+    """Over so long it is measured, before and after a change."""
+    plan_tolerance: float = Field(default=0.05, ge=0, lt=1)
+    """A change that makes a job slower by more than this share is taken back."""
+    plan_deadline_s: float = Field(default=1800.0, gt=0)
+    """A change whose processes are not there after so long is taken back."""
     effect_s: float = Field(default=30.0, ge=0)
     """So long after a decision was carried out, the job's progress is compared with that of before."""
     leader_ttl_s: float = Field(default=6.0, ge=1.0)
@@ -98,7 +108,9 @@ class JobmasterSettings(ServiceSettings):
             memory_lead_s=self.memory_lead_s, memory_settle_s=self.memory_settle_s,
             memory_reserve=self.memory_reserve, memory_cooldown_s=self.memory_cooldown_s,
             deaths_to_quarantine=self.deaths_to_quarantine,
-            effect_s=self.effect_s,
+            plan_interval_s=self.plan_interval_s, plan_settle_s=self.plan_settle_s,
+            plan_window_s=self.plan_window_s, plan_tolerance=self.plan_tolerance,
+            plan_deadline_s=self.plan_deadline_s, effect_s=self.effect_s,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import orjson
@@ -24,12 +24,15 @@ from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.facts import JobFacts
 from services.jobmaster.domain.ledgers import Interval, Ledger
 from services.jobmaster.peers import (
+    Advice,
     AwaitState,
     Inspection,
     JobEnd,
     JobProfile,
     ModelVersion,
     OpenedRun,
+    Outcome,
+    PlanAsk,
     Planned,
     QueueProgress,
     Released,
@@ -295,6 +298,10 @@ class FakeBrain:
         self.away = False
         self.planned = Planned({}, "default", "")
         self.profiles: list[JobProfile] = []
+        self.asks: list[PlanAsk] = []
+        self.advice: list[Advice | None] = []
+        """What is answered to the next questions."""
+        self.outcomes: list[Outcome] = []
         self.ends: list[JobEnd] = []
 
     async def plan(
@@ -307,6 +314,19 @@ class FakeBrain:
 
     async def observe(self, profile: JobProfile) -> None:
         self.profiles.append(profile)
+
+    async def decide(self, ask: PlanAsk) -> Advice | None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        self.asks.append(ask)
+        return self.advice.pop(0) if self.advice else None
+
+    async def conclude(self, outcome: Outcome) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        self.outcomes.append(outcome)
 
     async def record_job(self, end: JobEnd) -> None:
         await asyncio.sleep(0)
@@ -371,6 +391,8 @@ class FakeCluster:
         self.started: list[str] = []
         self.refused: list[Violation] = []
         self.resized: list[tuple[str, int]] = []
+        self.resizes = True
+        """Whether processes can be given other cores while they run."""
         self._pid = 100
         self._on_change: Callable[[str], None] = lambda job_id: None
 
@@ -433,8 +455,14 @@ class FakeCluster:
     def _view(self, process: FakeProcess) -> RoleProcess:
         return RoleProcess(process.order.job_id, process.order.name, str(process.pid), process.exit)
 
-    async def resize(self, job_id: str, name: str, *, cpu: float, memory_bytes: int) -> bool:
+    async def resize(self, job_id: str, name: str, *, cpu: float | None, memory_bytes: int) -> bool:
+        if cpu is not None and not self.resizes:
+            return False
         self.resized.append((name, memory_bytes))
+        process = self.processes_of[job_id][name]
+        process.order = replace(
+            process.order, cpu=process.order.cpu if cpu is None else cpu, memory_bytes=memory_bytes
+        )
         return True
 
     async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:

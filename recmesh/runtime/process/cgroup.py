@@ -75,6 +75,19 @@ def raise_memory(folders: Sequence[Path], memory_bytes: int) -> bool:
     return changed
 
 
+def set_cpu(folders: Sequence[Path], cores: float) -> bool:
+    """Another CPU quota for the members of these groups, while they run; False when none of them has one."""
+    changed = False
+    for folder in folders:
+        for version, name in ((2, "cpu.max"), (1, "cpu.cfs_quota_us")):
+            with suppress(OSError):
+                if (folder / name).exists():
+                    for file, text in _settings("cpu", version, cores, None):
+                        _write(folder / file, text)
+                    changed = True
+    return changed
+
+
 def remove(folder: Path) -> None:
     """Removes a group whose members have gone; silently keeps one that still has some."""
     with suppress(OSError):

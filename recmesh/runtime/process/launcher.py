@@ -119,6 +119,12 @@ class ProcessHandle:
         part.replace(self.run_dir / f"{self.name}{LIMIT_SUFFIX}")
         return True
 
+    def set_cpu(self, cores: float) -> bool:
+        """Another CPU quota while it runs; False when it has none that is enforced, or has ended."""
+        if not self.start.cpu_cores or not self.limits_enforced or not self.alive():
+            return False
+        return cgroup.set_cpu([Path(folder) for folder in self.start.cgroups], cores)
+
     def kill(self) -> None:
         """SIGKILL to the command and its process group; returns at once."""
         self.id.send(signal.SIGKILL, group=True)

@@ -8,6 +8,7 @@
     snapshots   S1 to S4, and quarantine
     ending      from the closing snapshot to success; failure; deletion
     queue       progress of shardsvc's queue, releases of dead workers
+    tuning      better plans while a job trains: asked for, carried out, measured, kept or taken back
     telling     events, their history, profiles for brain
     leader      which of several jobmasters runs the jobs
 """

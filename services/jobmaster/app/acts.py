@@ -27,6 +27,7 @@ from services.jobmaster.domain.situation import (
     Move,
     NoteExit,
     Operate,
+    Refit,
     Relieve,
     Replace,
 )
@@ -59,6 +60,8 @@ class Acts:
                 await self._drain(key, reason)
             case Replace(key, reason):
                 await self._replace(key, reason)
+            case Refit(key):
+                await self._refit(key)
             case Relieve(hot, loads):
                 await relieve(self._run, hot, loads)
             case Abandon(key, reason):
@@ -230,6 +233,20 @@ class Acts:
         )
         await run.flush()
 
+    async def _refit(self, key: RoleKey) -> None:
+        run = self._run
+        role = run.status.role(key)
+        if role is None or not role.is_live:
+            return
+        size, memory_bytes = plan.size(run.spec, run.job.intent, run.status.plan, key[0]), limit_of(run, key[0])
+        done = await run.context.cluster.resize(run.job_id, role.name, cpu=size.cpu, memory_bytes=memory_bytes)
+        if not done:
+            run.unfit.add(role.name)
+            return
+        logger.info("job %s: %s has %g cores and %d bytes now", run.job_id, role.name, size.cpu, memory_bytes)
+        run.put_role((run.status.role(key) or role).model_copy(update={"size": size}))
+        await run.flush()
+
     async def _abandon(self, key: RoleKey, reason: str) -> None:
         run = self._run
         role = run.status.role(key)
@@ -275,7 +292,7 @@ class Acts:
             after = plan.wanted(run.spec, run.job.intent, run.status.plan, "worker")
             if after != run.status.settled_workers:
                 run.telling.scaled(
-                    role="worker", before=run.status.settled_workers, after=after, reason=run.job.intent.reason
+                    role="worker", before=run.status.settled_workers, after=after, reason=run.why_scaled
                 )
             run.update(settled_workers=after)
         run.move(phase, reason=reason, message=message)

@@ -158,10 +158,10 @@ async def _raise(run: Run, role: str, limit: int, answer: Answer, number: int, *
         role=role, before=limit, after=answer.memory_bytes, cause=cause, reason=_text(answer, limit)
     )
     await run.flush()
-    cpu, changed, living = plans.size(run.spec, run.job.intent, run.status.plan, role).cpu, 0, run.status.live(role)
+    changed, living = 0, run.status.live(role)
     for state in living:
         changed += await run.context.cluster.resize(
-            run.job_id, state.name, cpu=cpu, memory_bytes=answer.memory_bytes
+            run.job_id, state.name, cpu=None, memory_bytes=answer.memory_bytes
         )
     done = f"{changed} of {len(living)} that run have it now" if living else "for the next process"
     conclude(run, number, done=done)

@@ -34,7 +34,7 @@ async def _asked(run: Run) -> Planned:
     capacity = await run.context.cluster.capacity()
     try:
         planned = await run.context.peers.brain.plan(
-            facts_of(run.spec, run.job), _bounds(run), free_cpu=capacity.cpu,
+            facts_of(run.spec, run.job), bounds_of(run), free_cpu=capacity.cpu,
             free_memory_bytes=capacity.memory_bytes,
         )
     except MeshError as error:
@@ -46,7 +46,8 @@ async def _asked(run: Run) -> Planned:
     return Planned(roles, planned.source or "brain", planned.explanation)
 
 
-def _bounds(run: Run) -> list[RoleBounds]:
+def bounds_of(run: Run) -> list[RoleBounds]:
+    """What the job's user allows for each role."""
     bounds = []
     for name in ("ps", "worker", "evaluator"):
         role = getattr(run.spec.roles, name)

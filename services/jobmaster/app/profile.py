@@ -3,6 +3,7 @@
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
+from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.vitals import mean_step, weighted
 from services.jobmaster.peers import JobProfile
@@ -53,7 +54,8 @@ class Profiler:
     def _profile(self, now: float) -> JobProfile:
         run = self._run
         workers, servers, status = run.vitals.of("worker"), run.vitals.of("ps"), run.status
-        step = mean_step(workers)
+        step, steady = mean_step(workers), run.steady.per_s(limits=run.context.limits)
+        sizes = {role: plans.size(run.spec, run.job.intent, status.plan, role) for role in ("worker", "ps")}
 
         def mean(values: list[float]) -> float:
             return sum(values) / len(values) if values else 0.0
@@ -62,10 +64,14 @@ class Profiler:
             job_id=run.job_id, at=now, workers=len(workers), ps=len(servers),
             worker_cpu=mean([beat.cpu_cores for beat in workers]),
             ps_cpu=mean([beat.cpu_cores for beat in servers]),
-            batch_size=run.spec.training.batch_size, samples_per_s=status.samples_per_s, data_s=step.data_s,
+            batch_size=run.spec.training.batch_size,
+            samples_per_s=status.samples_per_s if steady is None else steady, data_s=step.data_s,
             pull_s=step.pull_s, compute_s=step.compute_s, push_s=step.push_s,
             ps_busy_share=mean([beat.busy_share for beat in servers]),
             ps_memory_bytes=max((beat.memory_bytes for beat in servers), default=0),
             rows=sum(beat.rows for beat in servers), samples=status.samples,
             remaining=max(0, status.total - status.samples),
+            worker_cpu_limit=sizes["worker"].cpu, ps_cpu_limit=sizes["ps"].cpu,
+            hardware=(sizes["worker"].gpu_kind or "gpu") if sizes["worker"].gpu else "cpu",
+            is_steady=steady is not None,
         )

@@ -26,6 +26,7 @@ from services.jobmaster.domain.job import (
 from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
+from services.jobmaster.domain.tuning import SteadyRate
 from services.jobmaster.domain.vitals import Vitals
 from services.jobmaster.peers import QueueProgress
 
@@ -61,6 +62,7 @@ class Run:
         ).model_copy(update={"revision": 0})
         self.record = record
         self.vitals = Vitals()
+        self.steady = SteadyRate()
         self.queue: QueueProgress | None = None
         self.queue_opening: asyncio.Task[object] | None = None
         """OpenRun of the first generation, begun while processes start."""
@@ -75,6 +77,8 @@ class Run:
         """Since when the queue has positions that nobody holds."""
         self.work_since: float | None = None
         """Since when the queue has positions to train, held or not."""
+        self.unfit: set[str] = set()
+        """Processes that cannot be given another size while they run, by name."""
         self.errors: dict[str, str] = {}
         """By process name: the last words of those that told them."""
         self.effects_due: dict[int, Pending] = {}
@@ -100,6 +104,12 @@ class Run:
         enough, record = self.context.limits.deaths_to_quarantine, self.record
         aside = {*record.voids, *record.pending_voids}
         return [item.batch for item in self.status.deadly if item.deaths >= enough and item.batch not in aside]
+
+    @property
+    def why_scaled(self) -> str:
+        """Why counts change: a plan under trial, or what a user said."""
+        trial = self.status.trial
+        return self.job.intent.reason if trial is None else trial.taken_back or trial.why
 
     # -- waking ------------------------------------------------------------------------------------------
 
@@ -130,8 +140,7 @@ class Run:
         """All slots are on these parameter servers, as wanted; in memory, and the event where their number changed."""
         before = len(self.status.settled_ps)
         if before and before != len(servers):
-            reason = self.job.intent.reason
-            self.telling.scaled(role="ps", before=before, after=len(servers), reason=reason)
+            self.telling.scaled(role="ps", before=before, after=len(servers), reason=self.why_scaled)
         self.update(settled_ps=servers, rebalance="", relief=None, placed_at=self.context.clock.now())
 
     def note(self, text: str) -> None:

@@ -26,6 +26,7 @@ from services.jobmaster.app.profile import Profiler
 from services.jobmaster.app.run import LostRun, Run
 from services.jobmaster.app.straggling import StragglerWatch
 from services.jobmaster.app.timeline import see_effects
+from services.jobmaster.app.tuning import Tuner
 from services.jobmaster.domain.exits import retry_delay_s
 from services.jobmaster.domain.job import Ending
 from services.jobmaster.domain.phase import Phase
@@ -78,7 +79,7 @@ class Runner:
         watch = queue.QueueWatch(self.run)
         works = (
             self._loop(), watch.watch(), self.run.telling.send_all(), self._profiler.tell(),
-            StragglerWatch(self.run).watch(), MemoryWatch(self.run).watch(),
+            StragglerWatch(self.run).watch(), MemoryWatch(self.run).watch(), Tuner(self.run).watch(),
         )
         for work in works:
             self._tasks.append(asyncio.create_task(work, context=contextvars.Context()))
@@ -169,7 +170,7 @@ class Runner:
             busy=run.vitals.busy_over("ps", run.context.limits.hot_window_s, now=now),
             copied=run.copied, waiting=share_of_calls(run.vitals.of("worker")),
             quarantine_due=bool(run.quarantine),
-            killing=frozenset(run.killing),
+            killing=frozenset(run.killing), unfit=frozenset(run.unfit & processes.keys()),
             grown=dict(run.vitals.grown), queued_since=run.queued_since, work_since=run.work_since,
             skipped_nan=sum(beat.skipped_nan for beat in run.vitals.of("worker")),
         )

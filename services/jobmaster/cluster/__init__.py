@@ -78,8 +78,8 @@ class Controller(Protocol):
         """All of the job's processes that are not forgotten."""
         ...
 
-    async def resize(self, job_id: str, name: str, *, cpu: float, memory_bytes: int) -> bool:
-        """Other limits while it runs; False when only a replacement can have them."""
+    async def resize(self, job_id: str, name: str, *, cpu: float | None, memory_bytes: int) -> bool:
+        """Other limits while it runs; False when only a replacement can have them. cpu None: as it is."""
         ...
 
     def watch(self, on_change: Callable[[str], None]) -> None:

@@ -180,15 +180,20 @@ class LocalController:
         usage = handle.usage() if handle is not None else None
         return (usage.memory_bytes, usage.cpu_s) if usage is not None else (0, 0.0)
 
-    async def resize(self, job_id: str, name: str, *, cpu: float, memory_bytes: int) -> bool:
-        """See `Controller`. Memory can be raised while a process runs; another quota of CPU takes another process."""
+    async def resize(self, job_id: str, name: str, *, cpu: float | None, memory_bytes: int) -> bool:
+        """See `Controller`. A limit that a process started without cannot be given to it later."""
         handle = self._handles.get((job_id, name))
         if handle is None:
             return False
-        if (handle.start.cpu_cores or 0.0) != cpu and handle.limits_enforced:
-            return False
-        if (handle.start.memory_bytes or 0) == memory_bytes:
+        if cpu is not None and handle.limits_enforced:
+            if bool(handle.start.cpu_cores) != bool(cpu):
+                return False
+            if cpu and not await asyncio.to_thread(handle.set_cpu, cpu):
+                return False
+        if not memory_bytes and not handle.start.memory_bytes:
             return True
+        if memory_bytes < self.usage(job_id, name)[0]:
+            return False                                 # the kernel would kill it
         return await asyncio.to_thread(handle.raise_memory, memory_bytes)
 
     async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:

@@ -195,6 +195,31 @@ class Decision(Stored):
     effect: str = ""
 
 
+class Trial(Stored):
+    """A change that brain proposed and that is being carried out and judged, or taken back."""
+
+    plan_id: str
+    decision: int
+    """Its line in the timeline."""
+    planner: str = ""
+    why: str = ""
+    before: dict[str, RolePlan]
+    after: dict[str, RolePlan]
+    rate_before: float
+    """Samples per second, measured."""
+    rate_expected: float
+    began: float
+    samples: int
+    """Trained when it began."""
+    generation: int
+    settled: float = 0.0
+    """When all that it asks for was there; 0: not yet."""
+    overhead_s: float = 0.0
+    """Seconds of training that the change itself cost, measured."""
+    taken_back: str = ""
+    """Why the plan of before holds again; empty: it does not."""
+
+
 class Closing(Stored):
     """The way from the closing snapshot to success."""
 
@@ -221,6 +246,10 @@ class JobStatus(Stored):
     ended: float = 0.0
     plan: dict[str, RolePlan] = {}
     plan_source: str = ""
+    trial: Trial | None = None
+    """At most one change of the plan at a time."""
+    asked_plan_at: float = 0.0
+    """When brain was last asked for a better plan."""
     roles: tuple[RoleState, ...] = ()
     failures: int = 0
     """Uncommanded ends of roles that count against `backoff_limit`."""

@@ -80,6 +80,16 @@ class Limits(BaseModel):
     """Growth in so long after a parameter server's first rows is its start: imports, compiled kernels, first steps."""
     memory_cooldown_s: float = 30.0
     """Between two answers to growth: the first one needs time to show."""
+    plan_interval_s: float = 180.0
+    """brain is asked so often for a better plan of a job that trains steadily; 0: never."""
+    plan_settle_s: float = 10.0
+    """So long after the last change a job's speed is not measured: frameworks compile, caches fill."""
+    plan_window_s: float = 20.0
+    """Over so long it is measured, before a change and after."""
+    plan_tolerance: float = 0.05
+    """Share of the speed before (or of the speed that a smaller plan promised) that a change may fall short of."""
+    plan_deadline_s: float = 1800.0
+    """What a change asks for must be there after so long, else it is taken back."""
     effect_s: float = 30.0
     """So long after a decision was carried out, the job's progress is compared with that of before."""
 

@@ -14,9 +14,11 @@ from services.jobmaster.domain.relief import is_futile, rollback_s
 from services.jobmaster.domain.situation import (
     Abandon,
     Action,
+    Drain,
     End,
     Move,
     Operate,
+    Refit,
     Relieve,
     Replace,
     Situation,
@@ -96,10 +98,7 @@ def _fleet(at: Situation) -> list[Action]:
         return [Operate("move", fleet.sentence(step))]
     if fleet.ends_soon(at.job.intent, at.record) or not fleet.is_settled(at.record, at.status, server_places(at)):
         return []
-    misfit = _misfit(at)
-    if misfit is not None:
-        return [Replace(misfit.key, "another size is wanted")]
-    return _hot(at)
+    return _misfits(at) or _hot(at)
 
 
 def fleet_step(at: Situation) -> fleet.Step | None:
@@ -110,15 +109,25 @@ def fleet_step(at: Situation) -> fleet.Step | None:
     )
 
 
-def _misfit(at: Situation) -> RoleState | None:
-    """A parameter server of another size than is wanted; one after the other, while all else is settled."""
-    size = plan.size(at.spec, at.job.intent, at.status.plan, "ps")
-    members = {member.ps for member in at.record.members}
-    for role in at.status.live("ps"):
-        has = role.size or size
-        if role.index in members and (has.cpu, has.memory_bytes) != (size.cpu, size.memory_bytes):
-            return role
-    return None
+def _misfits(at: Situation) -> list[Action]:
+    """Processes of another size than is wanted, while all else is settled: they get it in place, or else are replaced,
+    one after the other."""
+    members, workers = {member.ps for member in at.record.members}, at.status.live("worker")
+    unlike = [role for role in at.status.live("ps") if role.index in members and _is_misfit(at, role)]
+    unlike += [role for role in workers if role.stage == "running" and _is_misfit(at, role)]
+    refits: list[Action] = [Refit(role.key) for role in unlike if role.name not in at.seen.unfit]
+    if refits or not unlike:
+        return refits
+    first, why = unlike[0], "another size is wanted"
+    if first.role == "ps":
+        return [Replace(first.key, why)]
+    return [Drain(first.key, why)] if all(role.stage == "running" for role in workers) else []
+
+
+def _is_misfit(at: Situation, role: RoleState) -> bool:
+    size = plan.size(at.spec, at.job.intent, at.status.plan, role.role)
+    has = role.size or size
+    return (has.cpu, has.memory_bytes) != (size.cpu, size.memory_bytes)
 
 
 def _hot(at: Situation) -> list[Action]:

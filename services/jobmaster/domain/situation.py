@@ -49,6 +49,8 @@ class Seen:
     quarantine_due: bool = False
     killing: frozenset[str] = frozenset()
     """Processes that were told to end, by name."""
+    unfit: frozenset[str] = frozenset()
+    """Processes that cannot be given another size while they run, by name."""
     skipped_nan: int = 0
     """By all incarnations."""
     grown: Mapping[RoleKey, float] = field(default_factory=dict)
@@ -88,6 +90,13 @@ class Replace:
 
     key: RoleKey
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """Another size is wanted of a process that runs: it gets it in place, where its controller can do that."""
+
+    key: RoleKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +150,9 @@ class Operate:
     reason: str = ""
 
 
-Action = NoteExit | Launch | Drain | Replace | Relieve | Abandon | Kill | Move | End | Operate
+Action = (
+    NoteExit | Launch | Drain | Replace | Refit | Relieve | Abandon | Kill | Move | End | Operate
+)
 
 
 @dataclass(frozen=True, slots=True)

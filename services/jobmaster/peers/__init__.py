@@ -356,6 +356,13 @@ class JobProfile:
     rows: int
     samples: int
     remaining: int
+    worker_cpu_limit: float = 0.0
+    """Cores that a worker may use; 0: no limit."""
+    ps_cpu_limit: float = 0.0
+    hardware: str = "cpu"
+    """Kind of what computes: cpu, or the kind of the workers' GPU."""
+    is_steady: bool = False
+    """Nothing has changed for a while, and the rate is that of a whole window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +380,53 @@ class JobEnd:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class PlanAsk:
+    """What brain is told when it is asked for a better plan of a job that trains."""
+
+    facts: JobFacts
+    bounds: Sequence[RoleBounds]
+    now: Mapping[str, RolePlan]
+    """What the job has: counts, and the size of one process."""
+    samples_per_s: float
+    """Measured over a steady window."""
+    remaining: int
+    free_cpu: float
+    free_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change that brain proposes."""
+
+    plan_id: str
+    planner: str
+    roles: Mapping[str, RolePlan]
+    reason: str
+    explanation: str
+    samples_per_s: float
+    """Expected of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a change: it becomes brain's experience."""
+
+    plan_id: str
+    job_id: str
+    at: float
+    verdict: str
+    """kept | taken back | cancelled"""
+    why: str
+    before: Mapping[str, RolePlan]
+    after: Mapping[str, RolePlan]
+    rate_before: float
+    rate_expected: float
+    rate_after: float
+    """0: it was not measured."""
+    overhead_s: float
+
+
 class Brain(Protocol):
     """brain."""
 
@@ -384,6 +438,14 @@ class Brain(Protocol):
 
     async def observe(self, profile: JobProfile) -> None:
         """Feeds the throughput model."""
+        ...
+
+    async def decide(self, ask: PlanAsk) -> Advice | None:
+        """What the job should change to now; None: nothing."""
+        ...
+
+    async def conclude(self, outcome: Outcome) -> None:
+        """What came of a change. Idempotent by plan."""
         ...
 
     async def record_job(self, end: JobEnd) -> None:
@@ -434,7 +496,8 @@ class Peers:
 
 
 __all__ = [
-    "AwaitState", "Brain", "Checkpoints", "Copied", "Frozen", "Inspection", "JobEnd", "JobFacts", "JobProfile",
-    "JoinOrder", "ModelVersion", "Models", "MoveOrder", "OpenedRun", "Peers", "Planned", "QueueProgress", "Released",
-    "RestoreOrder", "RoleBounds", "RunOrder", "Servers", "Shards", "StoredSnapshot", "TakenOver",
+    "Advice", "AwaitState", "Brain", "Checkpoints", "Copied", "Frozen", "Inspection", "JobEnd", "JobFacts",
+    "JobProfile", "JoinOrder", "ModelVersion", "Models", "MoveOrder", "OpenedRun", "Outcome", "Peers", "PlanAsk",
+    "Planned", "QueueProgress", "Released", "RestoreOrder", "RoleBounds", "RunOrder", "Servers", "Shards",
+    "StoredSnapshot", "TakenOver",
 ]

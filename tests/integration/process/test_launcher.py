@@ -217,6 +217,21 @@ def test_memory_that_is_reserved_and_not_touched_does_not_count(run_dir: Path) -
     assert record and record.ok
 
 
+def test_a_quota_can_be_changed_while_the_process_runs(run_dir: Path) -> None:
+    busy = "import time\nuntil = time.monotonic() + 60\nwhile time.monotonic() < until:\n    pass\n"
+    handle = python(run_dir, busy, cpu_cores=0.2)
+    if not handle.limits_enforced:
+        assert not handle.set_cpu(0.5)
+        handle.kill()
+        pytest.skip(f"control groups cannot be used here: {handle.limits_reason}")
+    assert handle.set_cpu(0.05)
+    texts = [(Path(folder) / name) for folder in handle.start.cgroups for name in ("cpu.max", "cpu.cfs_quota_us")]
+    assert [path.read_text().split()[0] for path in texts if path.exists()] == ["5000"]
+    handle.kill()
+    assert handle.wait(30)
+    assert not handle.set_cpu(0.5), "it has ended"
+
+
 @pytest.mark.parametrize("watched", [False, True], ids=["control group", "watched"])
 def test_a_memory_limit_can_be_raised_while_the_process_runs(
     run_dir: Path, watched: bool, request: pytest.FixtureRequest

@@ -341,6 +341,7 @@ async def test_a_former_jobmaster_that_wakes_in_a_move_changes_nothing(world: Jo
 
 
 async def test_servers_of_another_size_take_over_one_after_another(world: JobWorld) -> None:
+    world.cluster.resizes = False
     job_id = await training(world, ps=2)
     await world.jobs.resize(job_id, role="ps", cpu=2.0, memory_bytes=0)
     await world.until(lambda: len([name for name in world.cluster.started if name.startswith("ps-")]) == 4)

@@ -1,0 +1,199 @@
+"""Better plans of a job while it trains: brain is asked, one change is carried out at a time, measured, and kept or
+taken back."""
+
+from collections.abc import Mapping
+
+from recmesh.runtime.errors import MeshError
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.planning import bounds_of
+from services.jobmaster.app.run import Run
+from services.jobmaster.app.timeline import conclude, decide
+from services.jobmaster.domain import fleet
+from services.jobmaster.domain import plan as plans
+from services.jobmaster.domain.facts import facts_of
+from services.jobmaster.domain.job import RolePlan, Trial
+from services.jobmaster.domain.phase import Phase
+from services.jobmaster.domain.tuning import SteadyRate, differences, fault_of, overhead_s
+from services.jobmaster.peers import Advice, Outcome, PlanAsk
+
+logger = get_logger(__name__)
+
+LOOK_S = 1.0
+ROLES = ("ps", "worker")
+"""Whose plan brain may change while a job trains."""
+WORTH_S = 60.0
+"""A job that ends sooner is left as it is."""
+
+
+class Tuner:
+    """Looks once a second at one job."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    async def watch(self) -> None:
+        """Runs until it is cancelled. An interval of 0 asks for no better plan; a change under way is still judged."""
+        run = self._run
+        while True:
+            await run.context.clock.sleep(LOOK_S)
+            try:
+                await self.look()
+            except MeshError as error:
+                logger.info("job %s: brain is not asked for a better plan: %s", run.job_id, error.message)
+            except Exception:
+                logger.exception("job %s: the look at its plan failed", run.job_id)
+
+    async def look(self) -> None:
+        """Hear, judge the change under way, or ask for another."""
+        run, limits = self._run, self._run.context.limits
+        now, is_steady = run.context.clock.now(), self._is_steady()
+        run.steady.hear(now, run.status.samples, is_steady=is_steady, limits=limits)
+        if run.status.has_ended or run.status.ending is not None:
+            return
+        if run.status.trial is not None:
+            await self._judge(run.status.trial, now, is_steady=is_steady)
+        elif self._may_ask(now):
+            await self._ask(now)
+
+    def _is_steady(self) -> bool:
+        """Everybody who is wanted is there, slots lie where they belong, and there is work."""
+        run, status, record = self._run, self._run.status, self._run.record
+        if record.phase != "open" or status.phase is not Phase.RUNNING or status.relief is not None:
+            return False
+        if run.queue is None or run.queue.drained or fleet.ends_soon(run.job.intent, record):
+            return False
+        workers = status.live("worker")
+        wanted = plans.wanted(run.spec, run.job.intent, status.plan, "worker")
+        if len(workers) != wanted or any(role.stage != "running" for role in workers):
+            return False
+        count = fleet.wanted(run.spec, run.job.intent, status, record)
+        if not fleet.is_settled(record, status, fleet.places(record, status, count=count)) or record.move is not None:
+            return False
+        sizes = {name: plans.size(run.spec, run.job.intent, status.plan, name) for name in ROLES}
+        return all(
+            role.size is None or (role.size.cpu, role.size.memory_bytes) == (
+                sizes[role.role].cpu, sizes[role.role].memory_bytes
+            )
+            for role in (*workers, *status.live("ps"))
+        )
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def _may_ask(self, now: float) -> bool:
+        run, limits = self._run, self._run.context.limits
+        rate = run.steady.per_s(limits=limits)
+        if not limits.plan_interval_s or not rate or any(worker.level for worker in run.status.slow):
+            return False
+        left = run.status.total - run.status.samples
+        return now - run.status.asked_plan_at >= limits.plan_interval_s and left / rate > WORTH_S
+
+    async def _ask(self, now: float) -> None:
+        run, rate = self._run, self._run.steady.per_s(limits=self._run.context.limits) or 0.0
+        run.update(asked_plan_at=now)
+        has = {name: self._has(name) for name in ROLES}
+        capacity = await run.context.cluster.capacity()
+        advice = await run.context.peers.brain.decide(
+            PlanAsk(
+                facts=facts_of(run.spec, run.job), bounds=bounds_of(run), now=has, samples_per_s=rate,
+                remaining=max(0, run.status.total - run.status.samples), free_cpu=capacity.cpu,
+                free_memory_bytes=capacity.memory_bytes,
+            )
+        )
+        if advice is not None:
+            await self._begin(advice, has, rate, now)
+
+    def _has(self, role: str) -> RolePlan:
+        run = self._run
+        size = plans.size(run.spec, run.job.intent, run.status.plan, role)
+        return size.model_copy(update={"replicas": plans.wanted(run.spec, run.job.intent, run.status.plan, role)})
+
+    # -- executing ---------------------------------------------------------------------------------------
+
+    async def _begin(self, advice: Advice, before: Mapping[str, RolePlan], rate: float, now: float) -> None:
+        run, old = self._run, dict(self._run.status.plan)
+        after = {**old, **before, **{role: planned for role, planned in advice.roles.items() if role in ROLES}}
+        told = differences(before, {role: after[role] for role in ROLES if role in after})
+        if not told:
+            return
+        number = decide(
+            run, matter="plan", seen=f"{rate:,.0f} samples/s; {advice.explanation}",
+            decision=f"{told} ({advice.planner}: {advice.reason})",
+        )
+        run.update(
+            plan=after,
+            trial=Trial(
+                plan_id=advice.plan_id, decision=number, planner=advice.planner, why=f"{advice.planner}: {told}",
+                before={**old, **before}, after=after, rate_before=rate, rate_expected=advice.samples_per_s, began=now,
+                samples=run.status.samples, generation=run.record.gen,
+            ),
+        )
+        run.steady = SteadyRate()
+        await run.flush()
+        run.wake()
+
+    # -- measuring ---------------------------------------------------------------------------------------
+
+    async def _judge(self, trial: Trial, now: float, *, is_steady: bool) -> None:
+        run, limits = self._run, self._run.context.limits
+        if not trial.taken_back and any(self._has(role) != trial.after[role] for role in ROLES):
+            await self._let_go(trial, now)
+            return
+        if not is_steady:
+            if not trial.taken_back and not trial.settled and now - trial.began > limits.plan_deadline_s:
+                why = f"not carried out within {limits.plan_deadline_s:,.0f} s"
+                await self._take_back(trial, why, verdict="cancelled", rate=0.0)
+            return
+        if trial.taken_back:
+            conclude(run, trial.decision, effect=f"taken back: {trial.taken_back}")
+            run.update(trial=None)
+            await run.flush()
+            return
+        if not trial.settled:
+            trial = trial.model_copy(
+                update={"settled": now, "overhead_s": overhead_s(trial, now=now, samples=run.status.samples)}
+            )
+            run.update(trial=trial)
+            conclude(run, trial.decision, done=f"done after {now - trial.began:.0f} s")
+            await run.flush()
+            return
+        rate = run.steady.per_s(limits=limits)
+        if rate is None:
+            return
+        fault = fault_of(trial, rate, limits=limits)
+        if fault and run.record.gen == trial.generation:
+            await self._take_back(trial, fault, verdict="taken back", rate=rate)
+            return
+        why = "a rollback came between; nothing can be compared" if fault else ""
+        effect = f"{rate:,.0f} samples/s, {trial.rate_before:,.0f} before, {trial.rate_expected:,.0f} expected"
+        conclude(run, trial.decision, effect=f"{effect}; {why}" if why else effect)
+        run.update(trial=None, asked_plan_at=now)
+        await run.flush()
+        await self._tell(trial, now, verdict="kept", why=why or effect, rate=rate)
+
+    async def _let_go(self, trial: Trial, now: float) -> None:
+        """Somebody else has changed what the job has: a user, or the answer to a want of memory. That stays."""
+        run, why = self._run, "changed by others meanwhile"
+        conclude(run, trial.decision, effect=f"not measured: {why}")
+        run.update(trial=None, asked_plan_at=now)
+        await run.flush()
+        await self._tell(trial, now, verdict="cancelled", why=why, rate=0.0)
+
+    async def _take_back(self, trial: Trial, why: str, *, verdict: str, rate: float) -> None:
+        run, now = self._run, self._run.context.clock.now()
+        logger.info("job %s: plan %s is taken back: %s", run.job_id, trial.plan_id, why)
+        run.update(plan=dict(trial.before), trial=trial.model_copy(update={"taken_back": why}), asked_plan_at=now)
+        run.steady = SteadyRate()
+        await run.flush()
+        run.wake()
+        await self._tell(trial, now, verdict=verdict, why=why, rate=rate)
+
+    async def _tell(self, trial: Trial, now: float, *, verdict: str, why: str, rate: float) -> None:
+        """brain's experience; when it is away the job's next profiles tell it as well."""
+        parts = {role: trial.before[role] for role in ROLES}, {role: trial.after[role] for role in ROLES}
+        await self._run.context.peers.brain.conclude(
+            Outcome(
+                plan_id=trial.plan_id, job_id=self._run.job_id, at=now, verdict=verdict, why=why, before=parts[0],
+                after=parts[1], rate_before=trial.rate_before, rate_expected=trial.rate_expected, rate_after=rate,
+                overhead_s=trial.overhead_s,
+            )
+        )

@@ -1,0 +1,216 @@
+"""Better plans while a job trains: asked for, carried out one at a time, measured, kept or taken back."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.jobmaster.domain.job import RolePlan, Trial
+from services.jobmaster.domain.limits import Limits
+from services.jobmaster.domain.placement import SLOTS
+from services.jobmaster.domain.tuning import SteadyRate, differences, fault_of, overhead_s
+from services.jobmaster.peers import Advice
+from tests.support.job_world import JobWorld, spec
+
+LIMITS = Limits(move_slots=SLOTS, plan_interval_s=30.0, plan_settle_s=5.0, plan_window_s=10.0, plan_deadline_s=120.0)
+FREE: dict[str, Any] = {
+    "training": {"batch_size": 10}, "checkpoint": {"every_s": 1000.0},
+    "roles": {"ps": {"min": 1, "max": 4, "cpu": 1.0}, "worker": {"min": 1, "max": 8, "cpu": 1.0}},
+}
+
+
+@pytest_asyncio.fixture
+async def world() -> AsyncIterator[JobWorld]:
+    made = JobWorld(limits=LIMITS)
+    made.shards.total = 200_000
+    await made.jobs.lead()
+    yield made
+    await made.close()
+
+
+def advice(plan_id: str = "p1", *, expected: float = 1000.0, **roles: tuple[int, float]) -> Advice:
+    planned = {role: RolePlan(replicas=count, cpu=cpu) for role, (count, cpu) in roles.items()}
+    return Advice(plan_id, "pareto-greedy", planned, "GROW", "it would be faster", expected)
+
+
+def lines(world: JobWorld, job_id: str) -> list[Any]:
+    return [item for item in world.jobs.run_of(job_id).status.timeline if item.matter == "plan"]
+
+
+async def training(world: JobWorld, *given: Advice | None, name: str = "ads") -> str:
+    world.brain.advice.extend(given)
+    job_id = await world.submit(spec(name=name, **FREE))
+    await world.until(lambda: world.phase(job_id) == "Running")
+    return job_id
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_change_for_the_better_is_carried_out_without_a_stop_and_stays(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(4, 1.0), ps=(2, 1.0)))
+    await world.until(lambda: bool(world.brain.outcomes))
+    run, outcome = world.jobs.run_of(job_id), world.brain.outcomes[0]
+    assert outcome.verdict == "kept" and outcome.rate_after > 1.5 * outcome.rate_before > 0
+    assert outcome.plan_id == "p1" and outcome.overhead_s < 5.0
+    assert (outcome.before["worker"].replicas, outcome.after["worker"].replicas) == (1, 4)
+    assert len(world.cluster.alive(job_id, "worker")) == 4 and len(world.cluster.alive(job_id, "ps")) == 2
+    assert run.status.trial is None and run.status.rollbacks == 0
+    line = lines(world, job_id)[0]
+    assert "worker 1 → 4" in line.decided and "done after" in line.done and "before" in line.effect
+    scaled = [(data.role, data.from_replicas, data.to_replicas, data.reason) for data in world.told("job.scaled")]
+    assert ("worker", 1, 4, "pareto-greedy: worker 1 → 4; ps 1 → 2") in scaled
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_change_that_made_it_slower_is_taken_back(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(4, 1.0)), advice("p2", expected=1e9, worker=(2, 1.0)))
+    await world.until(lambda: len(world.brain.outcomes) == 2)
+    kept, taken = world.brain.outcomes
+    assert kept.verdict == "kept" and taken.verdict == "taken back" and taken.rate_after < 0.95 * taken.rate_before
+    await world.until(lambda: world.jobs.run_of(job_id).status.trial is None)
+    assert len(world.cluster.alive(job_id, "worker")) == 4
+    assert lines(world, job_id)[1].effect.startswith("taken back: ")
+    assert world.jobs.run_of(job_id).status.plan["worker"].replicas == 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_smaller_plan_may_cost_what_it_said(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(4, 1.0)))
+    await world.until(lambda: bool(world.brain.outcomes))
+    promised = world.brain.outcomes[0].rate_after / 2.05
+    world.brain.advice.append(advice("p2", expected=promised, worker=(2, 1.0)))
+    await world.until(lambda: len(world.brain.outcomes) == 2)
+    assert world.brain.outcomes[1].verdict == "kept" and len(world.cluster.alive(job_id, "worker")) == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_other_cores_are_given_in_place_where_that_can_be(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(2, 1.0)), advice("p2", expected=1.0, worker=(2, 2.0), ps=(1, 0.5)))
+    await world.until(lambda: len(world.brain.outcomes) == 2)
+    known = world.cluster.processes_of[job_id]
+    assert {known[name].order.cpu for name in ("worker-0-1", "worker-1-1")} == {1.0}, "the user fixed the cores"
+    assert world.brain.outcomes[1].verdict == "cancelled"
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_cores_that_the_user_left_to_brain(world: JobWorld, in_place: bool) -> None:
+    world.cluster.resizes = in_place
+    free = FREE | {"roles": {"ps": {"min": 1, "max": 4}, "worker": {"min": 1, "max": 8}}}
+    world.brain.planned = replace(
+        world.brain.planned, roles={"worker": RolePlan(replicas=2, cpu=1.0), "ps": RolePlan(replicas=1, cpu=1.0)}
+    )
+    world.brain.advice.append(advice(expected=1.0, worker=(2, 2.0), ps=(1, 0.5)))
+    job_id = await world.submit(spec(**free))
+    await world.until(lambda: bool(world.brain.outcomes))
+    known, alive = world.cluster.processes_of[job_id], world.cluster.alive(job_id)
+    assert world.brain.outcomes[0].verdict == "kept"
+    assert {name: known[name].order.cpu for name in alive} == (
+        {"ps-0-1": 0.5, "worker-0-1": 2.0, "worker-1-1": 2.0} if in_place
+        else {"ps-1-1": 0.5, "worker-0-2": 2.0, "worker-1-2": 2.0}
+    )
+    assert world.jobs.run_of(job_id).status.rollbacks == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_what_a_user_asks_for_meanwhile_stays(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(4, 1.0)))
+    await world.until(lambda: world.jobs.run_of(job_id).status.trial is not None)
+    await world.jobs.scale(job_id, role="worker", replicas=2, clear=False)
+    await world.until(lambda: bool(world.brain.outcomes))
+    assert world.brain.outcomes[0].verdict == "cancelled"
+    await world.until(lambda: len(world.cluster.alive(job_id, "worker")) == 2)
+    assert "changed by others" in lines(world, job_id)[0].effect
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_change_that_does_not_arrive_is_taken_back(world: JobWorld) -> None:
+    job_id = await training(world)
+    world.start_s = 1e6
+    world.brain.advice.append(advice(worker=(3, 1.0)))
+    await world.until(lambda: bool(world.brain.outcomes), timeout_s=600.0)
+    assert world.brain.outcomes[0].verdict == "cancelled" and "within 120 s" in world.brain.outcomes[0].why
+    assert world.jobs.run_of(job_id).status.plan["worker"].replicas == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_jobmaster_that_comes_back_goes_on_with_the_change(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(4, 1.0)))
+    await world.until(lambda: world.jobs.run_of(job_id).status.trial is not None)
+    await world.restart_jobmaster()
+    await world.until(lambda: bool(world.brain.outcomes))
+    assert world.brain.outcomes[0].verdict == "kept" and len(world.cluster.alive(job_id, "worker")) == 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_brain_is_asked_with_what_the_job_has_and_may_be_away(world: JobWorld) -> None:
+    job_id = await training(world)
+    await world.until(lambda: bool(world.brain.asks))
+    ask = world.brain.asks[0]
+    assert (ask.now["worker"].replicas, ask.now["worker"].cpu, ask.now["ps"].replicas) == (1, 1.0, 1)
+    assert ask.samples_per_s > 0 and ask.remaining > 0 and ask.facts.job_id == job_id
+    assert not world.brain.profiles[0].is_steady
+    await world.until(lambda: any(profile.is_steady for profile in world.brain.profiles))
+    world.brain.away = True
+    await world.clock.sleep(100.0)
+    world.brain.away = False
+    asked = len(world.brain.asks)
+    await world.until(lambda: len(world.brain.asks) > asked)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 5.0), st.integers(0, 500), st.booleans()), max_size=60))
+def test_a_rate_is_that_of_a_whole_window_without_changes(looks: list[tuple[float, int, bool]]) -> None:
+    rate, now, samples, calm, heard = SteadyRate(), 0.0, 0, None, []
+    for step_s, more, is_steady in looks:
+        now, samples = now + step_s, samples + more
+        rate.hear(now, samples, is_steady=is_steady, limits=LIMITS)
+        calm = (now if calm is None else calm) if is_steady else None
+        heard = [*heard, (now, samples)] if calm is not None and now - calm >= LIMITS.plan_settle_s else []
+        found = rate.per_s(limits=LIMITS)
+        assert (found is None) == (not heard or now - heard[0][0] < LIMITS.plan_window_s)
+        if found is not None:
+            slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(heard, heard[1:], strict=False)]
+            assert min(slopes) - 1e-6 <= found <= max(slopes) + 1e-6
+
+
+def a_trial(**changes: Any) -> Trial:
+    one = {"worker": RolePlan(replicas=1)}
+    values: dict[str, Any] = {
+        "plan_id": "p", "decision": 1, "before": one, "after": one, "rate_before": 100.0, "rate_expected": 150.0,
+        "began": 0.0, "samples": 0, "generation": 1,
+    }
+    return Trial(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("expected", "rate", "stays"),
+    [(150.0, 95.0, True), (150.0, 94.0, False), (60.0, 57.0, True), (60.0, 56.0, False), (0.0, 96.0, True)],
+)
+def test_a_change_stays_unless_the_job_is_slower_than_before_and_than_was_said(
+    expected: float, rate: float, stays: bool
+) -> None:
+    assert (not fault_of(a_trial(rate_expected=expected), rate, limits=LIMITS)) is stays
+
+
+def test_what_a_change_costs_is_the_training_that_was_lost() -> None:
+    assert overhead_s(a_trial(), now=10.0, samples=600) == pytest.approx(4.0)
+    assert overhead_s(a_trial(), now=10.0, samples=2000) == 0.0
+
+
+def test_differences_are_told_as_people_say_them() -> None:
+    before = {"worker": RolePlan(replicas=1, cpu=1.0), "ps": RolePlan(replicas=1, cpu=0.5, memory_bytes=1 << 30)}
+    after = {"worker": RolePlan(replicas=3, cpu=1.0), "ps": RolePlan(replicas=1, cpu=1.0, memory_bytes=2 << 30)}
+    assert differences(before, after) == "worker 1 → 3; ps 0.5 → 1 cores, 1,024 → 2,048 MiB"
+    assert differences(before, before) == ""
