@@ -331,6 +331,7 @@ class DecideRequest(google.protobuf.message.Message):
     remaining: builtins.int
     free_cpu: builtins.float
     free_memory_bytes: builtins.int
+    """not set: unknown"""
     @property
     def job(self) -> Global___JobMeta: ...
     @property
@@ -345,11 +346,15 @@ class DecideRequest(google.protobuf.message.Message):
         now: collections.abc.Iterable[Global___RolePlan] | None = ...,
         samples_per_s: builtins.float = ...,
         remaining: builtins.int = ...,
-        free_cpu: builtins.float = ...,
-        free_memory_bytes: builtins.int = ...,
+        free_cpu: builtins.float | None = ...,
+        free_memory_bytes: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["job", b"job"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "now", b"now", "remaining", b"remaining", "samples_per_s", b"samples_per_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "now", b"now", "remaining", b"remaining", "samples_per_s", b"samples_per_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_free_memory_bytes", b"_free_memory_bytes"]) -> typing.Literal["free_memory_bytes"] | None: ...
 
 Global___DecideRequest: typing_extensions.TypeAlias = DecideRequest
 
@@ -537,22 +542,217 @@ class ExplainReply(google.protobuf.message.Message):
     PLAN_FIELD_NUMBER: builtins.int
     PROFILES_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    LOOK_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
     text: builtins.str
     @property
     def plan(self) -> Global___PlanReply: ...
     @property
     def profiles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Profile]: ...
+    @property
+    def look(self) -> Global___Look:
+        """the newest"""
+
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChangeOutcome]:
+        """what came of past ones, the newest first"""
+
     def __init__(
         self,
         *,
         plan: Global___PlanReply | None = ...,
         profiles: collections.abc.Iterable[Global___Profile] | None = ...,
         text: builtins.str = ...,
+        look: Global___Look | None = ...,
+        changes: collections.abc.Iterable[Global___ChangeOutcome] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["plan", b"plan", "profiles", b"profiles", "text", b"text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["look", b"look", "plan", b"plan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "look", b"look", "plan", b"plan", "profiles", b"profiles", "text", b"text"]) -> None: ...
 
 Global___ExplainReply: typing_extensions.TypeAlias = ExplainReply
+
+@typing.final
+class Look(google.protobuf.message.Message):
+    """What brain saw and decided when it last looked at a job that trains."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_FIELD_NUMBER: builtins.int
+    PLANNER_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    NOW_FIELD_NUMBER: builtins.int
+    CHOSEN_FIELD_NUMBER: builtins.int
+    EXPECTED_SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    FIT_FIELD_NUMBER: builtins.int
+    FRONT_FIELD_NUMBER: builtins.int
+    PLAN_ID_FIELD_NUMBER: builtins.int
+    at: builtins.float
+    planner: builtins.str
+    reason: builtins.str
+    why: builtins.str
+    samples_per_s: builtins.float
+    expected_samples_per_s: builtins.float
+    plan_id: builtins.str
+    @property
+    def now(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
+    @property
+    def chosen(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]:
+        """chosen: empty when nothing changes"""
+
+    @property
+    def fit(self) -> Global___Fit: ...
+    @property
+    def front(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FrontPoint]: ...
+    def __init__(
+        self,
+        *,
+        at: builtins.float = ...,
+        planner: builtins.str = ...,
+        reason: builtins.str = ...,
+        why: builtins.str = ...,
+        samples_per_s: builtins.float = ...,
+        now: collections.abc.Iterable[Global___RolePlan] | None = ...,
+        chosen: collections.abc.Iterable[Global___RolePlan] | None = ...,
+        expected_samples_per_s: builtins.float = ...,
+        fit: Global___Fit | None = ...,
+        front: collections.abc.Iterable[Global___FrontPoint] | None = ...,
+        plan_id: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["fit", b"fit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "chosen", b"chosen", "expected_samples_per_s", b"expected_samples_per_s", "fit", b"fit", "front", b"front", "now", b"now", "plan_id", b"plan_id", "planner", b"planner", "reason", b"reason", "samples_per_s", b"samples_per_s", "why", b"why"]) -> None: ...
+
+Global___Look: typing_extensions.TypeAlias = Look
+
+@typing.final
+class Fit(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class CoefficientsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    FORM_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    COEFFICIENTS_FIELD_NUMBER: builtins.int
+    POINTS_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    UNKNOWN_FIELD_NUMBER: builtins.int
+    form: builtins.str
+    error: builtins.float
+    """mean |ln| error of points predicted from the others"""
+    unknown: builtins.str
+    """why there is no model; then the rest is empty"""
+    @property
+    def coefficients(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
+    @property
+    def points(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FitPoint]: ...
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        form: builtins.str = ...,
+        error: builtins.float = ...,
+        coefficients: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        points: collections.abc.Iterable[Global___FitPoint] | None = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
+        unknown: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coefficients", b"coefficients", "error", b"error", "form", b"form", "notes", b"notes", "points", b"points", "unknown", b"unknown"]) -> None: ...
+
+Global___Fit: typing_extensions.TypeAlias = Fit
+
+@typing.final
+class FitPoint(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: builtins.int
+    PS_FIELD_NUMBER: builtins.int
+    WORKER_CPU_FIELD_NUMBER: builtins.int
+    PS_CPU_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
+    PREDICTED_FIELD_NUMBER: builtins.int
+    LOG_SD_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    workers: builtins.int
+    ps: builtins.int
+    worker_cpu: builtins.float
+    ps_cpu: builtins.float
+    measured: builtins.float
+    predicted: builtins.float
+    log_sd: builtins.float
+    at: builtins.float
+    def __init__(
+        self,
+        *,
+        workers: builtins.int = ...,
+        ps: builtins.int = ...,
+        worker_cpu: builtins.float = ...,
+        ps_cpu: builtins.float = ...,
+        measured: builtins.float = ...,
+        predicted: builtins.float = ...,
+        log_sd: builtins.float = ...,
+        at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "log_sd", b"log_sd", "measured", b"measured", "predicted", b"predicted", "ps", b"ps", "ps_cpu", b"ps_cpu", "worker_cpu", b"worker_cpu", "workers", b"workers"]) -> None: ...
+
+Global___FitPoint: typing_extensions.TypeAlias = FitPoint
+
+@typing.final
+class FrontPoint(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: builtins.int
+    PS_FIELD_NUMBER: builtins.int
+    WORKER_CPU_FIELD_NUMBER: builtins.int
+    PS_CPU_FIELD_NUMBER: builtins.int
+    COST_FIELD_NUMBER: builtins.int
+    GAIN_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    IS_CHOSEN_FIELD_NUMBER: builtins.int
+    workers: builtins.int
+    ps: builtins.int
+    worker_cpu: builtins.float
+    ps_cpu: builtins.float
+    cost: builtins.float
+    gain: builtins.float
+    samples_per_s: builtins.float
+    reason: builtins.str
+    why: builtins.str
+    is_chosen: builtins.bool
+    def __init__(
+        self,
+        *,
+        workers: builtins.int = ...,
+        ps: builtins.int = ...,
+        worker_cpu: builtins.float = ...,
+        ps_cpu: builtins.float = ...,
+        cost: builtins.float = ...,
+        gain: builtins.float = ...,
+        samples_per_s: builtins.float = ...,
+        reason: builtins.str = ...,
+        why: builtins.str = ...,
+        is_chosen: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cost", b"cost", "gain", b"gain", "is_chosen", b"is_chosen", "ps", b"ps", "ps_cpu", b"ps_cpu", "reason", b"reason", "samples_per_s", b"samples_per_s", "why", b"why", "worker_cpu", b"worker_cpu", "workers", b"workers"]) -> None: ...
+
+Global___FrontPoint: typing_extensions.TypeAlias = FrontPoint
 
 @typing.final
 class HistoryRequest(google.protobuf.message.Message):

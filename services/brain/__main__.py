@@ -3,14 +3,19 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from recmesh.plugins.planning import GROUP, Resources
+from recmesh.plugins.registry import load
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop, main
 from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
 from services.brain import ops, rpc
-from services.brain.app import App
+from services.brain.app.deciding import Deciding, Policy
+from services.brain.app.jobs import Jobs
 from services.brain.config import BrainSettings
+from services.brain.domain.planning.built_in import PLANNERS
+from services.brain.domain.views import Sizes
 from services.brain.domain.warmstart import WarmStart
 from services.brain.events import Proposals
 from services.brain.store import SqlStore
@@ -39,13 +44,26 @@ class Database:
         await asyncio.to_thread(self._store.close)
 
 
+def policy(settings: BrainSettings) -> Policy:
+    """What planning is bounded by."""
+    return Policy(
+        interval_s=settings.plan_interval_s, horizon_s=settings.plan_horizon_s, rho=settings.plan_rho,
+        epsilon=settings.plan_epsilon, sizes=Sizes(settings.cpu_min, settings.cpu_max),
+        quotas={owner: Resources(quota.cpu, quota.memory_gib * (1 << 30)) for owner, quota in settings.quotas.items()},
+    )  # fmt: skip
+
+
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components in start order."""
     settings = BrainSettings.from_env(env, "RECMESH_")
     bus = Bus.of(settings, "brain")
     store = SqlStore(settings.database)
     rule = WarmStart(k=settings.warm_start_jobs, mu=settings.warm_start_weight, s_min=settings.warm_start_likeness)
-    app = App(store, rule=rule, clock=system_clock, told=Proposals(bus))
+    app = Jobs(store, rule=rule, clock=system_clock, told=Proposals(bus))
+    deciding = Deciding(
+        store, load(GROUP, settings.planner, PLANNERS)(), policy(settings), seed=settings.seed, clock=system_clock,
+        told=Proposals(bus),
+    )
     view = ops.View(app, clock=system_clock)
 
     async def forget() -> float:
@@ -53,7 +71,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         return FORGET_EVERY_S
 
     server = RpcServer(
-        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app))],
+        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding))],
         tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
     )
     database = Database(store)

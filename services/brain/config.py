@@ -1,8 +1,16 @@
 """What the environment may set, with prefix `RECMESH_`."""
 
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from recmesh.runtime.settings import ServiceSettings
+
+
+class OwnerQuota(BaseModel):
+    """What all jobs of an owner may hold together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    cpu: float = Field(ge=0)
+    memory_gib: float = Field(ge=0)
 
 
 class BrainSettings(ServiceSettings):
@@ -16,6 +24,24 @@ class BrainSettings(ServiceSettings):
     """μ: weight of the more similar job against all less similar ones."""
     warm_start_likeness: float = Field(default=0.5, ge=0, le=1)
     """s_min: jobs less alike than this are not similar."""
+    planner: str = "pareto-greedy"
+    """Plans jobs that train: pareto-greedy, optimus, elastic-scheduler, static, or one that a package adds."""
+    plan_interval_s: float = Field(default=180.0, gt=0)
+    """So often jobs ask; what was meant for one that asks no more is free after three times as long."""
+    plan_horizon_s: float = Field(default=3600.0, gt=0)
+    """The longest time over which a gain may pay back what the change costs."""
+    plan_rho: float = 2.5
+    """Weight of jobs that end soon: 0 all alike, below 0 long jobs first."""
+    plan_epsilon: float = Field(default=0.05, ge=0, lt=1)
+    """Share of its speed that a job may lose for giving back resources."""
+    cpu_min: float = Field(default=0.5, gt=0)
+    """Least cores of one process, where its user names none."""
+    cpu_max: float = Field(default=8.0, gt=0)
+    """Most cores of one process, where its user names none."""
+    quotas: dict[str, OwnerQuota] = Field(default_factory=dict)
+    """By owner, as JSON: what all their jobs may hold together, {"ads": {"cpu": 64, "memory_gib": 256}}."""
+    seed: int = 0
+    """Of the planner's random choices."""
     profiles_per_job: int = Field(default=2000, ge=1)
     profile_days: float = Field(default=30.0, gt=0)
     """Profiles and plans older than this are forgotten; histories stay."""

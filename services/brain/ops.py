@@ -9,7 +9,7 @@ from recmesh.runtime.clock import Clock
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Table, Tile, Tiles, Tone, state, text
 from recmesh.runtime.ops.panels import Points, Value
 from recmesh.runtime.readiness import Readiness
-from services.brain.app import App
+from services.brain.app.jobs import Jobs
 from services.brain.config import BrainSettings
 from services.brain.domain.model import RolePlan
 
@@ -34,7 +34,7 @@ def shape(roles: Sequence[RolePlan]) -> str:
 class View:
     """What the page shows; it asks the app, which asks the database, only while someone looks."""
 
-    def __init__(self, app: App, *, clock: Clock) -> None:
+    def __init__(self, app: Jobs, *, clock: Clock) -> None:
         self._app, self._clock = app, clock
 
     def page(self) -> Page:

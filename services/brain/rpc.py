@@ -8,7 +8,8 @@ import grpc
 from recmesh.pb import brain_pb2 as pb
 from recmesh.pb import brain_pb2_grpc as pb_grpc
 from services.brain import wire
-from services.brain.app import App
+from services.brain.app.deciding import Deciding
+from services.brain.app.jobs import Jobs
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
 
@@ -16,8 +17,8 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
 class BrainServicer(pb_grpc.BrainServicer):
     """One line per method; anything longer belongs in app.py."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, app: Jobs, deciding: Deciding) -> None:
+        self._app, self._deciding = app, deciding
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanReply:
         """A first plan."""
@@ -29,18 +30,30 @@ class BrainServicer(pb_grpc.BrainServicer):
         await self._app.observe(wire.profile(request))
         return pb.ObserveReply()
 
+    async def Decide(self, request: pb.DecideRequest, context: Any) -> pb.DecideReply:
+        """A better plan, or none."""
+        return wire.decide_reply(*await self._deciding.decide(wire.ask(request)))
+
+    async def Conclude(self, request: pb.ChangeOutcome, context: Any) -> pb.ConcludeReply:
+        """What came of one."""
+        await self._deciding.conclude(wire.change(request))
+        return pb.ConcludeReply()
+
     async def RecordJob(self, request: pb.JobHistory, context: Any) -> pb.RecordReply:
         """A job ended."""
         await self._app.record(wire.history(request))
+        self._deciding.forget(request.job.job_id)
         return pb.RecordReply()
 
     async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainReply:
         """Why a job has what it has."""
-        plan, profiles, text = await self._app.explain(request.job_id)
+        found = await self._app.explain(request.job_id)
         return pb.ExplainReply(
-            plan=wire.plan_reply(plan) if plan else None,
-            profiles=[wire.profile_message(each) for each in profiles],
-            text=text,
+            plan=wire.plan_reply(found.plan) if found.plan else None,
+            profiles=[wire.profile_message(each) for each in found.profiles],
+            text=found.text,
+            look=wire.look_message(found.look) if found.look else None,
+            changes=[wire.change_message(each) for each in found.changes],
         )
 
     async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:

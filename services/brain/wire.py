@@ -1,7 +1,20 @@
 """Protobuf in, domain out, and back."""
 
+from dataclasses import asdict
+
 from recmesh.pb import brain_pb2 as pb
-from services.brain.domain.model import Free, History, Job, Plan, Profile, RoleLimits, RolePlan
+from services.brain.domain.model import (
+    Ask,
+    Change,
+    Free,
+    History,
+    Job,
+    Look,
+    Plan,
+    Profile,
+    RoleLimits,
+    RolePlan,
+)
 
 _JOB = (
     "job_id", "owner", "model", "framework", "dense_parameters", "tables", "dim", "batch_size", "data_rows",
@@ -85,4 +98,60 @@ def history_message(value: History) -> pb.JobHistory:
         job=job_message(value.job), outcome=value.outcome, reason=value.reason, started=value.started,
         ended=value.ended, final_plan=[role_plan_message(role) for role in value.final_plan],
         samples_per_s=value.samples_per_s, samples=value.samples, metrics=dict(value.metrics),
+    )  # fmt: skip
+
+
+def ask(request: pb.DecideRequest) -> Ask:
+    """A job that trains."""
+    free_cpu = request.free_cpu if request.HasField("free_cpu") else None
+    free_memory = request.free_memory_bytes if request.HasField("free_memory_bytes") else None
+    return Ask(
+        job=job(request.job), limits=tuple(limits(each) for each in request.limits),
+        now={each.role: role_plan(each) for each in request.now}, samples_per_s=request.samples_per_s,
+        remaining=request.remaining, free=Free(free_cpu, free_memory),
+    )  # fmt: skip
+
+
+def decide_reply(look: Look, plan: Plan | None) -> pb.DecideReply:
+    """What a job should change to, and why; or why to nothing."""
+    return pb.DecideReply(
+        change=plan is not None, roles=[role_plan_message(role) for role in look.chosen], plan_id=look.plan_id,
+        planner=look.planner, reason=look.reason, explanation=look.why,
+        samples_per_s=look.expected_samples_per_s,
+    )  # fmt: skip
+
+
+def change(message: pb.ChangeOutcome) -> Change:
+    """What came of a plan."""
+    return Change(
+        plan_id=message.plan_id, job_id=message.job_id, at=message.at, verdict=message.verdict, why=message.why,
+        before=tuple(role_plan(each) for each in message.before),
+        after=tuple(role_plan(each) for each in message.after), rate_before=message.rate_before,
+        rate_expected=message.rate_expected, rate_after=message.rate_after, overhead_s=message.overhead_s,
+    )  # fmt: skip
+
+
+def change_message(value: Change) -> pb.ChangeOutcome:
+    """What came of a plan."""
+    return pb.ChangeOutcome(
+        plan_id=value.plan_id, job_id=value.job_id, at=value.at, verdict=value.verdict, why=value.why,
+        before=[role_plan_message(each) for each in value.before],
+        after=[role_plan_message(each) for each in value.after], rate_before=value.rate_before,
+        rate_expected=value.rate_expected, rate_after=value.rate_after, overhead_s=value.overhead_s,
+    )  # fmt: skip
+
+
+def look_message(value: Look) -> pb.Look:
+    """What brain saw and decided."""
+    return pb.Look(
+        at=value.at, planner=value.planner, reason=value.reason, why=value.why, samples_per_s=value.samples_per_s,
+        now=[role_plan_message(each) for each in value.now],
+        chosen=[role_plan_message(each) for each in value.chosen],
+        expected_samples_per_s=value.expected_samples_per_s, plan_id=value.plan_id,
+        fit=pb.Fit(
+            form=value.fit.form, error=value.fit.error, coefficients=dict(value.fit.coefficients),
+            points=[pb.FitPoint(**asdict(point)) for point in value.fit.points], notes=value.fit.notes,
+            unknown=value.fit.unknown,
+        ),
+        front=[pb.FrontPoint(**asdict(point)) for point in value.front],
     )  # fmt: skip

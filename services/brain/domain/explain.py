@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
-from services.brain.domain.model import Plan, Profile
+from services.brain.domain.model import Change, Look, Plan, Profile
 
 _PARTS = ("data_s", "pull_s", "compute_s", "push_s")
 
 
-def explain(plan: Plan | None, profiles: Sequence[Profile]) -> str:
-    """The plan, and where the newest profile says that the time goes."""
+def explain(
+    plan: Plan | None, profiles: Sequence[Profile], look: Look | None = None, changes: Sequence[Change] = ()
+) -> str:
+    """The plan, where the newest profile says that the time goes, what was decided last, and what came of changes."""
     sentences = []
     if plan is None:
         sentences.append("No plan was asked for.")
@@ -26,4 +28,10 @@ def explain(plan: Plan | None, profiles: Sequence[Profile]) -> str:
         shares = ", ".join(f"{name} {value / total:.0%}" for name, value in spent.items())
         longest = max(spent, key=lambda name: spent[name])
         sentences.append(f"Time of a step: {shares}; most goes to {longest}.")
+    if look is not None:
+        model = look.fit.unknown or f"{look.fit.form}, wrong by {look.fit.error:.1%} on points it had not seen"
+        sentences.append(f"Its speed: {model}. Last decision ({look.planner}, {look.reason}): {look.why}.")
+    if changes:
+        newest_change = changes[0]
+        sentences.append(f"Its last change was {newest_change.verdict}: {newest_change.why}.")
     return " ".join(sentences)

@@ -1,6 +1,6 @@
 """Nouns of resource planning."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -71,7 +71,7 @@ class Plan:
 
     roles: tuple[RolePlan, ...]
     source: str
-    """`default` or `similar`."""
+    """`default` or `similar`; of a change while it trains the planner's name."""
     explanation: str
     similar: tuple[Similar, ...] = ()
     plan_id: str = ""
@@ -119,3 +119,106 @@ class Profile:
     rows: int = 0
     samples: int = 0
     remaining: int = 0
+    worker_cpu_limit: float = 0.0
+    """Cores that a worker may use; 0: no limit, or not told."""
+    ps_cpu_limit: float = 0.0
+    hardware: str = ""
+    """cpu, or the kind of the workers' GPU; empty: not told."""
+    is_steady: bool = False
+    """Nothing changed over the window of the rate, nor shortly before."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitPoint:
+    """One configuration, as it was measured and as the model has it."""
+
+    workers: int
+    ps: int
+    worker_cpu: float
+    ps_cpu: float
+    measured: float
+    predicted: float
+    log_sd: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What was learned of a job's speed, for people."""
+
+    form: str = ""
+    error: float = 0.0
+    """Mean |ln| error of a point predicted from all others."""
+    coefficients: Mapping[str, float] = field(default_factory=dict)
+    points: tuple[FitPoint, ...] = ()
+    notes: tuple[str, ...] = ()
+    unknown: str = ""
+    """Why there is no model; then the rest is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A candidate that was considered."""
+
+    workers: int
+    ps: int
+    worker_cpu: float
+    ps_cpu: float
+    cost: float
+    gain: float
+    samples_per_s: float
+    reason: str
+    why: str
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What brain saw and decided when it last looked at a job that trains."""
+
+    job_id: str
+    at: float
+    planner: str
+    reason: str
+    why: str
+    samples_per_s: float
+    now: tuple[RolePlan, ...]
+    chosen: tuple[RolePlan, ...] = ()
+    """Empty: it keeps what it has."""
+    expected_samples_per_s: float = 0.0
+    fit: Fit = Fit()
+    front: tuple[FrontPoint, ...] = ()
+    plan_id: str = ""
+
+
+KEPT, TAKEN_BACK, CANCELLED = "kept", "taken back", "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What came of a plan that a job was given while it trained."""
+
+    plan_id: str
+    job_id: str
+    at: float
+    verdict: str
+    why: str
+    before: tuple[RolePlan, ...]
+    after: tuple[RolePlan, ...]
+    rate_before: float = 0.0
+    rate_expected: float = 0.0
+    rate_after: float = 0.0
+    """0: it was not measured."""
+    overhead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A job that trains, as its jobmaster tells it."""
+
+    job: Job
+    limits: Sequence[RoleLimits]
+    now: Mapping[str, RolePlan]
+    samples_per_s: float
+    remaining: int
+    free: Free

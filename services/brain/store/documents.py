@@ -4,12 +4,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from services.brain.domain.model import History, Job, Plan, Profile, RolePlan, Similar
+from services.brain.domain.model import (
+    Change,
+    Fit,
+    FitPoint,
+    FrontPoint,
+    History,
+    Job,
+    Look,
+    Plan,
+    Profile,
+    RolePlan,
+    Similar,
+)
 
 T = TypeVar("T")
 
 
-def to_document(value: History | Plan | Profile) -> dict[str, Any]:
+def to_document(value: History | Plan | Profile | Look | Change) -> dict[str, Any]:
     """Plain JSON types only."""
     return asdict(value)
 
@@ -38,3 +50,23 @@ def to_plan(document: Mapping[str, Any]) -> Plan:
 def to_profile(document: Mapping[str, Any]) -> Profile:
     """From `to_document`."""
     return Profile(**_known(Profile, document))
+
+
+def to_look(document: Mapping[str, Any]) -> Look:
+    """From `to_document`."""
+    plain = _known(Look, document)
+    for name in ("now", "chosen"):
+        plain[name] = tuple(RolePlan(**_known(RolePlan, each)) for each in plain[name])
+    fit = _known(Fit, plain["fit"])
+    fit["points"] = tuple(FitPoint(**_known(FitPoint, each)) for each in fit["points"])
+    plain["fit"] = Fit(**fit | {"notes": tuple(fit["notes"])})
+    plain["front"] = tuple(FrontPoint(**_known(FrontPoint, each)) for each in plain["front"])
+    return Look(**plain)
+
+
+def to_change(document: Mapping[str, Any]) -> Change:
+    """From `to_document`."""
+    plain = _known(Change, document)
+    for name in ("before", "after"):
+        plain[name] = tuple(RolePlan(**_known(RolePlan, each)) for each in plain[name])
+    return Change(**plain)

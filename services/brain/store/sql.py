@@ -8,9 +8,9 @@ from sqlalchemy import Engine, Table, delete, desc, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from recmesh.runtime.sql import migrate, open_engine, reading, writing
-from services.brain.domain.model import History, Plan, Profile
-from services.brain.store.documents import to_document, to_history, to_plan, to_profile
-from services.brain.store.tables import VERSION_TABLE, jobs, plans, profiles
+from services.brain.domain.model import Change, History, Look, Plan, Profile
+from services.brain.store.documents import to_change, to_document, to_history, to_look, to_plan, to_profile
+from services.brain.store.tables import VERSION_TABLE, changes, jobs, looks, plans, profiles
 
 REVISIONS = Path(__file__).parent / "revisions"
 
@@ -105,6 +105,43 @@ class SqlStore:
             found = [to_profile(document) for (document,) in connection.execute(query)]
         return found[::-1]
 
+    def put_look(self, look: Look) -> None:
+        """Insert or replace the newest look at a job."""
+        self._upsert(looks, ["job_id"], {"job_id": look.job_id, "at": look.at, "document": to_document(look)})
+
+    def look(self, job_id: str) -> Look | None:
+        """The newest one at that job."""
+        with reading(self.engine) as connection:
+            found = connection.execute(select(looks.c.document).where(looks.c.job_id == job_id)).first()
+        return to_look(found[0]) if found is not None else None
+
+    def looks(self, *, limit: int = 100) -> list[Look]:
+        """Of all jobs, the newest first."""
+        query = select(looks.c.document).order_by(desc(looks.c.at), looks.c.job_id).limit(limit)
+        with reading(self.engine) as connection:
+            return [to_look(document) for (document,) in connection.execute(query)]
+
+    def put_change(self, change: Change) -> None:
+        """Insert or replace what came of a plan."""
+        self._upsert(
+            changes,
+            ["plan_id"],
+            {
+                "plan_id": change.plan_id,
+                "job_id": change.job_id,
+                "at": change.at,
+                "document": to_document(change),
+            },
+        )
+
+    def changes(self, *, job_id: str = "", limit: int = 100) -> list[Change]:
+        """The newest first."""
+        query = select(changes.c.document).order_by(desc(changes.c.at), changes.c.plan_id).limit(limit)
+        if job_id:
+            query = query.where(changes.c.job_id == job_id)
+        with reading(self.engine) as connection:
+            return [to_change(document) for (document,) in connection.execute(query)]
+
     def throughput(self, *, since: float, limit: int = 2000) -> list[tuple[str, float, float]]:
         """(job, at, samples/s) of the newest profiles since then, oldest first."""
         query = (
@@ -118,7 +155,7 @@ class SqlStore:
         return found[::-1]
 
     def forget(self, *, before: float, profiles_per_job: int) -> int:
-        """Remove profiles and plans older than `before`, and all but the newest profiles of each job."""
+        """Remove what is older than `before` but for histories, and all but the newest profiles of each job."""
         newest = select(
             profiles.c.job_id,
             profiles.c.at,
@@ -129,7 +166,7 @@ class SqlStore:
             bounds = connection.execute(found).all()
         removed = 0
         with writing(self.engine) as connection:
-            for table in (profiles, plans):
+            for table in (profiles, plans, looks, changes):
                 removed += connection.execute(delete(table).where(table.c.at < before)).rowcount
             for job_id, at in bounds:
                 where = (profiles.c.job_id == job_id) & (profiles.c.at <= at)

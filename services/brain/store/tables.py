@@ -41,3 +41,23 @@ profiles = Table(
     Column("document", JSON, nullable=False),
     Index("brain_profiles_at", "at"),
 )
+
+looks = Table(
+    "brain_looks",
+    metadata,
+    Column("job_id", String(200), primary_key=True),
+    Column("at", Float(53), nullable=False),
+    Column("document", JSON, nullable=False),
+    Index("brain_looks_at", "at"),
+)
+
+changes = Table(
+    "brain_changes",
+    metadata,
+    Column("plan_id", String(64), primary_key=True),
+    Column("job_id", String(200), nullable=False),
+    Column("at", Float(53), nullable=False),
+    Column("document", JSON, nullable=False),
+    Index("brain_changes_job", "job_id", "at"),
+    Index("brain_changes_at", "at"),
+)

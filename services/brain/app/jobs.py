@@ -1,23 +1,24 @@
-"""Use cases of brain: load, decide, save, tell."""
+"""First plans, profiles, histories, explanations: load, decide, save, tell."""
 
 import asyncio
 import math
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
 from recmesh.runtime.telemetry import Metrics
 from services.brain.domain.explain import explain
 from services.brain.domain.first_plan import first_plan
-from services.brain.domain.model import Free, History, Job, Plan, Profile, RoleLimits
+from services.brain.domain.model import Change, Free, History, Job, Look, Plan, Profile, RoleLimits
 from services.brain.domain.warmstart import SUCCEEDED, WarmStart
 from services.brain.store import SqlStore
 
 PAST_JOBS = 2000
 """The newest successful jobs that are looked through for similar ones."""
 HISTORY_LIMIT = 1000
+SHOWN_CHANGES = 20
 
 _metrics = Metrics("brain")
 _plans = _metrics.counter("plans", "Plans made, by what they came from", labels=["source"])
@@ -25,8 +26,20 @@ _profiles = _metrics.counter("profiles", "Profiles of running jobs that were sto
 _histories = _metrics.counter("histories", "Jobs that ended, by outcome", labels=["outcome"])
 
 
-class App:
-    """Brain without its wires. Store calls block, so they run in threads."""
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a job has what it has."""
+
+    plan: Plan | None
+    profiles: list[Profile]
+    look: Look | None
+    changes: list[Change]
+    """The newest first."""
+    text: str
+
+
+class Jobs:
+    """What is known of jobs. Store calls block, so they run in threads."""
 
     def __init__(
         self, store: SqlStore, *, rule: WarmStart, clock: Clock, told: Callable[[Plan], Awaitable[None]]
@@ -36,7 +49,7 @@ class App:
 
     async def plan(self, job: Job, limits: Sequence[RoleLimits], free: Free) -> Plan:
         """The job's first plan; it is stored before it is given out."""
-        _check(job, limits)
+        check_job(job, limits)
         past = await asyncio.to_thread(self._store.histories, outcome=SUCCEEDED, limit=PAST_JOBS)
         made = first_plan(job, limits, free, past, self._rule)
         plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now())
@@ -50,7 +63,8 @@ class App:
     async def observe(self, profile: Profile) -> None:
         """Remember how a job does. The same profile again replaces itself."""
         violations = [] if profile.job_id else [Violation("job_id", "is empty")]
-        for name in ("at", "samples_per_s", "data_s", "pull_s", "compute_s", "push_s", "ps_busy_share"):
+        for name in ("at", "samples_per_s", "data_s", "pull_s", "compute_s", "push_s", "ps_busy_share",
+                     "worker_cpu_limit", "ps_cpu_limit"):
             value = getattr(profile, name)
             if not math.isfinite(value) or value < 0:
                 violations.append(Violation(name, f"{value} is not a number from 0 up"))
@@ -74,14 +88,26 @@ class App:
         self._counts["histories"] += 1
         _histories.labels(history.outcome).inc()
 
-    async def explain(self, job_id: str) -> tuple[Plan | None, list[Profile], str]:
-        """The job's newest plan, its profiles, and what they mean."""
-        plans = await asyncio.to_thread(self._store.plans, job_id=job_id, limit=1)
-        profiles = await asyncio.to_thread(self._store.profiles, job_id)
+    async def explain(self, job_id: str) -> Explanation:
+        """What brain knows of a job, and what it means."""
+        plans, profiles, look, changes = await asyncio.gather(
+            asyncio.to_thread(self._store.plans, job_id=job_id, limit=1),
+            asyncio.to_thread(self._store.profiles, job_id),
+            asyncio.to_thread(self._store.look, job_id),
+            asyncio.to_thread(self._store.changes, job_id=job_id, limit=SHOWN_CHANGES),
+        )
         if not plans and not profiles:
             raise NotFound(f"brain knows nothing of job {job_id!r}")
         plan = plans[0] if plans else None
-        return plan, profiles, explain(plan, profiles)
+        return Explanation(plan, profiles, look, changes, explain(plan, profiles, look, changes))
+
+    async def looks(self, *, limit: int) -> list[Look]:
+        """The newest looks at jobs that train."""
+        return await asyncio.to_thread(self._store.looks, limit=limit)
+
+    async def changes(self, *, limit: int) -> list[Change]:
+        """What came of the newest changes."""
+        return await asyncio.to_thread(self._store.changes, limit=limit)
 
     async def history(self, *, owner: str = "", limit: int = 0) -> list[History]:
         """Jobs that ended, the newest first."""
@@ -106,7 +132,8 @@ class App:
         return await asyncio.to_thread(self._store.forget, before=before, profiles_per_job=profiles_per_job)
 
 
-def _check(job: Job, limits: Sequence[RoleLimits]) -> None:
+def check_job(job: Job, limits: Sequence[RoleLimits]) -> None:
+    """InvalidArgument names each wrong field."""
     violations = [] if job.job_id else [Violation("job.job_id", "is empty")]
     seen: set[str] = set()
     for index, bound in enumerate(limits):

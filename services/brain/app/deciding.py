@@ -1,0 +1,193 @@
+"""Better plans of jobs that train: each job asks, and is answered with its part of a choice among all live jobs."""
+
+import asyncio
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from recmesh.plugins.planning import ClusterView, JobView, Overheads, Planner, Proposal, Resources
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.telemetry import Metrics
+from services.brain.app.jobs import check_job
+from services.brain.domain.model import CANCELLED, KEPT, TAKEN_BACK, Ask, Change, Free, Look, Plan, Profile
+from services.brain.domain.views import Sizes, front_of, learned, overheads_of, roles_of, view, without_avoided
+from services.brain.store import SqlStore
+
+PROFILES = 500
+"""The newest of a job, from which its speed is learned."""
+CHANGES = 200
+"""The newest of all jobs, from which overheads are learned."""
+MAX_LIVE = 20_000
+"""Jobs whose last proposal is kept; the oldest go."""
+
+_metrics = Metrics("brain")
+_decisions = _metrics.counter("decisions", "Looks at jobs that train, by what was decided", labels=["reason"])
+_changes = _metrics.counter("changes", "Changes of jobs that trained, by what came of them", labels=["verdict"])
+_decide_s = _metrics.histogram("decide_seconds", "To learn a job's speed, and to plan")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What planning is bounded by."""
+
+    interval_s: float = 180.0
+    horizon_s: float = 3600.0
+    rho: float = 2.5
+    epsilon: float = 0.05
+    sizes: Sizes = Sizes()
+    prices: Resources = ClusterView(0.0, Resources()).prices
+    pod_price: float = ClusterView(0.0, Resources()).pod_price
+    overheads: Overheads = Overheads(workers_s=5.0, ps_s=5.0, resize_s=1.0)
+    """Until some were measured."""
+    quotas: Mapping[str, Resources] = field(default_factory=dict)
+    """By owner: what all their jobs may hold together."""
+
+
+class Deciding:
+    """One planner for all jobs."""
+
+    def __init__(
+        self, store: SqlStore, planner: Planner, policy: Policy, *, seed: int, clock: Clock,
+        told: Callable[[Plan], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._store, self._planner, self._policy = store, planner, policy
+        self._seed, self._clock, self._told = seed, clock, told
+        self._live: dict[str, tuple[float, Proposal]] = {}
+        """By job: when it last asked, and what was proposed for it then."""
+        self._choosing = asyncio.Lock()
+
+    async def decide(self, ask: Ask) -> tuple[Look, Plan | None]:
+        """What the job should change to; None: nothing. What is chosen is stored before it is given out."""
+        _check(ask)
+        began, now = self._clock.monotonic(), self._clock.now()
+        profiles, changes = await asyncio.gather(
+            asyncio.to_thread(self._store.profiles, ask.job.job_id, limit=PROFILES),
+            asyncio.to_thread(self._store.changes, limit=CHANGES),
+        )
+        async with self._choosing:
+            look, plan = await asyncio.to_thread(self._choose, ask, profiles, changes, now)
+        if plan is not None:
+            await asyncio.to_thread(self._store.put_plan, plan)
+        await asyncio.to_thread(self._store.put_look, look)
+        if plan is not None:
+            await self._told(plan)
+        _decisions.labels(look.reason).inc()
+        _decide_s.observe(self._clock.monotonic() - began)
+        return look, plan
+
+    async def conclude(self, change: Change) -> None:
+        """What came of a plan: experience for the next ones. A measured speed is kept as a profile, too."""
+        _check_change(change)
+        at = change.at or self._clock.now()
+        await asyncio.to_thread(self._store.put_change, replace(change, at=at))
+        _changes.labels(change.verdict).inc()
+
+    def _choose(
+        self, ask: Ask, profiles: Sequence[Profile], changes: Sequence[Change], now: float
+    ) -> tuple[Look, Plan | None]:
+        # 1. What is known of the job's speed.
+        throughput, fit = learned(profiles, now=now)
+        # 2. Its candidates; those of other live jobs are as they were when these last asked.
+        before = self._live.get(ask.job.job_id)
+        seen = view(
+            ask.job, ask.limits, ask.now, throughput=throughput, rate=ask.samples_per_s, remaining=ask.remaining,
+            overheads=overheads_of(changes, default=self._policy.overheads), sizes=self._policy.sizes,
+            front=tuple(each.allocation for each in before[1].candidates) if before else (),
+        )  # fmt: skip
+        cluster = self._cluster(ask.free, now)
+        rng = np.random.default_rng([self._seed, _number(ask.job.job_id), int(now)])
+        made = without_avoided(self._planner.propose(seen, cluster, rng), changes, now=now)
+        self._remember(made, now)
+        # 3. A choice among all of them, of which this job's part is the answer.
+        everybody = [proposal for _, proposal in self._live.values()]
+        cluster = replace(cluster, quotas=self._quotas_left(everybody))
+        decided = next(
+            each for each in self._planner.select(everybody, cluster, rng) if each.job_id == ask.job.job_id
+        )
+        chosen = decided.chosen.allocation if decided.chosen is not None else None
+        roles = roles_of(chosen, ask.now) if chosen is not None else ()
+        plan = None
+        expected = decided.chosen.rate if decided.chosen is not None else 0.0
+        if roles:
+            plan = Plan(
+                roles, self._planner.name, decided.why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now
+            )
+        look = Look(
+            job_id=ask.job.job_id, at=now, planner=self._planner.name, reason=decided.reason.name, why=decided.why,
+            samples_per_s=ask.samples_per_s, now=tuple(ask.now.values()), chosen=roles,
+            expected_samples_per_s=expected, fit=fit, front=front_of(made, chosen),
+            plan_id=plan.plan_id if plan else "",
+        )  # fmt: skip
+        return look, plan
+
+    def _remember(self, proposal: Proposal, now: float) -> None:
+        self._live.pop(proposal.job.job_id, None)
+        self._live[proposal.job.job_id] = now, proposal
+        oldest = now - 3 * self._policy.interval_s
+        gone = [job_id for job_id, (at, _) in self._live.items() if at < oldest]
+        for job_id in [*gone, *list(self._live)[: max(0, len(self._live) - MAX_LIVE)]]:
+            self._live.pop(job_id, None)
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended: what was meant for it is free."""
+        self._live.pop(job_id, None)
+
+    def _cluster(self, free: Free, now: float) -> ClusterView:
+        policy = self._policy
+        room = Resources(
+            math.inf if free.cpu is None else free.cpu,
+            math.inf if free.memory_bytes is None else free.memory_bytes,
+        )  # fmt: skip
+        return ClusterView(
+            now=now, free=room, prices=policy.prices, pod_price=policy.pod_price, interval_s=policy.interval_s,
+            horizon_s=policy.horizon_s, epsilon=policy.epsilon, rho=policy.rho,
+        )  # fmt: skip
+
+    def _quotas_left(self, proposals: Sequence[Proposal]) -> dict[str, Resources]:
+        """Of each owner's quota, what is beyond what their jobs hold."""
+        left = dict(self._policy.quotas)
+        for job in (proposal.job for proposal in proposals):
+            if job.owner in left and not job.queued:
+                left[job.owner] = left[job.owner].plus(_held(job), times=-1)
+        return left
+
+
+def _held(job: JobView) -> Resources:
+    return job.now.resources
+
+
+def _number(job_id: str) -> int:
+    return int.from_bytes(job_id.encode()[-8:].rjust(8, b"\0"), "little")
+
+
+def _check(ask: Ask) -> None:
+    check_job(ask.job, ask.limits)
+    violations = [Violation(f"now.{role}", "is missing") for role in ("worker", "ps") if role not in ask.now]
+    for role, plan in ask.now.items():
+        if not plan.replicas:
+            violations.append(Violation(f"now.{role}.replicas", "is 0; brain plans jobs that train"))
+        if plan.cpu < 0 or not math.isfinite(plan.cpu):
+            violations.append(Violation(f"now.{role}.cpu", f"{plan.cpu} is not a number of cores"))
+    if ask.samples_per_s < 0 or not math.isfinite(ask.samples_per_s):
+        violations.append(Violation("samples_per_s", f"{ask.samples_per_s} is not a number from 0 up"))
+    if violations:
+        raise InvalidArgument("cannot decide", violations=violations)
+
+
+def _check_change(change: Change) -> None:
+    violations = [
+        Violation(path, "is empty")
+        for path, value in (("plan_id", change.plan_id), ("job_id", change.job_id)) if not value
+    ]  # fmt: skip
+    if change.verdict not in (KEPT, TAKEN_BACK, CANCELLED):
+        violations.append(Violation("verdict", f"{change.verdict!r} is not {KEPT}, {TAKEN_BACK} or {CANCELLED}"))
+    for name in ("at", "rate_before", "rate_expected", "rate_after", "overhead_s"):
+        value = getattr(change, name)
+        if not math.isfinite(value) or value < 0:
+            violations.append(Violation(name, f"{value} is not a number from 0 up"))
+    if violations:
+        raise InvalidArgument("the change is refused", violations=violations)

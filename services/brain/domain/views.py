@@ -1,0 +1,191 @@
+"""Between what jobs tell and what planners see: a job's view, its overheads, and decisions as plans of roles."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from recmesh.plugins.planning import Allocation, Bounds, JobView, Overheads, Proposal, Shapes, Throughput
+from services.brain.domain.model import (
+    KEPT,
+    TAKEN_BACK,
+    Change,
+    Fit,
+    FitPoint,
+    FrontPoint,
+    Job,
+    Profile,
+    RoleLimits,
+    RolePlan,
+)
+from services.brain.domain.throughput.learn import learn
+from services.brain.domain.throughput.learned import Learned, Unknown
+from services.brain.domain.throughput.observations import Observation, observations
+
+UNLIMITED_CPU = 1.0
+"""A process without a limit counts as one core, and keeps having none."""
+AVOID_S = 3600.0
+"""A plan that was taken back is not proposed again for so long: what made it slow may still be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Cores that brain may choose for one process where the user named none."""
+
+    least: float = 0.5
+    most: float = 8.0
+
+
+def learned(profiles: Sequence[Profile], *, now: float) -> tuple[Throughput | None, Fit]:
+    """A model of the job's speed on what it runs on now, or why there is none; and what people see of it."""
+    if not profiles:
+        return None, Fit(unknown="it has sent no profile yet")
+    hardware = profiles[-1].hardware
+    seen = observations(each for each in profiles if each.hardware == hardware)
+    if not seen:
+        return None, Fit(unknown="its speed was not steady yet")
+    model = learn(seen, now=now)
+    if isinstance(model, Unknown):
+        return None, Fit(unknown=model.reason, points=_measured(seen))
+    return model, fit_of(model)
+
+
+def fit_of(model: Learned) -> Fit:
+    """What was measured beside what the model says of it."""
+    predicted = model.predict(Shapes.of([each.allocation for each in model.observations]))
+    points = tuple(
+        FitPoint(
+            each.workers, each.ps, each.worker_cpu, each.ps_cpu, each.samples_per_s, float(rate), float(sd), each.at
+        )
+        for each, rate, sd in zip(model.observations, predicted.rate, predicted.log_sd, strict=True)
+    )  # fmt: skip
+    return Fit(model.form, model.error, dict(model.coefficients), points, (*model.unidentified, *model.notes))
+
+
+def _measured(seen: Sequence[Observation]) -> tuple[FitPoint, ...]:
+    return tuple(
+        FitPoint(each.workers, each.ps, each.worker_cpu, each.ps_cpu, each.samples_per_s, 0.0, 0.0, each.at)
+        for each in seen
+    )
+
+
+def view(
+    job: Job,
+    limits: Sequence[RoleLimits],
+    now: Mapping[str, RolePlan],
+    *,
+    throughput: Throughput | None,
+    rate: float,
+    remaining: float,
+    overheads: Overheads,
+    sizes: Sizes,
+    front: tuple[Allocation, ...] = (),
+) -> JobView:
+    """What a planner sees of a job that trains."""
+    bounds = {each.role: each for each in limits}
+    worker, ps = now["worker"], now["ps"]
+    return JobView(
+        job_id=job.job_id,
+        now=Allocation(
+            worker.replicas, ps.replicas, worker.cpu or UNLIMITED_CPU, ps.cpu or UNLIMITED_CPU,
+            worker.memory_bytes, ps.memory_bytes, worker.gpu, worker.gpu_kind,
+        ),
+        bounds=Bounds(
+            workers=_counts(bounds.get("worker"), worker), ps=_counts(bounds.get("ps"), ps),
+            worker_cpu=_cores(bounds.get("worker"), worker, sizes), ps_cpu=_cores(bounds.get("ps"), ps, sizes),
+        ),
+        throughput=throughput, rate=rate, remaining=remaining, deadline=job.deadline or None, owner=job.owner,
+        priority=job.priority, overheads=overheads, front=front,
+    )  # fmt: skip
+
+
+def _counts(bound: RoleLimits | None, plan: RolePlan) -> tuple[int, int]:
+    if bound is None:
+        return plan.replicas, plan.replicas
+    if bound.pinned is not None:
+        return bound.pinned, bound.pinned
+    return max(1, bound.min), max(1, bound.min, bound.max)
+
+
+def _cores(bound: RoleLimits | None, plan: RolePlan, sizes: Sizes) -> tuple[float, float]:
+    fixed = bound.cpu if bound is not None and bound.cpu else 0.0
+    if not plan.cpu:
+        return UNLIMITED_CPU, UNLIMITED_CPU
+    if fixed:
+        return fixed, fixed
+    return min(sizes.least, plan.cpu), max(sizes.most, plan.cpu)
+
+
+def roles_of(allocation: Allocation, now: Mapping[str, RolePlan]) -> tuple[RolePlan, ...]:
+    """The allocation as a plan; processes without a limit of CPU keep having none."""
+    worker, ps = now["worker"], now["ps"]
+    return (
+        replace(
+            ps, replicas=allocation.ps, cpu=allocation.ps_cpu if ps.cpu else 0.0,
+            memory_bytes=allocation.ps_memory_bytes if ps.memory_bytes else 0,
+        ),
+        replace(
+            worker, replicas=allocation.workers, cpu=allocation.worker_cpu if worker.cpu else 0.0,
+            memory_bytes=allocation.worker_memory_bytes if worker.memory_bytes else 0,
+        ),
+    )  # fmt: skip
+
+
+def overheads_of(changes: Sequence[Change], *, default: Overheads) -> Overheads:
+    """Medians of what changes cost, by what they changed; a kind of which nothing is known keeps its default."""
+    found: dict[str, list[float]] = {"worker": [], "ps": [], "size": []}
+    for change in changes:
+        if change.verdict in (KEPT, TAKEN_BACK):
+            found[_kind(change)].append(change.overhead_s)
+    return Overheads(
+        workers_s=median(found["worker"] or [default.workers_s]),
+        ps_s=median(found["ps"] or [default.ps_s]),
+        resize_s=median(found["size"] or [default.resize_s]),
+    )
+
+
+def _kind(change: Change) -> str:
+    """Of several, the one that costs most as a rule: slots that move."""
+    before, after = ({plan.role: plan for plan in roles} for roles in (change.before, change.after))
+    for role in ("ps", "worker"):
+        if role in before and role in after and before[role].replicas != after[role].replicas:
+            return role
+    return "size"
+
+
+def without_avoided(proposal: Proposal, changes: Sequence[Change], *, now: float) -> Proposal:
+    """The proposal without what was tried lately and taken back; the newest verdict on an allocation counts."""
+    avoided: set[_Shape] = set()
+    for change in sorted(changes, key=lambda each: each.at):
+        if change.job_id == proposal.job.job_id and now - change.at <= AVOID_S:
+            shape = _shape(change.after)
+            (avoided.add if change.verdict == TAKEN_BACK else avoided.discard)(shape)
+    left = tuple(each for each in proposal.candidates if _shape_of(each.allocation) not in avoided)
+    if len(left) == len(proposal.candidates):
+        return proposal
+    return replace(proposal, candidates=left, why=proposal.why or "all that seems better was tried and taken back")
+
+
+_Shape = tuple[int, float, int, float]
+
+
+def _shape(roles: Sequence[RolePlan]) -> _Shape:
+    by_role = {plan.role: plan for plan in roles}
+    worker, ps = by_role.get("worker"), by_role.get("ps")
+    if worker is None or ps is None:
+        return (0, 0.0, 0, 0.0)
+    return worker.replicas, worker.cpu or UNLIMITED_CPU, ps.replicas, ps.cpu or UNLIMITED_CPU
+
+
+def _shape_of(allocation: Allocation) -> _Shape:
+    return allocation.workers, allocation.worker_cpu, allocation.ps, allocation.ps_cpu
+
+
+def front_of(proposal: Proposal, chosen: Allocation | None) -> tuple[FrontPoint, ...]:
+    """What was considered, for people."""
+    return tuple(
+        FrontPoint(
+            each.allocation.workers, each.allocation.ps, each.allocation.worker_cpu, each.allocation.ps_cpu,
+            each.cost, each.gain, each.rate, each.reason.name, each.why, is_chosen=each.allocation == chosen,
+        )
+        for each in proposal.candidates
+    )  # fmt: skip

@@ -1,0 +1,197 @@
+"""A job that trains and brain, step by step: ask, change, measure, tell; on a truth that brain does not know."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recmesh.plugins.planning import Resources
+from recmesh.runtime.errors import InvalidArgument
+from services.brain.app.deciding import Deciding, Policy
+from services.brain.app.jobs import Jobs
+from services.brain.domain.model import Ask, Change, Free, Job, Plan, Profile, RoleLimits, RolePlan
+from services.brain.domain.planning.built_in import PLANNERS
+from services.brain.domain.warmstart import WarmStart
+from services.brain.store import SqlStore
+
+pytestmark = pytest.mark.asyncio
+
+GIB = 1 << 30
+BATCH = 512
+
+
+def truth(workers: int, ps: int, worker_cpu: float, ps_cpu: float) -> float:
+    """Samples per second: compute shared by cores, updates and traffic by servers, and a cost of many workers."""
+    step_s = 0.2 / worker_cpu + 0.03 * workers / (ps * ps_cpu) + 0.01 * workers / ps + 0.02 * ps + 0.03
+    return workers * BATCH / step_s
+
+
+class HandClock:
+    """Time goes on when it is told to."""
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    def advance(self, step_s: float) -> None:
+        self._at += step_s
+
+    def now(self) -> float:
+        return self._at
+
+    def monotonic(self) -> float:
+        return self._at
+
+    async def sleep(self, delay_s: float) -> None:
+        self._at += delay_s
+
+
+class Mesh:
+    """One brain, and a job that does as it is told."""
+
+    def __init__(self, store: SqlStore, planner: str = "pareto-greedy", policy: Policy | None = None) -> None:
+        self.clock = HandClock(1000.0)
+        self.told: list[Plan] = []
+        self.deciding = Deciding(
+            store, PLANNERS[planner](), policy or Policy(), seed=7, clock=self.clock, told=self._tell
+        )
+        self.jobs = Jobs(store, rule=WarmStart(), clock=self.clock, told=self._tell)
+        self.free_cpu = 40.0
+
+    async def _tell(self, plan: Plan) -> None:
+        self.told.append(plan)
+
+    async def steps(
+        self, job: Job, limits: list[RoleLimits], now: dict[str, RolePlan], *, rounds: int = 30, judged: bool = True
+    ) -> tuple[dict[str, RolePlan], list[str]]:
+        """What the job ends with, and the reasons on the way."""
+        reasons: list[str] = []
+        start = sum(plan.replicas * plan.cpu for plan in now.values())
+        for _ in range(rounds):
+            rate = rate_of(now)
+            await self._measure(job.job_id, now, rate)
+            held = sum(plan.replicas * plan.cpu for plan in now.values())
+            free = Free(self.free_cpu + start - held, 500 * GIB)
+            look, plan = await self.deciding.decide(Ask(job, limits, now, rate, 10**9, free))
+            reasons.append(look.reason)
+            if plan is None:
+                if look.reason != "EXPLORE" and len(reasons) > 6 and len(set(reasons[-3:])) == 1:
+                    break
+                continue
+            after = {role.role: role for role in plan.roles}
+            slower = judged and rate_of(after) < 0.95 * min(rate, look.expected_samples_per_s or rate)
+            verdict = "taken back" if slower else "kept"
+            await self._measure(job.job_id, after, rate_of(after))
+            await self.deciding.conclude(
+                Change(
+                    plan.plan_id, job.job_id, self.clock.now(), verdict, "as measured", tuple(now.values()),
+                    plan.roles, rate, look.expected_samples_per_s, rate_of(after), 2.0,
+                )
+            )  # fmt: skip
+            now = now if slower else after
+        return now, reasons
+
+    async def _measure(self, job_id: str, now: dict[str, RolePlan], rate: float) -> None:
+        for _ in range(3):
+            self.clock.advance(20.0)
+            worker, ps = now["worker"], now["ps"]
+            await self.jobs.observe(
+                Profile(
+                    job_id, self.clock.now(), worker.replicas, ps.replicas, batch_size=BATCH, samples_per_s=rate,
+                    worker_cpu_limit=worker.cpu, ps_cpu_limit=ps.cpu, hardware="cpu", is_steady=True,
+                )
+            )  # fmt: skip
+
+
+def rate_of(now: dict[str, RolePlan]) -> float:
+    return truth(now["worker"].replicas, now["ps"].replicas, now["worker"].cpu, now["ps"].cpu)
+
+
+def roles(workers: int, ps: int, cpu: float = 1.0) -> dict[str, RolePlan]:
+    return {"worker": RolePlan("worker", workers, cpu, 2 * GIB), "ps": RolePlan("ps", ps, cpu, 2 * GIB)}
+
+
+LIMITS = [RoleLimits("worker", 1, 8, cpu=1.0), RoleLimits("ps", 1, 4, cpu=1.0)]
+BEST = max(truth(w, p, 1.0, 1.0) for w, p in itertools.product(range(1, 9), range(1, 5)))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    made = SqlStore(f"sqlite:///{tmp_path}/brain.sqlite")
+    made.open()
+    yield made
+    made.close()
+
+
+async def test_a_job_that_began_too_small_grows_to_near_its_best(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    now, reasons = await mesh.steps(Job("small", owner="ads"), LIMITS, roles(1, 1))
+    assert rate_of(now) >= 0.9 * BEST, (now, reasons)
+    assert {"EXPLORE", "GROW"} & set(reasons) and mesh.told
+    explained = await mesh.jobs.explain("small")
+    assert explained.look is not None and explained.changes and explained.look.fit.points
+    assert "Last decision (pareto-greedy" in explained.text and "Its last change was" in explained.text
+
+
+async def test_a_job_that_began_too_large_shrinks_and_stays_fast(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    now, reasons = await mesh.steps(Job("large", owner="ads"), LIMITS, roles(8, 4))
+    held = sum(plan.replicas for plan in now.values())
+    assert held < 12 and rate_of(now) >= 0.85 * truth(8, 4, 1.0, 1.0), (now, reasons)
+    assert "SHRINK" in reasons or "FREE_GAIN" in reasons, reasons
+
+
+async def test_what_is_free_and_what_the_user_pinned_bound_it(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    mesh.free_cpu = 2.0
+    now, reasons = await mesh.steps(Job("poor"), LIMITS, roles(1, 1))
+    assert sum(plan.replicas for plan in now.values()) <= 4 and "NO_ROOM" in reasons
+    pinned = [RoleLimits("worker", 1, 8, pinned=2, cpu=1.0), RoleLimits("ps", 1, 4, pinned=1, cpu=1.0)]
+    now, reasons = await mesh.steps(Job("pinned"), pinned, roles(2, 1), rounds=8)
+    assert now == roles(2, 1) and set(reasons) <= {"PINNED", "KEEP"}
+
+
+async def test_a_quota_bounds_all_jobs_of_an_owner(store: SqlStore) -> None:
+    mesh = Mesh(store, policy=Policy(quotas={"ads": Resources(5.0, 500 * GIB)}))
+    now, reasons = await mesh.steps(Job("a", owner="ads"), LIMITS, roles(1, 1))
+    assert sum(plan.replicas for plan in now.values()) <= 5 and "OVER_QUOTA" in reasons, reasons
+
+
+async def test_what_was_taken_back_is_not_proposed_again_soon(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    job, now = Job("again"), roles(1, 1)
+    await mesh._measure("again", now, rate_of(now))
+    seen = []
+    for _ in range(6):
+        look, plan = await mesh.deciding.decide(Ask(job, LIMITS, now, rate_of(now), 10**9, Free(40.0, 500 * GIB)))
+        if plan is None:
+            continue
+        seen.append(tuple(role.replicas for role in plan.roles))
+        await mesh.deciding.conclude(
+            Change(plan.plan_id, "again", mesh.clock.now(), "taken back", "slower", tuple(now.values()), plan.roles)
+        )
+        mesh.clock.advance(180.0)
+    assert seen and len(set(seen)) == len(seen)
+
+
+async def test_processes_without_a_limit_keep_having_none(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    free = [RoleLimits("worker", 1, 8), RoleLimits("ps", 1, 4)]
+    bare = {name: replace(plan, cpu=0.0, memory_bytes=0) for name, plan in roles(1, 1).items()}
+    await mesh._measure("bare", bare, 1000.0)
+    _, plan = await mesh.deciding.decide(Ask(Job("bare"), free, bare, 1000.0, 10**9, Free(40.0, 500 * GIB)))
+    assert plan is not None and {(role.cpu, role.memory_bytes) for role in plan.roles} == {(0.0, 0)}
+
+
+async def test_bad_input_is_refused_by_its_field(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    with pytest.raises(InvalidArgument) as refused:
+        await mesh.deciding.decide(Ask(Job(""), LIMITS, {"worker": RolePlan("worker", 0, 1.0, 0)}, 1.0, 1, Free()))
+    assert [each.path for each in refused.value.violations] == ["job.job_id"]
+    with pytest.raises(InvalidArgument) as refused:
+        await mesh.deciding.decide(Ask(Job("x"), LIMITS, {"worker": RolePlan("worker", 0, 1.0, 0)}, -1.0, 1, Free()))
+    assert {each.path for each in refused.value.violations} == {"now.ps", "now.worker.replicas", "samples_per_s"}
+    with pytest.raises(InvalidArgument) as refused:
+        await mesh.deciding.conclude(Change("", "x", 0.0, "fine", "", (), (), rate_after=-1.0))
+    assert {each.path for each in refused.value.violations} == {"plan_id", "verdict", "rate_after"}
