@@ -26,7 +26,7 @@ from tests.support.planning import cluster, job, views
 
 @pytest.mark.parametrize("name", sorted(PLANNERS))
 @given(view=views())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_planner_keeps_its_contract(name: str, view: tuple[list[JobView], ClusterView]) -> None:
     jobs, room = view
     check_planner(load(GROUP, name, PLANNERS), jobs, room, budget_s=60.0)
