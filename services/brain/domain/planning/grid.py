@@ -1,6 +1,6 @@
 """All allocations that a job's limits allow, as four axes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -55,6 +55,27 @@ def axes(bounds: Bounds, now: Allocation) -> Axes:
     )
 
 
+def narrowed(of: Axes, box: Sequence[tuple[float, float]]) -> Axes:
+    """The values within the box."""
+    return Axes(
+        *(
+            tuple(value for value in values if low - 1e-9 <= value <= high + 1e-9)
+            for values, (low, high) in zip(of, box, strict=True)
+        )
+    )
+
+
+@lru_cache(maxsize=256)
+def thinned_out(of: Axes, most: int) -> Axes:
+    """At most so many values of each axis, evenly, with both ends: a first impression of all of them."""
+    return Axes(
+        *(
+            tuple(values[k] for k in sorted({round(at) for at in np.linspace(0, len(values) - 1, most)}))
+            for values in of
+        )
+    )
+
+
 @lru_cache(maxsize=256)
 def _cores(limits: tuple[float, float], now: float, step: float) -> tuple[float, ...]:
     low, high = limits
@@ -65,7 +86,7 @@ def _cores(limits: tuple[float, float], now: float, step: float) -> tuple[float,
     return tuple(float(each) for each in np.unique([low, high, *extra, *between]))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def enumerated(of: Axes) -> Grid:
     """Every allocation. Jobs with the same limits share it, so it must not be written to."""
     columns = np.meshgrid(*(np.array(values) for values in of), indexing="ij")

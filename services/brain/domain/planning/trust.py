@@ -26,6 +26,14 @@ class Reach:
     """None: not even what the job has now."""
     step: Box
 
+    @property
+    def hull(self) -> Box:
+        """The least box that holds all of it."""
+        if self.believed is None:
+            return self.step
+        pairs = zip(self.believed, self.step, strict=True)
+        return tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
+
     def mask(self, shapes: Shapes, log_sd: np.ndarray[tuple[int], np.dtype[np.float64]], most_log_sd: float) -> Mask:
         """Believed, or within a step."""
         stepped = within(self.step, shapes)

@@ -1,5 +1,6 @@
 """What a job is offered, and why."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ def proposed(one: JobView, room: ClusterView | None = None, rules: Rules | None 
 def test_candidates_are_a_front() -> None:
     found = proposed(job(bounds=WIDE, now=Allocation(4, 2, 8.0, 8.0))).candidates
     assert len(found) > 5
-    assert all(a.cost < b.cost and a.gain < b.gain for a, b in zip(found, found[1:], strict=False))
+    assert all(a.cost < b.cost and a.gain < b.gain for a, b in itertools.pairwise(found))
 
 
 def test_what_costs_no_more_is_a_free_gain_and_what_costs_more_is_growth() -> None:
