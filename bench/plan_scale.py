@@ -1,7 +1,7 @@
 """Fit and plan for 100, 1,000 and 10,000 jobs on one core, and NSGA-II against enumeration.
 
-Each job trains by the paper's form with coefficients of its own, has been measured 12 times around where it is (noise of
-3 %), and may have 28,800 allocations. `s_*` is CPU time of one round, models included: everything runs on one thread.
+Each job trains by the paper's form with coefficients of its own, has been measured 12 times around where it is (noise
+of 3 %), and may have 28,800 allocations. `s_*` is CPU time of one round, models included: all runs on one thread.
 """
 
 import resource
@@ -183,7 +183,7 @@ class _Fitted:
 
 
 def _hypervolumes(many: int) -> list[float]:
-    """What NSGA-II dominates of what enumeration dominates, of jobs with room for anything; no gain is the reference."""
+    """What NSGA-II dominates of what enumeration does, of jobs with room for anything; no gain is the reference."""
     shares = []
     for seed in range(many):
         rng = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ import numpy as np
 from recmesh.plugins.planning import Candidate, ClusterView, JobView, Proposal, Reason
 from services.brain.domain.planning.deadline import seconds_left
 from services.brain.domain.planning.front import Rows, pareto, thinned
-from services.brain.domain.planning.grid import Axes, axes, enumerated, narrowed, thinned_out
+from services.brain.domain.planning.grid import Axes, axes, enumerated, thinned_out
 from services.brain.domain.planning.rules import Rules
 from services.brain.domain.planning.survey import (
     Mask,
@@ -39,7 +39,7 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
     at = present(job, cluster)
     asked_rate = predicted_rate(job, job.now) if job.queued else 0.0
     near = reach(job, of)
-    seen = _seen(job, cluster, narrowed(of, near.hull), at, near, rng, rules)
+    seen = _seen(job, cluster, near.axes(of), at, near, rng, rules)
     beyond = _beyond(job, cluster, of, at) if job.deadline is not None else None
     deadline = deadline_of(job, cluster, at, seen, *([beyond] if beyond else []))
     # 2. Keep what is wanted, and of that the front.

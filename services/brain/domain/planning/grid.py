@@ -1,6 +1,6 @@
 """All allocations that a job's limits allow, as four axes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -52,16 +52,6 @@ def axes(bounds: Bounds, now: Allocation) -> Axes:
         tuple(map(float, range(bounds.ps[0], bounds.ps[1] + 1))),
         _cores(bounds.worker_cpu, now.worker_cpu, bounds.cpu_step),
         _cores(bounds.ps_cpu, now.ps_cpu, bounds.cpu_step),
-    )
-
-
-def narrowed(of: Axes, box: Sequence[tuple[float, float]]) -> Axes:
-    """The values within the box."""
-    return Axes(
-        *(
-            tuple(value for value in values if low - 1e-9 <= value <= high + 1e-9)
-            for values, (low, high) in zip(of, box, strict=True)
-        )
     )
 
 
