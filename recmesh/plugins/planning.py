@@ -178,6 +178,8 @@ class JobView:
     """What its parameter servers must hold together, forecast to its end; 0: unknown, and then what they have now."""
     front: tuple[Allocation, ...] = ()
     """Candidates of its last proposal, from which a search may start."""
+    measured: tuple[Allocation, ...] = ()
+    """What it has had, so that a step to learn leads elsewhere; only counts and cores matter."""
 
 
 @dataclass(frozen=True, slots=True)

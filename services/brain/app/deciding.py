@@ -96,6 +96,7 @@ class Deciding:
         seen = view(
             ask.job, ask.limits, ask.now, throughput=throughput, rate=ask.samples_per_s, remaining=ask.remaining,
             overheads=overheads_of(changes, default=self._policy.overheads), sizes=self._policy.sizes,
+            fit=fit, ps_bytes=profiles[-1].ps_memory_bytes if profiles else 0,
             front=tuple(each.allocation for each in before[1].candidates) if before else (),
         )  # fmt: skip
         cluster = self._cluster(ask.free, now)
@@ -109,7 +110,7 @@ class Deciding:
             each for each in self._planner.select(everybody, cluster, rng) if each.job_id == ask.job.job_id
         )
         chosen = decided.chosen.allocation if decided.chosen is not None else None
-        roles = roles_of(chosen, ask.now) if chosen is not None else ()
+        roles = roles_of(chosen, ask.now, ask.limits) if chosen is not None else ()
         plan = None
         expected = decided.chosen.rate if decided.chosen is not None else 0.0
         if roles:

@@ -124,6 +124,8 @@ class Profile:
     ps_cpu_limit: float = 0.0
     hardware: str = ""
     """cpu, or the kind of the workers' GPU; empty: not told."""
+    is_synchronous: bool = False
+    """Workers wait for each other in every step."""
     is_steady: bool = False
     """Nothing changed over the window of the rate, nor shortly before."""
 

@@ -23,6 +23,8 @@ from services.brain.domain.throughput.observations import Observation, observati
 
 UNLIMITED_CPU = 1.0
 """A process without a limit counts as one core, and keeps having none."""
+PS_MARGIN = 1.5
+"""Of what parameter servers use: their share after a change, rows to come, and the copies that snapshots make."""
 AVOID_S = 3600.0
 """A plan that was taken back is not proposed again for so long: what made it slow may still be there."""
 
@@ -39,8 +41,12 @@ def learned(profiles: Sequence[Profile], *, now: float) -> tuple[Throughput | No
     """A model of the job's speed on what it runs on now, or why there is none; and what people see of it."""
     if not profiles:
         return None, Fit(unknown="it has sent no profile yet")
-    hardware = profiles[-1].hardware
-    seen = observations(each for each in profiles if each.hardware == hardware)
+    newest = profiles[-1]
+    alike = (
+        each for each in profiles
+        if (each.hardware, each.is_synchronous) == (newest.hardware, newest.is_synchronous)
+    )  # fmt: skip
+    seen = observations(alike, hardware="" if newest.hardware == "cpu" else newest.hardware)
     if not seen:
         return None, Fit(unknown="its speed was not steady yet")
     model = learn(seen, now=now)
@@ -78,9 +84,11 @@ def view(
     remaining: float,
     overheads: Overheads,
     sizes: Sizes,
+    fit: Fit,
+    ps_bytes: int = 0,
     front: tuple[Allocation, ...] = (),
 ) -> JobView:
-    """What a planner sees of a job that trains."""
+    """What a planner sees of a job that trains. ps_bytes: what its largest parameter server uses."""
     bounds = {each.role: each for each in limits}
     worker, ps = now["worker"], now["ps"]
     return JobView(
@@ -95,6 +103,8 @@ def view(
         ),
         throughput=throughput, rate=rate, remaining=remaining, deadline=job.deadline or None, owner=job.owner,
         priority=job.priority, overheads=overheads, front=front,
+        ps_state_bytes=PS_MARGIN * ps_bytes * ps.replicas,
+        measured=tuple(Allocation(each.workers, each.ps, each.worker_cpu, each.ps_cpu) for each in fit.points),
     )  # fmt: skip
 
 
@@ -115,18 +125,18 @@ def _cores(bound: RoleLimits | None, plan: RolePlan, sizes: Sizes) -> tuple[floa
     return min(sizes.least, plan.cpu), max(sizes.most, plan.cpu)
 
 
-def roles_of(allocation: Allocation, now: Mapping[str, RolePlan]) -> tuple[RolePlan, ...]:
-    """The allocation as a plan; processes without a limit of CPU keep having none."""
+def roles_of(
+    allocation: Allocation, now: Mapping[str, RolePlan], limits: Sequence[RoleLimits]
+) -> tuple[RolePlan, ...]:
+    """The allocation as a plan. Processes without a limit keep having none, and the memory that a user named stays."""
     worker, ps = now["worker"], now["ps"]
+    named = {each.role for each in limits if each.memory_bytes}
     return (
         replace(
             ps, replicas=allocation.ps, cpu=allocation.ps_cpu if ps.cpu else 0.0,
-            memory_bytes=allocation.ps_memory_bytes if ps.memory_bytes else 0,
+            memory_bytes=allocation.ps_memory_bytes if ps.memory_bytes and "ps" not in named else ps.memory_bytes,
         ),
-        replace(
-            worker, replicas=allocation.workers, cpu=allocation.worker_cpu if worker.cpu else 0.0,
-            memory_bytes=allocation.worker_memory_bytes if worker.memory_bytes else 0,
-        ),
+        replace(worker, replicas=allocation.workers, cpu=allocation.worker_cpu if worker.cpu else 0.0),
     )  # fmt: skip
 
 

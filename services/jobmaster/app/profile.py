@@ -73,5 +73,5 @@ class Profiler:
             remaining=max(0, status.total - status.samples),
             worker_cpu_limit=sizes["worker"].cpu, ps_cpu_limit=sizes["ps"].cpu,
             hardware=(sizes["worker"].gpu_kind or "gpu") if sizes["worker"].gpu else "cpu",
-            is_steady=steady is not None,
+            is_synchronous=run.spec.training.sync is not None, is_steady=steady is not None,
         )

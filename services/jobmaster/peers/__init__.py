@@ -361,6 +361,7 @@ class JobProfile:
     ps_cpu_limit: float = 0.0
     hardware: str = "cpu"
     """Kind of what computes: cpu, or the kind of the workers' GPU."""
+    is_synchronous: bool = False
     is_steady: bool = False
     """Nothing has changed for a while, and the rate is that of a whole window."""
 

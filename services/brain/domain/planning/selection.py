@@ -64,10 +64,15 @@ def _level(entries: Sequence[_Entry], cluster: ClusterView, room: Room) -> None:
     _best([entry for entry in entries if entry.job.queued and entry.chosen == NONE], room, lambda entry, k: True)
     _best([entry for entry in running if entry.chosen == NONE], room, lambda entry, k: _grows(entry, k))
     _upgrade(entries, room)
-    _first_fit(running, room, lambda entry, k: entry.gain[k] == 0.0 < entry.candidates[k].cost)
+    _first_fit(running, room, lambda entry, k: entry.gain[k] == 0.0 and entry.candidates[k].reason is Reason.EXPLORE)
     for entry in running:
         if entry.chosen == NONE:
-            entry.chosen = next((k for k, each in enumerate(entry.candidates) if each.reason is Reason.SHRINK), NONE)
+            entry.chosen = next((k for k, each in enumerate(entry.candidates) if _releases(each)), NONE)
+
+
+def _releases(candidate: Candidate) -> bool:
+    """It gives back; a step beyond what was measured is one all the same."""
+    return candidate.reason is Reason.SHRINK or (candidate.reason is Reason.EXPLORE and candidate.cost < 0.0)
 
 
 def _entry(proposal: Proposal, cluster: ClusterView, room: Room) -> _Entry:

@@ -27,12 +27,15 @@ def started(job: JobView, cluster: ClusterView) -> Proposal:
 
 
 def explored(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Proposal:
-    """A running job: one step up in one dimension, drawn among those that its limits and the room allow."""
+    """A running job: one step up in one dimension, drawn among those that its limits and the room allow; one that has
+    all that its limits allow goes a step down, for it may have too much."""
     if job.rate <= 0.0:
         return Proposal(job, (), Reason.KEEP, "nothing is measured yet")
-    steps = [step for step in _steps(job.now, job.bounds) if step != job.now]
+    known = {_shape(each) for each in (*job.measured, job.now)}
+    steps = [step for step in _steps(job.now, job.bounds) if _shape(step) not in known]
+    steps = steps or [step for step in _steps_down(job.now, job.bounds) if _shape(step) not in known]
     if not steps:
-        return Proposal(job, (), Reason.PINNED, "its limits allow no step up")
+        return Proposal(job, (), Reason.PINNED, "its limits allow no step to what was not measured yet")
     allowed = [resized(job, step.workers, step.ps, step.worker_cpu, step.ps_cpu) for step in steps]
     fitting = [step for step in allowed if lacking(job, step, cluster) is None]
     if not fitting:
@@ -53,3 +56,16 @@ def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
         replace(now, worker_cpu=min(now.worker_cpu + max(core, now.worker_cpu / 2), bounds.worker_cpu[1])),
         replace(now, ps_cpu=min(now.ps_cpu + max(core, now.ps_cpu / 2), bounds.ps_cpu[1])),
     ]
+
+
+def _steps_down(now: Allocation, bounds: Bounds) -> list[Allocation]:
+    return [
+        replace(now, workers=max(now.workers - one_step(now.workers - 1), bounds.workers[0])),
+        replace(now, ps=max(now.ps - one_step(now.ps - 1), bounds.ps[0])),
+        replace(now, worker_cpu=max(now.worker_cpu / 2, bounds.worker_cpu[0])),
+        replace(now, ps_cpu=max(now.ps_cpu / 2, bounds.ps_cpu[0])),
+    ]
+
+
+def _shape(allocation: Allocation) -> tuple[int, int, float, float]:
+    return allocation.workers, allocation.ps, allocation.worker_cpu, allocation.ps_cpu

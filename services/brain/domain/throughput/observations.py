@@ -72,27 +72,31 @@ class Observation:
 def observations(
     profiles: Iterable[Profile],
     *,
-    mode: Mode = Mode.ASYNC,
     hardware: str = "",
     merged_windows: int = 8,
 ) -> list[Observation]:
     """One observation per run of steady windows, in the order of time.
 
-    The first window of a configuration holds the change itself (or the job's start), and the last one may hold the
-    next, so both are left out; the last of all is kept, since no change has followed it. A long run is cut after `merged_windows`: a cluster
-    that changes in its midst must not vanish in a mean. Windows in which nothing was trained say nothing.
+    Whoever sends profiles says which windows are steady. Where none is said to be, the first window of a configuration
+    holds the change itself (or the job's start), and the last one may hold the next, so both are left out; the last of
+    all is kept, since no change has followed it. A long run is cut after `merged_windows`: a cluster that changes in
+    its midst must not vanish in a mean. Windows in which nothing was trained say nothing.
     """
+    listed = sorted(profiles, key=lambda each: each.at)
+    is_told = any(profile.is_steady for profile in listed)
     runs: list[list[Observation]] = []
-    for profile in sorted(profiles, key=lambda each: each.at):
-        seen = _of(profile, mode=mode, hardware=hardware)
+    for profile in listed:
+        if is_told and not profile.is_steady:
+            continue
+        seen = _of(profile, hardware=hardware)
         if runs and runs[-1][-1].configuration == seen.configuration:
             runs[-1].append(seen)
         else:
             runs.append([seen])
     found: list[Observation] = []
     for index, run in enumerate(runs):
-        last = len(run) if index == len(runs) - 1 else len(run) - 1
-        steady = [window for window in run[1:last] if window.samples_per_s > 0]
+        first, last = (0, len(run)) if is_told else (1, len(run) if index == len(runs) - 1 else len(run) - 1)
+        steady = [window for window in run[first:last] if window.samples_per_s > 0]
         found += [merged(steady[i : i + merged_windows]) for i in range(0, len(steady), merged_windows)]
     return found
 
@@ -127,7 +131,7 @@ def merged(run: Sequence[Observation]) -> Observation:
     )
 
 
-def _of(profile: Profile, *, mode: Mode, hardware: str) -> Observation:
+def _of(profile: Profile, *, hardware: str) -> Observation:
     workers, ps, batch = max(1, profile.workers), max(1, profile.ps), profile.batch_size or 1
     step_s = workers * batch / profile.samples_per_s if profile.samples_per_s > 0 else 0.0
     breakdown = Breakdown(
@@ -141,11 +145,11 @@ def _of(profile: Profile, *, mode: Mode, hardware: str) -> Observation:
         workers,
         ps,
         profile.samples_per_s,
-        profile.worker_cpu or 1.0,
-        profile.ps_cpu or 1.0,
+        profile.worker_cpu_limit or 1.0,
+        profile.ps_cpu_limit or 1.0,
         batch,
         profile.at,
-        mode,
+        Mode.SYNC if profile.is_synchronous else Mode.ASYNC,
         hardware,
         breakdown if breakdown.compute_s > 0 else None,
     )
