@@ -110,7 +110,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         connect, (settings.shardsvc, settings.ckptcache, settings.brain, settings.gateway)
     )
     servers = GrpcServers(connect, ckptcache=settings.ckptcache)
-    controller = LocalController(settings.data_dir.absolute())
+    controller = LocalController(settings.data_dir.absolute(), cores=settings.cores)
     context = Context(
         store=JobStore(bus.kv(BUCKET)),
         peers=Peers(

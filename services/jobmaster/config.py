@@ -13,6 +13,8 @@ class JobmasterSettings(ServiceSettings):
 
     storage_uri: str = ""
     """Root of code, models and checkpoints; empty: `storage` in the data folder."""
+    cores: float = Field(default=0.0, ge=0)
+    """What all jobs of this machine may have together, by the limits of their processes; 0: its cores less its load."""
     shm_dir: Path | None = None
     """Shared memory of this machine's processes; roles get it as RECMESH_SHM_DIR."""
     heartbeat_s: float = Field(default=1.0, gt=0)

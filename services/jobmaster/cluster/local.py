@@ -39,12 +39,16 @@ _NO_PIDFD_POLL_S = 0.1
 class LocalController:
     """`find_again` finds what other jobmasters left; `stop_watching` leaves it running."""
 
-    def __init__(self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND) -> None:
+    def __init__(self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND, cores: float = 0.0) -> None:
+        """cores: what all jobs may have together, by their limits; 0: the machine's, less its load."""
+        self._cores = cores
         self._run_root = data_dir / "run" / "jobs"
         self._log_root = data_dir / "logs" / "jobs"
         self._work_root = data_dir / "work" / "jobs"
         self._command = tuple(command)
         self._handles: dict[tuple[str, str], ProcessHandle] = {}
+        self._quotas: dict[tuple[str, str], float] = {}
+        """Of processes whose quota was changed while they run."""
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._killers: set[asyncio.Task[None]] = set()
         self._on_change: Callable[[str], None] = lambda job_id: None
@@ -190,6 +194,7 @@ class LocalController:
                 return False
             if cpu and not await asyncio.to_thread(handle.set_cpu, cpu):
                 return False
+            self._quotas[job_id, name] = cpu
         if not memory_bytes and not handle.start.memory_bytes:
             return True
         if memory_bytes < self.usage(job_id, name)[0]:
@@ -210,6 +215,7 @@ class LocalController:
         for key in [key for key in self._handles if key[0] == job_id]:
             self._handles[key].forget()
             del self._handles[key]
+            self._quotas.pop(key, None)
         for root in (self._run_root, self._log_root, self._work_root):
             await asyncio.to_thread(shutil.rmtree, root / job_id, ignore_errors=True)
 
@@ -218,10 +224,16 @@ class LocalController:
         return sorted({job_id for job_id, _ in self._handles})
 
     async def capacity(self) -> Capacity:
-        """The machine's cores less its load, and its available memory."""
-        load = os.getloadavg()[0]
-        cores = float(len(os.sched_getaffinity(0)))
-        return Capacity(max(0.0, cores - load), psutil.virtual_memory().available)
+        """Cores that no limit has promised yet (or the machine's less its load), and the machine's available memory."""
+        if self._cores:
+            promised = sum(
+                self._quotas.get(key, handle.start.cpu_cores or 0.0)
+                for key, handle in self._handles.items() if handle.alive()
+            )
+            free = self._cores - promised
+        else:
+            free = float(len(os.sched_getaffinity(0))) - os.getloadavg()[0]
+        return Capacity(max(0.0, free), psutil.virtual_memory().available)
 
 
 def _has_limits(handle: ProcessHandle) -> bool:

@@ -1,0 +1,63 @@
+"""Plan, execute, measure on the composed mesh: brain asks more of a job that began too small, without a stop."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny_jobs import tiny_job
+from tests.support.waiting import until
+from tests.support.whole_mesh import STEP_S, WholeMesh
+
+pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+
+SETTINGS = {
+    "RECMESH_CORES": "1.4", "RECMESH_PLAN_INTERVAL_S": "1", "RECMESH_PLAN_SETTLE_S": "1", "RECMESH_PLAN_WINDOW_S": "3",
+}  # fmt: skip
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[WholeMesh]:
+    made = WholeMesh(tmp_path)
+    made.home.root.mkdir()
+    lines = [f'{name} = "{value}"' for name, value in SETTINGS.items()]
+    made.home.config_file.write_text("\n".join(["[env]", *lines, ""]))
+    made.up()
+    yield made
+    made.down()
+
+
+def endless(mesh: WholeMesh, name: str, **workers: Any) -> dict[str, Any]:
+    """Steps take a tenth of a second whatever the machine does, so that twice the workers train twice as fast."""
+    spec = tiny_job(mesh, name, epochs=5_000)
+    spec["roles"] = {
+        "ps": {"replicas": 1, "cpu": 0.35},
+        "worker": {"cpu": 0.35, "env": {"STEP_S": "0.1"}, "min": 1, "max": 3} | workers,
+    }
+    return spec
+
+
+def test_a_job_that_began_too_small_grows_to_what_its_machine_allows(mesh: WholeMesh) -> None:
+    job_id = mesh.submit(endless(mesh, "small", replicas=1))
+    until(lambda: mesh.job(job_id).phase == "Running", timeout_s=STEP_S, poll_s=0.2)
+    mesh.asked(lambda client: client.scale(job_id, "worker", None))
+    until(lambda: len(running(mesh, job_id)) == 3, timeout_s=STEP_S, poll_s=0.2)
+    until(lambda: len(outcomes(mesh, job_id)) == 2, timeout_s=STEP_S, poll_s=0.2)
+    explained = mesh.asked(lambda client: client.plan(job_id))
+    assert {change["verdict"] for change in explained["changes"]} == {"kept"}
+    assert explained["changes"][0]["rate_after"] > 1.2 * explained["changes"][-1]["rate_before"]
+    assert [point["workers"] for point in explained["look"]["fit"]["points"]][:2] == [1, 2]
+    assert explained["look"]["planner"] == "pareto-greedy" and explained["look"]["why"]
+    assert not mesh.events(job_id, "job.rolled_back"), "nothing was stopped for it"
+    decided = [event.data for event in mesh.events(job_id, "job.decided")]
+    assert [item["decided"][:12] for item in decided if item["matter"] == "plan"] == ["worker 1 → 2", "worker 2 → 3"]
+    mesh.asked(lambda client: client.stop(job_id))
+
+
+def running(mesh: WholeMesh, job_id: str) -> list[int]:
+    return [item.index for item in mesh.job(job_id).roles if (item.role, item.state) == ("worker", "running")]
+
+
+def outcomes(mesh: WholeMesh, job_id: str) -> list[Any]:
+    return list(mesh.asked(lambda client: client.plan(job_id)).get("changes", []))
