@@ -18,7 +18,7 @@ from recmesh.plugins.planning import (
     Reason,
     Resources,
 )
-from services.brain.domain.planning.knapsack import Options, best_choice, greedy, total
+from services.brain.domain.planning.knapsack import Choice, Options, best_choice, greedy, total
 from services.brain.domain.planning.room import Room
 from services.brain.domain.planning.selection import scaled, select
 from services.brain.domain.planning.weights import log_weight
@@ -50,7 +50,7 @@ def room(cpu: float) -> Room:
     return Room.of(ClusterView(0.0, Resources(cpu)), ())
 
 
-def named(chosen: np.ndarray, names: Sequence[str]) -> list[str]:  # type: ignore[type-arg]  # of positions
+def named(chosen: Choice, names: Sequence[str]) -> list[str]:
     return [names[k] for k in chosen if k >= 0]
 
 

@@ -18,7 +18,7 @@ def row(shapes: Shapes, workers: int, ps: int, worker_cpu: float, ps_cpu: float)
 
 
 def surveyed(**rest: object) -> Survey:
-    one = job(now=NOW, **rest)
+    one = job(now=NOW, **rest)  # type: ignore[arg-type]  # by name, as given
     return survey(one, cluster(), enumerated(axes(one.bounds, one.now)), present(one, cluster()))
 
 
