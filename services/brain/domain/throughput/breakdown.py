@@ -60,6 +60,6 @@ def from_breakdown(observations: Sequence[Observation], rows: Rows) -> Parts | s
         if not seen.any():
             continue
         places = [DLROVER.terms.index(term) for term in explained_by[name]]
-        columns = DLROVER.columns(rows)[np.ix_(seen, places)]
+        columns = DLROVER.columns(rows)[seen][:, places]
         coefficients[places] += rmsle_fit(columns, measured[name][seen])
     return Parts(coefficients, disagreement)

@@ -39,9 +39,7 @@ FORMS: Mapping[Mode, tuple[Form, ...]] = MappingProxyType(
         Mode.ASYNC: (DLROVER, CONTENTION, KALE_ASYNC),
     }
 )
-AT_FIXED_RATIO: Mapping[Mode, Form] = MappingProxyType(
-    {Mode.SYNC: KALE_SYNC_RATIO, Mode.ASYNC: KALE_ASYNC_RATIO}
-)
+AT_FIXED_RATIO: Mapping[Mode, Form] = MappingProxyType({Mode.SYNC: KALE_SYNC_RATIO, Mode.ASYNC: KALE_ASYNC_RATIO})
 
 LOG_ODDS: Mapping[str, float] = MappingProxyType({KALE_SYNC.name: -3.0, KALE_ASYNC.name: -3.0})
 """Before anything is measured. A term that grows with every PS fits within what was measured and fails beyond it: what
@@ -122,8 +120,9 @@ def _fit(
     parts = from_breakdown(observations, rows)
     grid = kernels(inputs_of(rows), precision)
     own = _forms(observations[-1].mode, rows) if distinct >= LEAST_CONFIGURATIONS else ()
-    fitted = [_candidate(form, rmsle_fit(form.columns(rows), step_s, weights=precision), rows, step_s, grid)
-              for form in own]
+    fitted = [
+        _candidate(form, rmsle_fit(form.columns(rows), step_s, weights=precision), rows, step_s, grid) for form in own
+    ]
     if isinstance(parts, Parts):
         fitted.append(_candidate(parts, parts.coefficients, rows, step_s, grid))
     if prior is not None:
@@ -141,8 +140,10 @@ def _learned(
     forgotten: int,
     has_prior: bool,
 ) -> Learned:
-    odds = [LOG_ODDS.get(each.candidate.name, _PRIOR_LOG_ODDS if isinstance(each.candidate, Scaled) else 0.0)
-            for each in fitted]
+    odds = [
+        LOG_ODDS.get(each.candidate.name, _PRIOR_LOG_ODDS if isinstance(each.candidate, Scaled) else 0.0)
+        for each in fitted
+    ]
     scores = np.concatenate([each.scores.log_density + odd for each, odd in zip(fitted, odds, strict=True)])
     chosen, weights = mixture(scores, PARTS_KEPT)
     points = len(grid.sizes)
@@ -164,7 +165,7 @@ def _learned(
     columns = best.candidate.columns(rows)
     newest = observations[-1]
     notes = [f"the speed changed: {forgotten} older measurements are used for the shape alone"] if forgotten else []
-    if has_prior and name == Scaled.name:
+    if has_prior and isinstance(best.candidate, Scaled):
         notes.append("too little was measured here: this is the speed of something similar, times a factor")
     return Learned(
         parts,
@@ -210,7 +211,7 @@ def _newest(ordered: Sequence[Observation]) -> list[Observation]:
 
 
 def _precision(observations: Sequence[Observation], now: float) -> Floats:
-    """1 for one fresh window; many windows count up to 2, as what differs between configurations does not average out."""
+    """1 for one fresh window; many windows count up to 2: what differs between configurations does not average out."""
     windows = np.array([each.windows for each in observations])
     age = np.array([max(0.0, now - each.at) for each in observations])
     precision: Floats = 2.0 * windows / (1.0 + windows) / (1.0 + age / AGE_S)

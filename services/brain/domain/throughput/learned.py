@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes, Throughput
@@ -68,9 +69,10 @@ class Part:
     weight: float
 
     @property
-    def used(self) -> Floats:
+    def used(self) -> NDArray[np.bool_]:
         """Which coefficients are above 0."""
-        return np.flatnonzero(self.coefficients > 0)
+        above: NDArray[np.bool_] = self.coefficients > 0
+        return above
 
 
 @dataclass(frozen=True, slots=True)
