@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
+from recmesh.plugins.planning import Allocation
 from services.brain.domain.throughput.breakdown import Parts, from_breakdown
 from services.brain.domain.throughput.forms import DLROVER, PUBLISHED
 from services.brain.domain.throughput.learn import learn, rows_of
 from services.brain.domain.throughput.learned import Learned
 from services.brain.domain.throughput.observations import Breakdown, Observation
-from tests.unit.brain.throughput.jobs import VARIED, observed
+from tests.unit.brain.throughput.jobs import VARIED, observed, predicted, true_rate
 
 ALWAYS = [(w, p, wc, 8.0) for w, p, wc, _ in VARIED[:6]]
 
@@ -61,8 +61,27 @@ def test_a_configuration_without_parts_leaves_the_total() -> None:
     assert from_breakdown(bare, rows_of(bare)) == "the parts of a step were not measured"
 
 
-def test_a_model_learned_with_parts_tries_them_beside_the_total() -> None:
+def test_a_model_learned_from_parts_knows_cores_that_were_never_varied() -> None:
     model = learn(with_parts(observed(ALWAYS, noise=0.02)), now=0.0)
+    blind = learn(observed(ALWAYS, noise=0.02), now=0.0)
+    assert isinstance(model, Learned) and isinstance(blind, Learned)
+    assert model.form == "dlrover, by parts of a step"
+    small = Allocation(8, 2, 4.0, 2.0)
+    truth = true_rate(small)
+    assert predicted(model, small) == pytest.approx(truth, rel=0.1)
+    assert abs(predicted(blind, small) / truth - 1) > 0.15
+    assert model.unidentified == ()
+    assert model.doubt(small) == "2 cores per PS: only 8 was measured"
+
+
+def test_a_part_that_was_never_varied_is_unknown_in_itself() -> None:
+    same = [(w, p, 8.0, 8.0) for w, p, _, _ in VARIED[:6]]
+    seen = with_parts(observed(same))
+    mixed = [
+        replace(each, breakdown=replace(part, compute_s=part.compute_s + part.data_s, data_s=0.0))
+        for each in seen
+        if (part := each.breakdown)
+    ]
+    model = learn(mixed, now=0.0)
     assert isinstance(model, Learned)
-    assert model.errors["dlrover, by parts of a step"] < 0.1
-    assert np.isfinite(model.error)
+    assert model.unidentified == ("'gradient' and 'constant' cannot be told apart",)

@@ -21,7 +21,8 @@ def fitted(configurations: list[Configuration]) -> dict[str, float]:
 
 
 def groups(configurations: list[Configuration]) -> set[frozenset[str]]:
-    return {frozenset(group) for group in told_apart(DLROVER.columns(rows(configurations)), DLROVER.terms)}
+    columns = DLROVER.columns(rows(configurations))
+    return {frozenset(group) for group in told_apart(unknown_directions(columns), columns, DLROVER.terms)}
 
 
 def test_varied_configurations_give_the_published_coefficients_back() -> None:

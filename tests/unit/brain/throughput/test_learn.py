@@ -144,7 +144,7 @@ def test_the_other_kinds_speed_is_the_prior_of_a_kind_with_few_measurements() ->
     model = kinds["A10"]
     assert isinstance(model, Learned)
     assert miss(model, INSIDE, slower=0.2) < 0.1
-    assert model.form == "like before, times a factor"
+    assert model.form == "like something similar, times a factor"
     assert "times a factor" in model.notes[0]
 
 
@@ -153,7 +153,7 @@ def test_a_kind_with_measurements_enough_outgrows_its_prior() -> None:
     many = observed(VARIED, hardware="A10", coefficients=gpu)
     model = learn_kinds(observed([*VARIED, (7, 2, 4, 4)]) + many, now=2000.0)["A10"]
     assert isinstance(model, Learned)
-    assert model.form != "like before, times a factor"
+    assert model.form != "like something similar, times a factor"
 
 
 def test_old_measurements_weigh_less() -> None:
