@@ -20,7 +20,7 @@ PARTS_KEPT = 8
 NEWEST_KEPT = 100
 """Observations; older ones are dropped."""
 SAME_KEPT = 4
-"""Observations of one configuration; older ones are dropped."""
+"""Observations of one configuration; older ones are dropped, but for the oldest: it shows at which level all began."""
 AGE_S = 7 * 86400.0
 """An observation of this age counts half: clusters drift."""
 
@@ -126,14 +126,12 @@ def _mixed(candidates: Sequence[Tried], grid: Kernels) -> tuple[tuple[Part, ...]
 
 
 def _newest(ordered: Sequence[Observation]) -> list[Observation]:
-    """The newest of each configuration and of all, in order of time."""
-    seen: dict[object, int] = {}
-    kept: list[Observation] = []
-    for each in reversed(ordered):
-        seen[each.configuration] = seen.get(each.configuration, 0) + 1
-        if seen[each.configuration] <= SAME_KEPT and len(kept) < NEWEST_KEPT:
-            kept.append(each)
-    return kept[::-1]
+    """Of each configuration the newest and the oldest, of all the newest, in order of time."""
+    places: dict[object, list[int]] = {}
+    for i, each in enumerate(ordered):
+        places.setdefault(each.configuration, []).append(i)
+    kept = {i for mine in places.values() for i in (mine[0], *mine[-SAME_KEPT:])}
+    return [ordered[i] for i in sorted(kept)[-NEWEST_KEPT:]]
 
 
 def _precision(observations: Sequence[Observation], now: float) -> Floats:

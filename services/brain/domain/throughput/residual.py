@@ -46,10 +46,11 @@ class Kernels:
 
 def matern(a: Floats, b: Floats, scales: Floats) -> Floats:
     """Matérn 5/2 between rows of a (n, d) and b (m, d), for each row of `scales` (kernels, d): (kernels, n, m)."""
-    gaps = (a[:, None, :] - b[None, :, :]) ** 2
-    distance = np.sqrt(5.0 * np.einsum("nmd,kd->knm", gaps, scales**-2.0))
-    result: Floats = (1.0 + distance + distance**2 / 3.0) * np.exp(-distance)
-    return result
+    gaps = (a.T[:, :, None] - b.T[:, None, :]) ** 2
+    squared = (5.0 * scales**-2.0) @ gaps.reshape(len(gaps), -1)
+    distance = np.sqrt(squared)
+    result: Floats = (1.0 + distance + squared / 3.0) * np.exp(-distance)
+    return result.reshape(len(scales), len(a), len(b))
 
 
 def kernels(inputs: Floats, precision: Floats) -> Kernels:
@@ -137,12 +138,14 @@ def correction(grid: Kernels, at: int, residual: Floats, shares: Floats) -> Corr
 
 def corrected(each: Correction, across: Floats, shares: Floats) -> tuple[Floats, Floats]:
     """g and the variance of ln T at new rows: `across` is the kernel (rows, n), `shares` (rows, a)."""
+    if not each.size:
+        return np.zeros(len(across)), np.einsum("ra,ra->r", shares @ each.inner, shares) + each.noise
     weights = each.size * across
-    mean = weights @ each.alpha
-    left = shares - weights @ each.inverse @ each.shares
-    variance = each.size - np.einsum("rn,rn->r", weights @ each.inverse, weights)
-    variance = np.maximum(variance, 0.0) + np.einsum("ra,ab,rb->r", left, each.inner, left) + each.noise
-    return mean, variance
+    known = weights @ each.inverse
+    left = shares - known @ each.shares
+    variance = np.maximum(each.size - np.einsum("rn,rn->r", known, weights), 0.0)
+    variance += np.einsum("ra,ra->r", left @ each.inner, left) + each.noise
+    return weights @ each.alpha, variance
 
 
 def mixture(log_scores: Floats, kept: int) -> tuple[Sequence[int], Floats]:

@@ -120,9 +120,10 @@ def test_a_cluster_that_gets_twice_as_slow_is_noticed_and_the_old_speed_forgotte
     assert miss(model, INSIDE) > 0.5
 
 
-def test_the_shape_of_the_old_regime_serves_until_the_new_one_is_known() -> None:
+@pytest.mark.parametrize("many", [2, 12])
+def test_the_shape_of_the_old_regime_serves_until_the_new_one_is_known(many: int) -> None:
     before = observed(VARIED)
-    after = observed(VARIED[:1] * 3, slower=2.0, start=5000.0)
+    after = observed(VARIED[:1] * many, slower=2.0, start=5000.0)
     model = known(before + after)
     assert model.forgotten == len(VARIED)
     assert miss(model, INSIDE, slower=2.0) < 0.1
