@@ -1,5 +1,6 @@
 """Better plans while a job trains: asked for, carried out one at a time, measured, kept or taken back."""
 
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -172,7 +173,8 @@ async def test_brain_is_asked_with_what_the_job_has_and_may_be_away(world: JobWo
 
 @given(st.lists(st.tuples(st.floats(0.1, 5.0), st.integers(0, 500), st.booleans()), max_size=60))
 def test_a_rate_is_that_of_a_whole_window_without_changes(looks: list[tuple[float, int, bool]]) -> None:
-    rate, now, samples, calm, heard = SteadyRate(), 0.0, 0, None, []
+    rate, now, samples, calm = SteadyRate(), 0.0, 0, None
+    heard: list[tuple[float, int]] = []
     for step_s, more, is_steady in looks:
         now, samples = now + step_s, samples + more
         rate.hear(now, samples, is_steady=is_steady, limits=LIMITS)
@@ -181,7 +183,7 @@ def test_a_rate_is_that_of_a_whole_window_without_changes(looks: list[tuple[floa
         found = rate.per_s(limits=LIMITS)
         assert (found is None) == (not heard or now - heard[0][0] < LIMITS.plan_window_s)
         if found is not None:
-            slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(heard, heard[1:], strict=False)]
+            slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(heard)]
             assert min(slopes) - 1e-6 <= found <= max(slopes) + 1e-6
 
 

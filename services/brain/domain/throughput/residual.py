@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recmesh.plugins.planning import Floats
 
@@ -31,7 +32,7 @@ class Kernels:
     """(kernels, 4): length scales; the first kernel is that of size 0."""
     vectors: Floats
     """(kernels, n, n)."""
-    index: Floats
+    index: NDArray[np.intp]
     """(H,): which kernel each point of the grid uses."""
     sizes: Floats
     """(H,): variance of g."""
@@ -42,36 +43,29 @@ class Kernels:
     inverses: Floats
     """(H, n): eigenvalues of the inverse covariance, after rows were multiplied by √precision."""
 
-    @property
-    def kernel(self) -> list[int]:
-        """`index` as numbers."""
-        return [int(each) for each in self.index]
-
 
 def matern(a: Floats, b: Floats, scales: Floats) -> Floats:
     """Matérn 5/2 between rows of a (n, d) and b (m, d), for each row of `scales` (kernels, d): (kernels, n, m)."""
-    gaps = (a[:, None, :] - b[None, :, :]) ** 2
-    distance = np.sqrt(5.0 * np.einsum("nmd,kd->knm", gaps, scales**-2.0))
-    result: Floats = (1.0 + distance + distance**2 / 3.0) * np.exp(-distance)
-    return result
+    gaps = (a.T[:, :, None] - b.T[:, None, :]) ** 2
+    squared = (5.0 * scales**-2.0) @ gaps.reshape(len(gaps), -1)
+    distance = np.sqrt(squared)
+    result: Floats = (1.0 + distance + squared / 3.0) * np.exp(-distance)
+    return result.reshape(len(scales), len(a), len(b))
 
 
 def kernels(inputs: Floats, precision: Floats) -> Kernels:
     """The grid over these inputs. Cores have a length scale of 1: they are seldom varied."""
-    one = 1.0
-    scales = np.array([(w, p, one, one) for w in LENGTHS for p in LENGTHS])
+    scales = np.array([(w, p, 1.0, 1.0) for w in LENGTHS for p in LENGTHS])
     root = np.sqrt(precision)
     covariances = matern(inputs, inputs, scales) * root[:, None] * root[None, :]
     values, vectors = np.linalg.eigh(covariances)
-    n = len(inputs)
     grid = [(0, 0.0, noise) for noise in NOISES]
     grid += [(k, size, noise) for k in range(len(scales)) for size in SIZES for noise in NOISES]
     index = np.array([k for k, _, _ in grid])
     sizes = np.array([size**2 for _, size, _ in grid])
     noises = np.array([noise**2 for _, _, noise in grid])
     inverses = 1.0 / (sizes[:, None] * np.maximum(values[index], 0.0) + noises[:, None])
-    assert vectors.shape == (len(scales), n, n)
-    return Kernels(inputs, scales, vectors, index.astype(np.float64), sizes, noises, precision, inverses)
+    return Kernels(inputs, scales, vectors, index, sizes, noises, precision, inverses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,7 @@ def leave_one_out(grid: Kernels, residual: Floats, shares: Floats) -> Scores:
     With P = C⁻¹ − C⁻¹G(G'C⁻¹G + I)⁻¹G'C⁻¹, observation i is missed by (P·r)_i/P_ii, with variance 1/P_ii.
     """
     root = np.sqrt(grid.precision)
-    index = grid.index.astype(np.intp)
+    index = grid.index
     rotated = np.einsum("knm,nj->kmj", grid.vectors, np.column_stack([shares, residual]) * root[:, None])
     spread = rotated[index]  # (H, n, a + 1) in the eigenvectors' basis
     scaled = grid.inverses[:, :, None] * spread
@@ -142,16 +136,16 @@ def correction(grid: Kernels, at: int, residual: Floats, shares: Floats) -> Corr
     )
 
 
-def corrected(
-    each: Correction, across: Floats, shares: Floats
-) -> tuple[Floats, Floats]:
+def corrected(each: Correction, across: Floats, shares: Floats) -> tuple[Floats, Floats]:
     """g and the variance of ln T at new rows: `across` is the kernel (rows, n), `shares` (rows, a)."""
+    if not each.size:
+        return np.zeros(len(across)), np.einsum("ra,ra->r", shares @ each.inner, shares) + each.noise
     weights = each.size * across
-    mean = weights @ each.alpha
-    left = shares - weights @ each.inverse @ each.shares
-    variance = each.size - np.einsum("rn,rn->r", weights @ each.inverse, weights)
-    variance = np.maximum(variance, 0.0) + np.einsum("ra,ab,rb->r", left, each.inner, left) + each.noise
-    return mean, variance
+    known = weights @ each.inverse
+    left = shares - known @ each.shares
+    variance = np.maximum(each.size - np.einsum("rn,rn->r", known, weights), 0.0)
+    variance += np.einsum("ra,ra->r", left @ each.inner, left) + each.noise
+    return weights @ each.alpha, variance
 
 
 def mixture(log_scores: Floats, kept: int) -> tuple[Sequence[int], Floats]:
