@@ -69,7 +69,7 @@ def run(*, quick: bool) -> Result:
         short = name.split("-")[1].lower()
         figures[f"{short}_at_90_pct"] = float(ours[90])
         figures[f"{short}_at_90_published_pct"] = float(theirs[90])
-        figures[f"{short}_max_abs_error_pct"] = errors[name]
+        figures[f"error_{short}_pct"] = errors[name]
         say(
             f"{name}: {ours[90]:.1f} % at 90 % of demand, published {theirs[90]:.1f}; off by {errors[name]:.2f} at most"
         )
@@ -85,7 +85,7 @@ def run(*, quick: bool) -> Result:
             "nodes": len(nodes),
             "tasks": len(tasks),
             "classes": len(Workload.of((task.request for task in tasks), popular=POPULAR)),
-            "error": f"largest difference of the means over seeds at any percent of demand from 0 to {DEMAND}, in points",
+            "error": f"largest difference of the means over seeds at any demand from 0 to {DEMAND} %, in points",
             "published": "10 seeds, other draws than ours",
             "before": "whole services by the formula, even where no node could hold one; *_fitting leaves those out",
             "reductions": "on the GPU nodes that FGD has filled to 90 % of GPU; paper .53 and .27",
