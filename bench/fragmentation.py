@@ -108,7 +108,8 @@ def course(name: str, nodes: FreeNodes, memory: Ints, tasks: Sequence[Task], see
     queue += [tasks[index] for index in rng.integers(len(tasks), size=len(tasks) // 4)]
     each = gpu_fragments(cluster.free, workload)
     sums, counts = np.zeros(DEMAND + 1), np.zeros(DEMAND + 1)
-    demand, crowded = 0, None
+    demand = 0
+    crowded: FreeNodes | None = None
 
     def arrived(task: Task, node: int | None) -> bool:
         nonlocal demand, crowded

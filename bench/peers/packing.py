@@ -110,7 +110,7 @@ class DotProduct(Policy):
     def scores(self, cluster: Cluster, task: Request, nodes: Ints, rng: np.random.Generator) -> Scores:
         cpu = cluster.cpu[nodes] / MOST_CPU * (task.cpu / MOST_CPU)
         gpu = cluster.gpus[nodes].sum(axis=1) / MOST_GPU * (task.gpu * task.gpus / MOST_GPU)
-        return (100 * (1 - (cpu + gpu) / 2)).astype(np.int64)
+        return _whole(100 * (1 - (cpu + gpu) / 2))
 
 
 class Clustering(Policy):
@@ -122,7 +122,8 @@ class Clustering(Policy):
         kind = affinity(task)
         base = np.array([_likeness(cluster.kinds[node], kind) for node in nodes], dtype=np.int64)
         used = MOST_GPU - cluster.gpus[nodes].sum(axis=1)
-        return base + 25 * used // MOST_GPU
+        scores: Scores = base + 25 * used // MOST_GPU
+        return scores
 
 
 def _likeness(kinds: dict[int, int], kind: int) -> int:
@@ -143,11 +144,9 @@ class Packing(Policy):
         taken = np.sort(holding, axis=1)[:, : task.gpus]
         fresh = (taken == WHOLE_GPU).sum(axis=1)
         shared = np.maximum(100 - (taken * 100 // WHOLE_GPU).sum(axis=1) // 10, 50)
-        return np.where(
-            whole == cluster.slots[nodes],
-            np.maximum(33 - whole, whole),
-            np.where(fresh > 0, np.maximum(50 - fresh, 33), shared),
-        )
+        in_use = np.where(fresh > 0, np.maximum(50 - fresh, 33), shared)
+        scores: Scores = np.where(whole == cluster.slots[nodes], np.maximum(33 - whole, whole), in_use)
+        return scores
 
 
 class BestFit(Policy):
@@ -156,7 +155,7 @@ class BestFit(Policy):
     def scores(self, cluster: Cluster, task: Request, nodes: Ints, rng: np.random.Generator) -> Scores:
         cpu = (cluster.cpu[nodes] - task.cpu) / MOST_CPU
         gpu = (cluster.gpus[nodes].sum(axis=1) - task.gpu * task.gpus) / MOST_GPU
-        return ((1 - (cpu + gpu) / 2) * 100).astype(np.int64)
+        return _whole((1 - (cpu + gpu) / 2) * 100)
 
 
 class Gradient(Policy):
@@ -213,7 +212,11 @@ class Gradient(Policy):
 
 def _rounded(less: NDArray[np.float64]) -> Scores:
     """Fragments that go away, thousandths of a GPU, as a score from 0 to 100."""
-    return (100 / (1 + np.exp(-less / WHOLE_GPU))).astype(np.int64)
+    return _whole(100 / (1 + np.exp(-less / WHOLE_GPU)))
+
+
+def _whole(scores: NDArray[np.float64]) -> Scores:
+    return scores.astype(np.int64)
 
 
 POLICIES: dict[str, Callable[[Workload], Policy]] = {

@@ -56,7 +56,7 @@ class StreamView:
     spread: Floats | None = None
     """Standard deviation of the forecast in each step, (steps,)."""
     workers_per_ps: float = 0.0
-    """The fixed ratio r of workers to parameter servers, along which `rates` was measured; 0: servers are not planned."""
+    """The fixed ratio r of workers to parameter servers at which `rates` was measured; 0: servers are not planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ class Schedule:
 class StreamPlanner(Protocol):
     """Chooses counts of workers over the horizon of the forecast."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is found by."""
 
     def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
         """One count per step of demand, from `least` to `most`."""

@@ -104,12 +104,14 @@ def gpu_unusable(nodes: FreeNodes, workload: Workload) -> Floats:
     usable = (
         (holding >= workload.gpus) & (nodes.cpu[:, None] >= workload.cpu) & (workload.gpus > 0) & (workload.gpu > 0)
     )
-    return np.where(usable, crumbs, free[:, None]).astype(np.float64)
+    unusable: Floats = np.where(usable, crumbs, free[:, None]).astype(np.float64)
+    return unusable
 
 
 def cpu_unusable(nodes: FreeNodes, workload: Workload) -> Floats:
     """F_n(m) for CPU, thousandths of a core, (nodes, classes)."""
-    return np.where(fits(nodes, workload), 0, nodes.cpu[:, None]).astype(np.float64)
+    unusable: Floats = np.where(fits(nodes, workload), 0, nodes.cpu[:, None]).astype(np.float64)
+    return unusable
 
 
 def fits(nodes: FreeNodes, workload: Workload) -> NDArray[np.bool_]:

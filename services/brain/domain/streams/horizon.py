@@ -12,7 +12,7 @@ KALE's own plan is one of them: there is always an answer, and never a worse one
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,7 @@ class Horizon:
         reference = np.array(kale.workers, dtype=np.int64)
         base = outlook(stream, reference)
         best, foreseen, score = reference, base, 1.0
+        base = replace(base, lag_s=np.minimum(base.lag_s, draining(stream).lag_s))
         for plan in cheapest(stream, self.weights, typical=float(reference.mean())):
             found = outlook(stream, plan)
             ratios = against(found, base)
@@ -79,6 +80,27 @@ def against(found: Outlook, base: Outlook) -> tuple[float, ...]:
         max(mine / theirs, 0.01) if theirs > 0 else (WORST if mine > 0 else 1.0)
         for mine, theirs in zip(found.columns, base.columns, strict=True)
     )
+
+
+def draining(stream: StreamView) -> Outlook:
+    """What KALE would come to by planning anew before each step, its backlog of then within its demand.
+
+    Its plan alone makes its lag look larger than it will be, and an allowance too large would be used up.
+    """
+    plan = np.empty(len(stream.demand), dtype=np.int64)
+    running, waits = stream.workers, stream.backlog
+    drain_s = max(stream.drain_s, stream.step_s)
+    counts = np.arange(stream.least, stream.most + 1)
+    best = np.maximum.accumulate(stream.rates(counts.astype(np.float64)))
+    top = int(np.argmax(best))
+    made = best[: top + 1]
+    for step in range(len(plan)):
+        load = stream.demand[step] + waits / drain_s
+        index = min(int(np.searchsorted(made, load, side="right")), top)
+        stop_s = min(stream.restart_s, stream.step_s) if counts[index] != running else 0.0
+        waits = max(0.0, waits + stream.demand[step] * stream.step_s - made[index] * (stream.step_s - stop_s))
+        running = plan[step] = counts[index]
+    return outlook(stream, plan)
 
 
 def cheapest(stream: StreamView, weights: Sequence[Weights], *, typical: float) -> Counts:
@@ -150,13 +172,15 @@ class _Model:
         place = np.clip(np.searchsorted(self.grid, after, side="right") - 1, 0, len(self.grid) - 2)
         low, high = self.grid[place], self.grid[place + 1]
         share = np.minimum((after - low) / (high - low), 1.0)
-        rows = np.arange(len(self.counts))[:, None] * len(self.grid)
+        rows = np.arange(len(self.counts))[:, None] * len(self.grid) + place
         if after.ndim == 2:  # the same backlogs for all weights
-            flat, index = ahead.reshape(len(self.lag), -1), rows + place
-            return cost * self.stream.step_s + (1 - share) * flat[:, index] + share * flat[:, index + 1]
-        flat = ahead.reshape(-1)
-        index = np.arange(len(self.lag))[:, None, None] * ahead[0].size + rows + place
-        return cost * self.stream.step_s + (1 - share) * flat[index] + share * flat[index + 1]
+            each = ahead.reshape(len(self.lag), -1)
+            low_ahead, high_ahead = each[:, rows], each[:, rows + 1]
+        else:
+            rows = rows + np.arange(len(self.lag))[:, None, None] * ahead[0].size
+            low_ahead, high_ahead = ahead.reshape(-1)[rows], ahead.reshape(-1)[rows + 1]
+        total: Floats = cost * self.stream.step_s + (1 - share) * low_ahead + share * high_ahead
+        return total
 
     def _after_the_last(self) -> Floats:
         """What waits at the end must still be trained, at the best rate there is."""

@@ -71,7 +71,8 @@ def arrivals(stream: StreamView) -> Floats:
     starts = np.maximum(0, ends - size)
     mean = (sums[ends] - sums[starts]) / (ends - starts)
     floor: float = max(float(series.mean()) * 0.01, 1e-9)
-    return np.maximum(mean, floor)
+    coming: Floats = np.maximum(mean, floor)
+    return coming
 
 
 def _before_lead(stream: StreamView, workers: NDArray[np.int64], served: Floats) -> Floats:

@@ -51,8 +51,10 @@ class Madu:
     def demand(self, stream: StreamView) -> Floats:
         """Upper demand of each step, (steps,)."""
         if stream.expected is not None and stream.spread is not None:
-            return stream.expected + self.sigmas * stream.spread
+            upper: Floats = stream.expected + self.sigmas * stream.spread
+            return upper
         if stream.past is None or len(stream.past) < 3:
             return stream.demand
-        moved = float(np.std(np.diff(stream.past))) / np.sqrt(2)
-        return stream.demand + self.sigmas * moved
+        moved = float(np.std(np.diff(stream.past)) / np.sqrt(2))
+        widened: Floats = stream.demand + self.sigmas * moved
+        return widened

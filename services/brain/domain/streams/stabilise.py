@@ -88,7 +88,8 @@ def _gone_within_slo(stream: StreamView, now: Counts, lower: Counts, begin: int)
 
 def _segments(workers: Counts, stream: StreamView) -> list[_Segment]:
     found: list[_Segment] = []
-    if len(workers) and workers[0] != stream.workers and stream.since_s > 0:
+    allowed = stream.least <= stream.workers <= stream.most
+    if len(workers) and workers[0] != stream.workers and stream.since_s > 0 and allowed:
         found.append(_Segment(0, 0, stream.workers, stream.since_s))
     for step, count in enumerate(workers):
         if found and found[-1].count == count:
