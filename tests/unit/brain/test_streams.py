@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from recmesh.plugins.planning import Floats
 from recmesh.plugins.streams import StreamPlanner, StreamView
 from services.brain.domain.streams.autopilot import Autopilot
+from services.brain.domain.streams.fallback import Band, Measured, corrected
 from services.brain.domain.streams.horizon import WORST, Horizon, against
 from services.brain.domain.streams.hpa import Hpa
 from services.brain.domain.streams.kale import Kale, fewest, literal, wanted
@@ -273,3 +274,45 @@ def test_madu_adds_uncertainty_and_shrinks_only_by_enough() -> None:
 def test_a_madu_without_a_spread_still_plans_within_bounds(demand: list[float], workers: int, backlog: float) -> None:
     found = Madu().schedule(view(demand, workers=workers, most=20, backlog=backlog, past=np.array(demand)), RNG)
     assert all(1 <= count <= 20 for count in found.workers)
+
+
+# When the forecast was wrong
+
+
+def planned(stream: StreamView) -> tuple[int, ...]:
+    return Kale().schedule(stream, RNG).workers
+
+
+def after(stream: StreamView, rate: float, lag_s: float = 0.0) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    found = corrected(stream, Kale().schedule(stream, RNG), Measured(rate, lag_s), Band())
+    return found.workers, found.reasons
+
+
+def test_within_the_band_the_schedule_stands() -> None:
+    stream = view([350.0] * 4, workers=4, step_s=300.0)
+    assert after(stream, rate=340.0)[0] == planned(stream)
+
+
+def test_a_lag_that_grows_in_spite_of_the_forecast_is_answered_at_once() -> None:
+    stream = view([350.0] * 4, workers=4, step_s=300.0, backlog=60_000.0, drain_s=1200.0)
+    workers, reasons = after(stream, rate=500.0, lag_s=700.0)
+    assert workers[0] == workers[1] > planned(stream)[0] and workers[2:] == planned(stream)[2:]
+    assert "lag is 700 s" in reasons[0] and "by measurement" in reasons[0]
+
+
+def test_full_workers_get_help_and_idle_ones_go() -> None:
+    stream = view([350.0] * 4, workers=4, step_s=300.0)
+    assert after(stream, rate=520.0)[0][0] == 7
+    assert after(stream, rate=100.0)[0][0] == 2
+
+
+def test_a_schedule_that_already_answers_is_not_lowered() -> None:
+    stream = view([900.0] * 4, workers=4, step_s=300.0)
+    assert after(stream, rate=395.0)[0] == planned(stream) == (10,) * 4
+
+
+@given(st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 1e6))
+def test_a_correction_stays_within_bounds_and_says_why(rate: float, lag_s: float, backlog: float) -> None:
+    stream = view([350.0] * 4, workers=4, least=2, most=9, backlog=backlog)
+    workers, reasons = after(stream, rate, lag_s)
+    assert all(2 <= count <= 9 for count in workers) and all(reasons)
