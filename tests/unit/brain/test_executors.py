@@ -165,6 +165,15 @@ def grown(curve: "object", table: oom.Table = oom.Table(16, state_values=16)) ->
     return oom.Growth(table, tuple(oom.Rows(n, curve(n)) for n in range(1_000_000, 6_000_000, 500_000)))  # type: ignore[operator]  # a function
 
 
+@pytest.mark.parametrize(
+    ("dim", "width_bytes", "state", "words"),
+    [(16, 4, 0, 24), (16, 4, 16, 40), (16, 2, 16, 32), (7, 2, 1, 16), (1, 4, 1, 8), (64, 4, 128, 200)],
+)
+def test_a_row_is_padded_to_eight_words_with_its_header(dim: int, width_bytes: int, state: int, words: int) -> None:
+    index = oom.ENTRY_BYTES / oom.EMPTIEST
+    assert oom.Table(dim, width_bytes, state).row_bytes == 4 * words + index
+
+
 def test_a_row_costs_values_state_and_index() -> None:
     assert oom.Table(16, state_values=16).row_bytes - oom.Table(16).row_bytes == 64
     assert oom.Table(16, width_bytes=2).row_bytes - oom.Table(16).row_bytes == -32

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SLOT_BYTES = 12.0
-"""Of the hash index per row: a 64-bit id and a 32-bit place, before its load factor."""
-INDEX_LOAD = 0.5
-"""The index is doubled when it is fuller than its load allows: half of it may be empty."""
-META_BYTES = 16.0
-"""Frequency and last step of a row."""
+ENTRY_BYTES = 16.0
+"""Of the hash index: an id and its place."""
+EMPTIEST = 9 / 32
+"""Of the index: a partition doubles when it is 9/16 full at the earliest (`recmesh.store.probing`)."""
+HEADER_WORDS, ROW_WORDS = 6, 8
+"""A row ends with its id, last step, updates and frequency, and is padded to a multiple of 8 words of 4 bytes
+(`recmesh.store.row_kernels`)."""
 LEAST_PROFILES = 4
 
 
@@ -36,13 +37,14 @@ class Table:
     dim: int
     width_bytes: int = 4
     """Of one value: 4 for float32, 2 for bfloat16."""
-    state_values: float = 0.0
+    state_values: int = 0
     """Values that the optimizer keeps per row: dim for Adagrad, 2·dim for Adam and FTRL, 1 for row-wise Adagrad."""
 
     @property
     def row_bytes(self) -> float:
-        """Values, optimizer state (float32), index and metadata of one row."""
-        return self.dim * self.width_bytes + 4.0 * self.state_values + SLOT_BYTES / INDEX_LOAD + META_BYTES
+        """Values, optimizer state (float32), header and index of one row; the index as empty as it gets."""
+        words = -(-self.dim * self.width_bytes // 4) + self.state_values + HEADER_WORDS
+        return 4.0 * (-(-words // ROW_WORDS) * ROW_WORDS) + ENTRY_BYTES / EMPTIEST
 
 
 @dataclass(frozen=True, slots=True)

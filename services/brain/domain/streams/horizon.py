@@ -9,6 +9,9 @@ What the four costs weigh against each other nobody knows beforehand. So several
 KALE's, is run through the same outlook, and the one is taken whose columns (worker-seconds, accumulated lag,
 violations, changes) have the least geometric mean over KALE's *and* of which none is above KALE's, by the forecast.
 KALE's own plan is one of them: there is always an answer, and never a worse one than its, as far as can be foreseen.
+
+Of lag, KALE's is what it comes to by planning anew before each step (`draining`): its plan of now, seen to the end,
+lags more than it ever will, and whoever planned up to that would lag more than KALE does.
 """
 
 from collections.abc import Sequence
@@ -59,10 +62,10 @@ class Horizon:
         reference = np.array(kale.workers, dtype=np.int64)
         base = outlook(stream, reference)
         best, foreseen, score = reference, base, 1.0
-        base = replace(base, lag_s=np.minimum(base.lag_s, draining(stream).lag_s))
+        allowed = replace(base, lag_s=np.minimum(base.lag_s, draining(stream).lag_s))
         for plan in cheapest(stream, self.weights, typical=float(reference.mean())):
             found = outlook(stream, plan)
-            ratios = against(found, base)
+            ratios = against(found, allowed)
             mean = float(np.exp(np.mean(np.log(ratios))))
             if max(ratios) <= 1 + 1e-9 and mean < score - 1e-9:
                 best, foreseen, score = plan, found, mean
@@ -85,7 +88,7 @@ def against(found: Outlook, base: Outlook) -> tuple[float, ...]:
 def draining(stream: StreamView) -> Outlook:
     """What KALE would come to by planning anew before each step, its backlog of then within its demand.
 
-    Its plan alone makes its lag look larger than it will be, and an allowance too large would be used up.
+    Without stabilising, which only adds workers: the least lag that it may come to.
     """
     plan = np.empty(len(stream.demand), dtype=np.int64)
     running, waits = stream.workers, stream.backlog
