@@ -3,7 +3,7 @@
 import asyncio
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.telemetry import Metrics
 from services.brain.app.jobs import check_job
-from services.brain.domain.model import CANCELLED, KEPT, TAKEN_BACK, Ask, Change, Free, Look, Plan, Profile
+from services.brain.domain.model import CANCELLED, KEPT, TAKEN_BACK, Ask, Change, Free, Look, Plan, Profile, RolePlan
 from services.brain.domain.views import Sizes, front_of, learned, overheads_of, roles_of, view, without_avoided
 from services.brain.store import SqlStore
 
@@ -68,6 +68,11 @@ class Deciding:
             asyncio.to_thread(self._store.profiles, ask.job.job_id, limit=PROFILES),
             asyncio.to_thread(self._store.changes, limit=CHANGES),
         )
+        # What it asks with is measured over a steady window, and may be all that is known of what it has now.
+        asked = _measured(ask.job.job_id, ask.now.values(), ask.samples_per_s, now, ask.job.batch_size, profiles)
+        if asked is not None:
+            await asyncio.to_thread(self._store.put_profile, asked)
+            profiles = [*profiles, asked]
         async with self._choosing:
             look, plan = await asyncio.to_thread(self._choose, ask, profiles, changes, now)
         if plan is not None:
@@ -84,6 +89,11 @@ class Deciding:
         _check_change(change)
         at = change.at or self._clock.now()
         await asyncio.to_thread(self._store.put_change, replace(change, at=at))
+        profiles = await asyncio.to_thread(self._store.profiles, change.job_id, limit=1)
+        batch = profiles[-1].batch_size if profiles else 0
+        seen = _measured(change.job_id, change.after, change.rate_after, at, batch, profiles)
+        if seen is not None:
+            await asyncio.to_thread(self._store.put_profile, seen)
         _changes.labels(change.verdict).inc()
 
     def _choose(
@@ -155,6 +165,23 @@ class Deciding:
             if job.owner in left and not job.queued:
                 left[job.owner] = left[job.owner].plus(_held(job), times=-1)
         return left
+
+
+def _measured(
+    job_id: str, roles: Iterable[RolePlan], rate: float, at: float, batch_size: int, profiles: Sequence[Profile]
+) -> Profile | None:
+    """The speed of a configuration as a steady profile; the rest is as it was told last."""
+    by_role = {plan.role: plan for plan in roles}
+    worker, ps = by_role.get("worker"), by_role.get("ps")
+    if worker is None or ps is None or rate <= 0:
+        return None
+    like = profiles[-1] if profiles else Profile(job_id, at, 0, 0)
+    return replace(
+        like, at=at, workers=worker.replicas, ps=ps.replicas, worker_cpu_limit=worker.cpu, ps_cpu_limit=ps.cpu,
+        batch_size=batch_size or like.batch_size, samples_per_s=rate, is_steady=True,
+        hardware=(worker.gpu_kind or "gpu") if worker.gpu else "cpu",
+        data_s=0.0, pull_s=0.0, compute_s=0.0, push_s=0.0, ps_busy_share=0.0,
+    )  # fmt: skip
 
 
 def _held(job: JobView) -> Resources:
