@@ -38,10 +38,10 @@ class Policy:
     horizon_s: float = 3600.0
     rho: float = 2.5
     epsilon: float = 0.05
-    sizes: Sizes = Sizes()
+    sizes: Sizes = field(default_factory=Sizes)
     prices: Resources = ClusterView(0.0, Resources()).prices
     pod_price: float = ClusterView(0.0, Resources()).pod_price
-    overheads: Overheads = Overheads(workers_s=5.0, ps_s=5.0, resize_s=1.0)
+    overheads: Overheads = field(default_factory=lambda: Overheads(workers_s=5.0, ps_s=5.0, resize_s=1.0))
     """Until some were measured."""
     quotas: Mapping[str, Resources] = field(default_factory=dict)
     """By owner: what all their jobs may hold together."""

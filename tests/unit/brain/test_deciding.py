@@ -166,7 +166,7 @@ async def test_what_was_taken_back_is_not_proposed_again_soon(store: SqlStore) -
     await mesh._measure("again", now, mesh.rate(now))
     seen = []
     for _ in range(6):
-        look, plan = await mesh.deciding.decide(Ask(job, LIMITS, now, mesh.rate(now), 10**9, Free(40.0, 500 * GIB)))
+        _, plan = await mesh.deciding.decide(Ask(job, LIMITS, now, mesh.rate(now), 10**9, Free(40.0, 500 * GIB)))
         if plan is None:
             continue
         seen.append(tuple(role.replicas for role in plan.roles))
