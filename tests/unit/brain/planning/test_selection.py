@@ -124,23 +124,23 @@ def test_the_choice_fits_and_is_close_to_the_optimum(case: tuple[Options, tuple[
         taken = sum(options.need[k][kind] for k in rows)
         assert taken <= free[kind]
         assert left.free[kind] == pytest.approx(free[kind] - taken, abs=1.0)
-    assert total(options, chosen) >= 0.7 * exact(options, free)
+    assert total(options, chosen) >= 0.8 * exact(options, free)
 
 
 def test_on_random_cases_of_five_jobs_the_choice_is_within_a_percent_of_the_optimum() -> None:
     rng = np.random.default_rng(0)
     shares, literal = [], []
     for _ in range(40):
-        value = rng.random(15) * rng.choice([0.1, 1.0, 5.0], 15)
-        need = [(float(a), float(b)) for a, b in rng.integers(1, 17, size=(15, 2))]
-        options = Options(np.repeat(np.arange(5), 3), value, need, [""] * 5)
-        view = ClusterView(0.0, Resources(24.0, 24.0))
-        best = exact(options, (24.0, 24.0))
+        sizes = rng.integers(1, 17, size=(15, 2)).astype(float)
+        value = sizes[:, 0] ** 0.7 * rng.uniform(0.5, 1.5, 15)  # more for more, but less and less
+        options = Options(np.repeat(np.arange(5), 3), value, [(a, b) for a, b in sizes.tolist()], [""] * 5)
+        view = ClusterView(0.0, Resources(16.0, 24.0))
+        best = exact(options, (16.0, 24.0))
         shares.append(total(options, best_choice(options, Room.of(view, ()))) / best)
         literal.append(total(options, greedy(options, Room.of(view, ()), options.rank)) / best)
     assert np.mean(shares) > 0.99
-    assert min(shares) > 0.85
-    assert min(literal) < 0.75, "else there is nothing to mend"
+    assert min(shares) > 0.9
+    assert min(literal) < 0.7, "else there is nothing to mend"
 
 
 # ---- whole selections
