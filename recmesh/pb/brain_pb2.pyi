@@ -253,6 +253,9 @@ class Profile(google.protobuf.message.Message):
     PS_CPU_LIMIT_FIELD_NUMBER: builtins.int
     HARDWARE_FIELD_NUMBER: builtins.int
     IS_SYNCHRONOUS_FIELD_NUMBER: builtins.int
+    WORKER_CPU_MAX_FIELD_NUMBER: builtins.int
+    PS_CPU_MAX_FIELD_NUMBER: builtins.int
+    WORKER_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     IS_STEADY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     at: builtins.float
@@ -277,6 +280,10 @@ class Profile(google.protobuf.message.Message):
     hardware: builtins.str
     """cpu, or the kind of GPU"""
     is_synchronous: builtins.bool
+    worker_cpu_max: builtins.float
+    ps_cpu_max: builtins.float
+    worker_memory_bytes: builtins.int
+    """of the busiest, the largest"""
     is_steady: builtins.bool
     """nothing changed over the rate's window"""
     def __init__(
@@ -303,9 +310,12 @@ class Profile(google.protobuf.message.Message):
         ps_cpu_limit: builtins.float = ...,
         hardware: builtins.str = ...,
         is_synchronous: builtins.bool = ...,
+        worker_cpu_max: builtins.float = ...,
+        ps_cpu_max: builtins.float = ...,
+        worker_memory_bytes: builtins.int = ...,
         is_steady: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "is_synchronous", b"is_synchronous", "job_id", b"job_id", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "is_synchronous", b"is_synchronous", "job_id", b"job_id", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_cpu_max", b"ps_cpu_max", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "worker_cpu_max", b"worker_cpu_max", "worker_memory_bytes", b"worker_memory_bytes", "workers", b"workers"]) -> None: ...
 
 Global___Profile: typing_extensions.TypeAlias = Profile
 

@@ -48,7 +48,8 @@ def policy(settings: BrainSettings) -> Policy:
     """What planning is bounded by."""
     return Policy(
         interval_s=settings.plan_interval_s, horizon_s=settings.plan_horizon_s, rho=settings.plan_rho,
-        epsilon=settings.plan_epsilon, sizes=Sizes(settings.cpu_min, settings.cpu_max),
+        epsilon=settings.plan_epsilon, resize_window_s=settings.resize_window_s,
+        sizes=Sizes(settings.cpu_min, settings.cpu_max),
         quotas={owner: Resources(quota.cpu, quota.memory_gib * (1 << 30)) for owner, quota in settings.quotas.items()},
     )  # fmt: skip
 

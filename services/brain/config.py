@@ -34,6 +34,8 @@ class BrainSettings(ServiceSettings):
     """Weight of jobs that end soon: 0 all alike, below 0 long jobs first."""
     plan_epsilon: float = Field(default=0.05, ge=0, lt=1)
     """Share of its speed that a job may lose for giving back resources."""
+    resize_window_s: float = Field(default=600.0, gt=0)
+    """So long the use of a job's processes is watched before their cores and memory follow it."""
     cpu_min: float = Field(default=0.5, gt=0)
     """Least cores of one process, where its user names none."""
     cpu_max: float = Field(default=8.0, gt=0)

@@ -8,19 +8,33 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from recmesh.plugins.planning import ClusterView, JobView, Overheads, Planner, Proposal, Resources
+from recmesh.plugins.planning import ClusterView, JobView, Overheads, Planner, Proposal, Reason, Resources
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.telemetry import Metrics
 from services.brain.app.jobs import check_job
+from services.brain.domain.executors.vertical import Limits
 from services.brain.domain.model import CANCELLED, KEPT, TAKEN_BACK, Ask, Change, Free, Look, Plan, Profile, RolePlan
-from services.brain.domain.views import Sizes, front_of, learned, overheads_of, roles_of, view, without_avoided
+from services.brain.domain.resizing import Resizing, resized
+from services.brain.domain.views import (
+    Sizes,
+    front_of,
+    is_avoided,
+    learned,
+    overheads_of,
+    roles_of,
+    total,
+    view,
+    without_avoided,
+)
 from services.brain.store import SqlStore
 
 PROFILES = 500
 """The newest of a job, from which its speed is learned."""
 CHANGES = 200
 """The newest of all jobs, from which overheads are learned."""
+RESIZER = "vertical"
+"""Who proposes sizes by use."""
 MAX_LIVE = 20_000
 """Jobs whose last proposal is kept; the oldest go."""
 
@@ -41,6 +55,8 @@ class Policy:
     sizes: Sizes = field(default_factory=Sizes)
     prices: Resources = ClusterView(0.0, Resources()).prices
     pod_price: float = ClusterView(0.0, Resources()).pod_price
+    resize_window_s: float = 600.0
+    """So long the use of a job's processes is watched before their sizes follow it."""
     overheads: Overheads = field(default_factory=lambda: Overheads(workers_s=5.0, ps_s=5.0, resize_s=1.0))
     """Until some were measured."""
     quotas: Mapping[str, Resources] = field(default_factory=dict)
@@ -121,19 +137,36 @@ class Deciding:
         )
         chosen = decided.chosen.allocation if decided.chosen is not None else None
         roles = roles_of(chosen, ask.now, ask.limits) if chosen is not None else ()
-        plan = None
         expected = decided.chosen.rate if decided.chosen is not None else 0.0
+        planner, reason, why = self._planner.name, decided.reason.name, decided.why
+        # 4. What the planner leaves as it is may still be larger than it is used, or at its edge.
+        sizing = None if roles else self._resized(ask, profiles, changes, now)
+        if sizing is not None:
+            roles, expected, planner, why = sizing.roles, ask.samples_per_s, RESIZER, sizing.why
+            reason = (Reason.GROW if sizing.grows else Reason.SHRINK).name
+        plan = None
         if roles:
-            plan = Plan(
-                roles, self._planner.name, decided.why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now
-            )
+            plan = Plan(roles, planner, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now)
         look = Look(
-            job_id=ask.job.job_id, at=now, planner=self._planner.name, reason=decided.reason.name, why=decided.why,
+            job_id=ask.job.job_id, at=now, planner=planner, reason=reason, why=why,
             samples_per_s=ask.samples_per_s, now=tuple(ask.now.values()), chosen=roles,
             expected_samples_per_s=expected, fit=fit, front=front_of(made, chosen),
             plan_id=plan.plan_id if plan else "",
         )  # fmt: skip
         return look, plan
+
+    def _resized(
+        self, ask: Ask, profiles: Sequence[Profile], changes: Sequence[Change], now: float
+    ) -> Resizing | None:
+        policy = self._policy
+        sizing = resized(
+            ask.job, ask.now, ask.limits, profiles, cores=Limits(policy.sizes.least, policy.sizes.most),
+            window_s=policy.resize_window_s, at=now,
+        )  # fmt: skip
+        if sizing is None or is_avoided(ask.job.job_id, sizing.roles, changes, now=now):
+            return None
+        more = total(sizing.roles).plus(total(tuple(ask.now.values())), times=-1)
+        return sizing if more.within(self._cluster(ask.free, now).free) else None
 
     def _remember(self, proposal: Proposal, now: float) -> None:
         self._live.pop(proposal.job.job_id, None)

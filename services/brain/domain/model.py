@@ -124,6 +124,11 @@ class Profile:
     ps_cpu_limit: float = 0.0
     hardware: str = ""
     """cpu, or the kind of the workers' GPU; empty: not told."""
+    worker_cpu_max: float = 0.0
+    """Cores that the busiest worker used."""
+    ps_cpu_max: float = 0.0
+    worker_memory_bytes: int = 0
+    """Of the largest worker."""
     is_synchronous: bool = False
     """Workers wait for each other in every step."""
     is_steady: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from recmesh.plugins.planning import Allocation, Bounds, JobView, Overheads, Proposal, Shapes, Throughput
+from recmesh.plugins.planning import Allocation, Bounds, JobView, Overheads, Proposal, Resources, Shapes, Throughput
 from services.brain.domain.model import (
     KEPT,
     TAKEN_BACK,
@@ -27,6 +27,9 @@ PS_MARGIN = 1.5
 """Of what parameter servers use: their share after a change, rows to come, and the copies that snapshots make."""
 AVOID_S = 3600.0
 """A plan that was taken back is not proposed again for so long: what made it slow may still be there."""
+
+
+_Shape = tuple[int, float, int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +165,34 @@ def _kind(change: Change) -> str:
     return "size"
 
 
-def without_avoided(proposal: Proposal, changes: Sequence[Change], *, now: float) -> Proposal:
-    """The proposal without what was tried lately and taken back; the newest verdict on an allocation counts."""
+def total(roles: Sequence[RolePlan]) -> Resources:
+    """What all processes of a plan may use together."""
+    return Resources(
+        sum(plan.replicas * plan.cpu for plan in roles), sum(plan.replicas * plan.memory_bytes for plan in roles)
+    )
+
+
+def is_avoided(job_id: str, roles: Sequence[RolePlan], changes: Sequence[Change], *, now: float) -> bool:
+    """It was tried lately, and taken back."""
+    return _shape(roles) in _avoided(job_id, changes, now=now)
+
+
+def _avoided(job_id: str, changes: Sequence[Change], *, now: float) -> set[_Shape]:
+    """The newest verdict on an allocation counts."""
     avoided: set[_Shape] = set()
     for change in sorted(changes, key=lambda each: each.at):
-        if change.job_id == proposal.job.job_id and now - change.at <= AVOID_S:
-            shape = _shape(change.after)
-            (avoided.add if change.verdict == TAKEN_BACK else avoided.discard)(shape)
+        if change.job_id == job_id and now - change.at <= AVOID_S:
+            (avoided.add if change.verdict == TAKEN_BACK else avoided.discard)(_shape(change.after))
+    return avoided
+
+
+def without_avoided(proposal: Proposal, changes: Sequence[Change], *, now: float) -> Proposal:
+    """The proposal without what was tried lately and taken back."""
+    avoided = _avoided(proposal.job.job_id, changes, now=now)
     left = tuple(each for each in proposal.candidates if _shape_of(each.allocation) not in avoided)
     if len(left) == len(proposal.candidates):
         return proposal
     return replace(proposal, candidates=left, why=proposal.why or "all that seems better was tried and taken back")
-
-
-_Shape = tuple[int, float, int, float]
 
 
 def _shape(roles: Sequence[RolePlan]) -> _Shape:

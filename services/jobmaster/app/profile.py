@@ -73,5 +73,8 @@ class Profiler:
             remaining=max(0, status.total - status.samples),
             worker_cpu_limit=sizes["worker"].cpu, ps_cpu_limit=sizes["ps"].cpu,
             hardware=(sizes["worker"].gpu_kind or "gpu") if sizes["worker"].gpu else "cpu",
+            worker_cpu_max=max((beat.cpu_cores for beat in workers), default=0.0),
+            ps_cpu_max=max((beat.cpu_cores for beat in servers), default=0.0),
+            worker_memory_bytes=max((beat.memory_bytes for beat in workers), default=0),
             is_synchronous=run.spec.training.sync is not None, is_steady=steady is not None,
         )

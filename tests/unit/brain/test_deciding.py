@@ -197,3 +197,21 @@ async def test_bad_input_is_refused_by_its_field(store: SqlStore) -> None:
     with pytest.raises(InvalidArgument) as refused:
         await mesh.deciding.conclude(Change("", "x", 0.0, "fine", "", (), (), rate_after=-1.0))
     assert {each.path for each in refused.value.violations} == {"plan_id", "verdict", "rate_after"}
+
+
+async def test_cores_that_are_not_used_are_given_back_where_the_planner_has_nothing_better(store: SqlStore) -> None:
+    mesh = Mesh(store, planner="static")
+    now, limits = roles(2, 1, cpu=4.0), [RoleLimits("worker", 2, 2), RoleLimits("ps", 1, 1)]
+    for _ in range(140):
+        mesh.clock.advance(5.0)
+        await mesh.jobs.observe(
+            Profile(
+                "idle", mesh.clock.now(), 2, 1, batch_size=BATCH, samples_per_s=500.0, worker_cpu_limit=4.0,
+                ps_cpu_limit=4.0, worker_cpu_max=1.0, ps_cpu_max=3.4, worker_memory_bytes=int(1.6 * GIB),
+                ps_memory_bytes=int(1.6 * GIB), hardware="cpu", is_steady=True,
+            )
+        )  # fmt: skip
+    look, plan = await mesh.deciding.decide(Ask(Job("idle"), limits, now, 500.0, 10**9, Free(0.0, 0)))
+    assert plan is not None and look.planner == "vertical" and look.reason == "SHRINK"
+    assert {role.role: (role.replicas, role.cpu) for role in plan.roles} == {"worker": (2, 1.2), "ps": (1, 4.0)}
+    assert "worker 4 → 1.2 cores" in look.why
