@@ -62,8 +62,8 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     rule = WarmStart(k=settings.warm_start_jobs, mu=settings.warm_start_weight, s_min=settings.warm_start_likeness)
     app = Jobs(store, rule=rule, clock=system_clock, told=Proposals(bus))
     deciding = Deciding(
-        store, load(GROUP, settings.planner, PLANNERS)(), policy(settings), seed=settings.seed, clock=system_clock,
-        told=Proposals(bus),
+        store, load(GROUP, settings.planner, PLANNERS)(), policy(settings), rule=rule, seed=settings.seed,
+        clock=system_clock, told=Proposals(bus),
     )
     view = ops.View(app, clock=system_clock)
 

@@ -10,7 +10,19 @@ from alembic.migration import MigrationContext
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument
 from recmesh.runtime.sql import open_engine, reading, writing
-from services.brain.domain.model import History, Job, Plan, Profile, RolePlan, Similar
+from services.brain.domain.model import (
+    Change,
+    Fit,
+    FitPoint,
+    FrontPoint,
+    History,
+    Job,
+    Look,
+    Plan,
+    Profile,
+    RolePlan,
+    Similar,
+)
 from services.brain.store import SqlStore
 from services.brain.store.tables import VERSION_TABLE, metadata
 from tests.support.postgres import database_url, postgres_address
@@ -158,3 +170,35 @@ def test_another_kind_of_database_is_refused_without_showing_its_password() -> N
         open_engine("mysql://me:secret@host/db", what="brain")
     assert "RECMESH_DATABASE_URL" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def look(job_id: str, at: float) -> Look:
+    now = (RolePlan("worker", 2, 1.5, 1 << 30), RolePlan("ps", 1, 1.0, 2 << 30))
+    fit = Fit("dlrover", 0.04, {"compute": 0.2}, (FitPoint(2, 1, 1.5, 1.0, 900.0, 910.0, 0.1, 5.0),), ("a note",))
+    front = (FrontPoint(3, 1, 1.5, 1.0, 2.0, 300.0, 1200.0, "GROW", "worth it", is_chosen=True),)
+    return Look(job_id, at, "pareto-greedy", "GROW", "it pays", 900.0, now, now[:1], 1200.0, fit, front, "p9")
+
+
+def change(plan_id: str, at: float, *, job_id: str = "a") -> Change:
+    roles = (RolePlan("worker", 2, 1.5, 1 << 30),)
+    return Change(plan_id, job_id, at, "taken back", "slower", roles, roles, 900.0, 1200.0, 800.0, 2.5)
+
+
+def test_the_newest_look_at_a_job_and_all_its_changes_come_back_equal(store: SqlStore) -> None:
+    for at in (1.0, 2.0):
+        store.put_look(look("a", at))
+    store.put_look(look("b", 1.5))
+    assert store.look("a") == look("a", 2.0) and store.look("c") is None
+    assert store.looks() == [look("a", 2.0), look("b", 1.5)]
+    for plan_id, at, job_id in (("p1", 1.0, "a"), ("p2", 2.0, "a"), ("p3", 3.0, "b"), ("p2", 2.5, "a")):
+        store.put_change(change(plan_id, at, job_id=job_id))
+    assert store.changes(job_id="a") == [change("p2", 2.5), change("p1", 1.0)]
+    assert [each.plan_id for each in store.changes(limit=2)] == ["p3", "p2"]
+
+
+def test_old_looks_and_changes_are_forgotten(store: SqlStore) -> None:
+    for at in (1.0, 10.0):
+        store.put_look(look(f"job-{at:g}", at))
+        store.put_change(change(f"p-{at:g}", at))
+    assert store.forget(before=5.0, profiles_per_job=10) == 2
+    assert [each.job_id for each in store.looks()] == ["job-10"] and [each.plan_id for each in store.changes()] == ["p-10"]

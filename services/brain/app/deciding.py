@@ -8,13 +8,25 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from recmesh.plugins.planning import ClusterView, JobView, Overheads, Planner, Proposal, Reason, Resources
+from recmesh.plugins.planning import ClusterView, JobView, Overheads, Planner, Proposal, Reason, Resources, Throughput
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.telemetry import Metrics
-from services.brain.app.jobs import check_job
+from services.brain.app.jobs import PAST_JOBS, check_job
 from services.brain.domain.executors.vertical import Limits
-from services.brain.domain.model import CANCELLED, KEPT, TAKEN_BACK, Ask, Change, Free, Look, Plan, Profile, RolePlan
+from services.brain.domain.model import (
+    CANCELLED,
+    KEPT,
+    TAKEN_BACK,
+    Ask,
+    Change,
+    Free,
+    Job,
+    Look,
+    Plan,
+    Profile,
+    RolePlan,
+)
 from services.brain.domain.resizing import Resizing, resized
 from services.brain.domain.views import (
     Sizes,
@@ -27,6 +39,7 @@ from services.brain.domain.views import (
     view,
     without_avoided,
 )
+from services.brain.domain.warmstart import SUCCEEDED, WarmStart, most_similar
 from services.brain.store import SqlStore
 
 PROFILES = 500
@@ -63,15 +76,24 @@ class Policy:
     """By owner: what all their jobs may hold together."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What a similar job has shown of its speed."""
+
+    throughput: Throughput | None = None
+    name: str = ""
+
+
 class Deciding:
     """One planner for all jobs."""
 
     def __init__(
-        self, store: SqlStore, planner: Planner, policy: Policy, *, seed: int, clock: Clock,
+        self, store: SqlStore, planner: Planner, policy: Policy, *, rule: WarmStart, seed: int, clock: Clock,
         told: Callable[[Plan], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._store, self._planner, self._policy = store, planner, policy
-        self._seed, self._clock, self._told = seed, clock, told
+        self._rule, self._seed, self._clock, self._told = rule, seed, clock, told
+        self._priors: dict[str, Prior] = {}
         self._live: dict[str, tuple[float, Proposal]] = {}
         """By job: when it last asked, and what was proposed for it then."""
         self._choosing = asyncio.Lock()
@@ -89,8 +111,9 @@ class Deciding:
         if asked is not None:
             await asyncio.to_thread(self._store.put_profile, asked)
             profiles = [*profiles, asked]
+        prior = await self._prior(ask.job, now)
         async with self._choosing:
-            look, plan = await asyncio.to_thread(self._choose, ask, profiles, changes, now)
+            look, plan = await asyncio.to_thread(self._choose, ask, profiles, changes, prior, now)
         if plan is not None:
             await asyncio.to_thread(self._store.put_plan, plan)
         await asyncio.to_thread(self._store.put_look, look)
@@ -112,11 +135,28 @@ class Deciding:
             await asyncio.to_thread(self._store.put_profile, seen)
         _changes.labels(change.verdict).inc()
 
+    async def _prior(self, job: Job, now: float) -> Prior:
+        """What the most similar past job has shown; asked for once per job."""
+        known = self._priors.get(job.job_id)
+        if known is None:
+            known = self._priors[job.job_id] = await asyncio.to_thread(self._look_for_prior, job, now)
+            while len(self._priors) > MAX_LIVE:
+                self._priors.pop(next(iter(self._priors)))
+        return known
+
+    def _look_for_prior(self, job: Job, now: float) -> Prior:
+        past = self._store.histories(outcome=SUCCEEDED, limit=PAST_JOBS)
+        for similar, history in reversed(most_similar(job, past, self._rule)):
+            model, _ = learned(self._store.profiles(history.job.job_id, limit=PROFILES), now=now)
+            if model is not None:
+                return Prior(model, f"{similar.job_id} ({similar.similarity:.2f}: {similar.why})")
+        return Prior()
+
     def _choose(
-        self, ask: Ask, profiles: Sequence[Profile], changes: Sequence[Change], now: float
+        self, ask: Ask, profiles: Sequence[Profile], changes: Sequence[Change], prior: Prior, now: float
     ) -> tuple[Look, Plan | None]:
-        # 1. What is known of the job's speed.
-        throughput, fit = learned(profiles, now=now)
+        # 1. What is known of the job's speed, from itself and, while that is little, from a job like it.
+        throughput, fit = learned(profiles, now=now, prior=prior.throughput, prior_name=prior.name)
         # 2. Its candidates; those of other live jobs are as they were when these last asked.
         before = self._live.get(ask.job.job_id)
         seen = view(
@@ -179,6 +219,7 @@ class Deciding:
     def forget(self, job_id: str) -> None:
         """The job has ended: what was meant for it is free."""
         self._live.pop(job_id, None)
+        self._priors.pop(job_id, None)
 
     def _cluster(self, free: Free, now: float) -> ClusterView:
         policy = self._policy

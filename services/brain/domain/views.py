@@ -17,7 +17,7 @@ from services.brain.domain.model import (
     RoleLimits,
     RolePlan,
 )
-from services.brain.domain.throughput.learn import learn
+from services.brain.domain.throughput.learn import learn_kinds
 from services.brain.domain.throughput.learned import Learned, Unknown
 from services.brain.domain.throughput.observations import Observation, observations
 
@@ -40,22 +40,35 @@ class Sizes:
     most: float = 8.0
 
 
-def learned(profiles: Sequence[Profile], *, now: float) -> tuple[Throughput | None, Fit]:
-    """A model of the job's speed on what it runs on now, or why there is none; and what people see of it."""
+def learned(
+    profiles: Sequence[Profile], *, now: float, prior: Throughput | None = None, prior_name: str = ""
+) -> tuple[Throughput | None, Fit]:
+    """A model of the job's speed on what it runs on now, or why there is none; and what people see of it.
+
+    prior: what is known of a similar job. What the job showed on other hardware serves as well.
+    """
     if not profiles:
         return None, Fit(unknown="it has sent no profile yet")
     newest = profiles[-1]
-    alike = (
-        each for each in profiles
-        if (each.hardware, each.is_synchronous) == (newest.hardware, newest.is_synchronous)
-    )  # fmt: skip
-    seen = observations(alike, hardware="" if newest.hardware == "cpu" else newest.hardware)
-    if not seen:
+    alike = [each for each in profiles if each.is_synchronous == newest.is_synchronous]
+    seen = [
+        each
+        for kind in sorted({profile.hardware for profile in alike})
+        for each in observations((one for one in alike if one.hardware == kind), hardware=_kind_of(kind))
+    ]
+    here = [each for each in seen if each.hardware == _kind_of(newest.hardware)]
+    if not here:
         return None, Fit(unknown="its speed was not steady yet")
-    model = learn(seen, now=now)
+    model = learn_kinds(seen, now=now, prior=prior)[_kind_of(newest.hardware)]
     if isinstance(model, Unknown):
-        return None, Fit(unknown=model.reason, points=_measured(seen))
-    return model, fit_of(model)
+        return None, Fit(unknown=model.reason, points=_measured(here))
+    fit = fit_of(model)
+    return model, replace(fit, notes=(*fit.notes, f"begun from {prior_name}")) if prior_name else fit
+
+
+def _kind_of(hardware: str) -> str:
+    """CPU has no name among accelerators."""
+    return "" if hardware == "cpu" else hardware
 
 
 def fit_of(model: Learned) -> Fit:
@@ -148,7 +161,7 @@ def overheads_of(changes: Sequence[Change], *, default: Overheads) -> Overheads:
     found: dict[str, list[float]] = {"worker": [], "ps": [], "size": []}
     for change in changes:
         if change.verdict in (KEPT, TAKEN_BACK):
-            found[_kind(change)].append(change.overhead_s)
+            found[_changed(change)].append(change.overhead_s)
     return Overheads(
         workers_s=median(found["worker"] or [default.workers_s]),
         ps_s=median(found["ps"] or [default.ps_s]),
@@ -156,7 +169,7 @@ def overheads_of(changes: Sequence[Change], *, default: Overheads) -> Overheads:
     )
 
 
-def _kind(change: Change) -> str:
+def _changed(change: Change) -> str:
     """Of several, the one that costs most as a rule: slots that move."""
     before, after = ({plan.role: plan for plan in roles} for roles in (change.before, change.after))
     for role in ("ps", "worker"):

@@ -1,5 +1,6 @@
 """A job that trains and brain, step by step: ask, change, measure, tell; on a truth that brain does not know."""
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from recmesh.plugins.planning import Resources
+from recmesh.plugins.planning import Allocation, Resources, Shapes
 from recmesh.runtime.errors import InvalidArgument
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.jobs import Jobs
-from services.brain.domain.model import Ask, Change, Free, Job, Plan, Profile, RoleLimits, RolePlan
+from services.brain.domain.model import Ask, Change, Free, History, Job, Plan, Profile, RoleLimits, RolePlan
 from services.brain.domain.planning.built_in import PLANNERS
+from services.brain.domain.views import learned
 from services.brain.domain.warmstart import WarmStart
 from services.brain.store import SqlStore
 
@@ -54,7 +56,7 @@ class Mesh:
         self.clock = HandClock(1000.0)
         self.told: list[Plan] = []
         self.deciding = Deciding(
-            store, PLANNERS[planner](), policy or Policy(), seed=7, clock=self.clock, told=self._tell
+            store, PLANNERS[planner](), policy or Policy(), rule=WarmStart(), seed=7, clock=self.clock, told=self._tell
         )
         self.jobs = Jobs(store, rule=WarmStart(), clock=self.clock, told=self._tell)
         self.free_cpu = 40.0
@@ -215,3 +217,36 @@ async def test_cores_that_are_not_used_are_given_back_where_the_planner_has_noth
     assert plan is not None and look.planner == "vertical" and look.reason == "SHRINK"
     assert {role.role: (role.replicas, role.cpu) for role in plan.roles} == {"worker": (2, 1.2), "ps": (1, 4.0)}
     assert "worker 4 → 1.2 cores" in look.why
+
+
+async def test_what_a_similar_job_has_shown_spares_the_next_one_its_steps(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    alike = {"model": "dcn_v2", "tables": 26, "dim": 16, "batch_size": BATCH, "data_rows": 10**8}
+    now, first = await mesh.steps(Job("first", owner="ads", **alike), LIMITS, roles(1, 1))  # type: ignore[arg-type]  # by name
+    await mesh.jobs.record(History(Job("first", owner="ads", **alike), "Succeeded", final_plan=tuple(now.values())))  # type: ignore[arg-type]  # by name
+    again, second = await mesh.steps(Job("second", owner="ads", **alike), LIMITS, roles(1, 1))  # type: ignore[arg-type]  # by name
+    assert mesh.rate(again) >= 0.9 * BEST and len(second) < len(first), (first, second)
+    explained = await mesh.jobs.explain("second")
+    assert explained.look is not None and any("begun from first" in note for note in explained.look.fit.notes)
+
+
+async def test_another_kind_of_hardware_has_a_model_of_its_own(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    for kind, factor in (("cpu", 1.0), ("A10", 5.0)):
+        for workers, ps in ((1, 1), (2, 1), (2, 2), (4, 2), (4, 1)):
+            for _ in range(3):
+                mesh.clock.advance(20.0)
+                rate = factor * truth(workers, ps, 1.0, 1.0)
+                await mesh.jobs.observe(
+                    Profile(
+                        "kinds", mesh.clock.now(), workers, ps, batch_size=BATCH, samples_per_s=rate, is_steady=True,
+                        worker_cpu_limit=1.0, ps_cpu_limit=1.0, hardware=kind,
+                    )
+                )  # fmt: skip
+    profiles = await asyncio.to_thread(store.profiles, "kinds")
+    for kind, factor in (("A10", 5.0), ("cpu", 1.0)):
+        upto = [each for each in profiles if each.hardware in ("cpu", kind)]
+        model, fit = learned(upto, now=mesh.clock.now())
+        assert model is not None and {round(point.measured) for point in fit.points}
+        guess = model.predict(Shapes.of([Allocation(3, 1, 1.0, 1.0)])).rate[0]
+        assert guess == pytest.approx(factor * truth(3, 1, 1.0, 1.0), rel=0.15)
