@@ -201,4 +201,5 @@ def test_old_looks_and_changes_are_forgotten(store: SqlStore) -> None:
         store.put_look(look(f"job-{at:g}", at))
         store.put_change(change(f"p-{at:g}", at))
     assert store.forget(before=5.0, profiles_per_job=10) == 2
-    assert [each.job_id for each in store.looks()] == ["job-10"] and [each.plan_id for each in store.changes()] == ["p-10"]
+    assert [each.job_id for each in store.looks()] == ["job-10"]
+    assert [each.plan_id for each in store.changes()] == ["p-10"]
