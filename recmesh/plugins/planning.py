@@ -89,6 +89,10 @@ class Shapes:
         columns = np.array(rows, dtype=np.float64).reshape(-1, 4)
         return cls(*(np.ascontiguousarray(column) for column in columns.T))
 
+    def at(self, rows: NDArray[np.intp]) -> "Shapes":
+        """The chosen rows, in the order given."""
+        return Shapes(self.workers[rows], self.ps[rows], self.worker_cpu[rows], self.ps_cpu[rows])
+
     def __len__(self) -> int:
         return len(self.workers)
 
@@ -119,6 +123,10 @@ class Bounds:
     ps: tuple[int, int] = (1, 8)
     worker_cpu: tuple[float, float] = (1.0, 8.0)
     ps_cpu: tuple[float, float] = (1.0, 8.0)
+    cpu_step: float = 0.0
+    """Between two sizes of a process; 0: whole cores, and quarters of one where sizes end below two."""
+    ps_memory_bytes: int = 0
+    """The most that one parameter server may have; 0: whatever its share of the rows needs."""
 
     def hold(self, allocation: Allocation) -> bool:
         """Whether it lies within."""
@@ -166,6 +174,10 @@ class JobView:
     """It holds nothing yet."""
     asked: Allocation | None = None
     """What its user gave it at the start."""
+    ps_state_bytes: float = 0.0
+    """What its parameter servers must hold together, forecast to its end; 0: unknown, and then what they have now."""
+    front: tuple[Allocation, ...] = ()
+    """Candidates of its last proposal, from which a search may start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,19 +207,31 @@ class Reason(IntEnum):
     """Why a job has what it has, from the best news to the worst."""
 
     GROW = 10
+    """Faster for more resources, and worth them."""
     FREE_GAIN = 20
     """Faster at no more cost."""
     SHRINK = 30
+    """It gives back what it hardly uses, or what its deadline does not need."""
     EXPLORE = 40
+    """One step beyond what was measured, to learn what it brings."""
     STARTED = 45
+    """It was queued, and begins."""
     KEEP = 50
+    """Nothing is better than what it has."""
     TOO_SMALL_A_GAIN = 60
+    """Something is faster, but by less than a change is worth."""
     UNCERTAIN = 70
+    """Something seems better, but the prediction is a guess, and no step towards it can be tried."""
     PINNED = 80
+    """Its user's limits decide: they leave no choice, or it lies outside of them and is moved inside."""
     NO_ROOM = 90
+    """The cluster has too little free for anything better."""
     OVER_QUOTA = 100
+    """Its owner's quota has too little left for anything better."""
     QUEUED = 110
+    """It waits: not even its least start fits now."""
     DEADLINE_LOST = 120
+    """No allowed allocation ends in time; it gets what helps most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,4 +282,7 @@ class Planner(Protocol):
     def select(
         self, proposals: Sequence[Proposal], cluster: ClusterView, rng: np.random.Generator
     ) -> Sequence[Decision]:
-        """One decision per proposal, in its order. What all take together fits `cluster.free` and the quotas."""
+        """One decision per proposal, in its order. What all take together fits `cluster.free` and the quotas.
+
+        What one gives back is free at the next decision only: until then its processes still run.
+        """

@@ -1,0 +1,151 @@
+"""Which allocations a job could have instead of its own (MATH §1, objectives and classes).
+
+Of everything that its limits allow: what is believed, is worth a change, and has room; of that the Pareto front in
+(RC, TG).
+"""
+
+import numpy as np
+
+from recmesh.plugins.planning import Candidate, ClusterView, JobView, Proposal, Reason
+from services.brain.domain.planning.deadline import seconds_left
+from services.brain.domain.planning.front import Rows, pareto, thinned
+from services.brain.domain.planning.grid import Axes, axes, enumerated
+from services.brain.domain.planning.rules import Rules
+from services.brain.domain.planning.survey import (
+    Mask,
+    Present,
+    Survey,
+    allocation_at,
+    predicted_rate,
+    present,
+    survey,
+)
+from services.brain.domain.planning.trust import Reach, reach, within
+from services.brain.domain.planning.wishes import Deadline, Wishes, wishes
+from services.brain.domain.planning.wording import shape
+
+
+def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rules: Rules) -> Proposal:
+    """For a job within its bounds, with a model of its throughput."""
+    if not job.queued and job.remaining <= 0.0:
+        return Proposal(job, (), Reason.KEEP, "nothing is left to be trained")
+    of = axes(job.bounds, job.now)
+    if of.size == 1 and not job.queued:
+        return Proposal(job, (), Reason.PINNED, "its limits leave no choice")
+    # 1. Look at everything that the limits allow, or at what a search finds of it.
+    at = present(job, cluster)
+    asked_rate = predicted_rate(job, job.now) if job.queued else 0.0
+    near = reach(job, of)
+    seen = _seen(job, cluster, of, at, near, rng, rules)
+    # 2. Keep what is believed, wanted, and has room.
+    credible = _credible(seen, near, rules)
+    wanted = wishes(job, cluster, at, seen, credible, asked_rate, rules)
+    possible = credible & seen.within_free & seen.within_quota
+    # 3. Of that, the front.
+    rows = _front(seen, wanted, possible, rules)
+    listed = [_candidate(job, cluster, seen, int(row), wanted, near) for row in rows]
+    chosen = tuple(each for each in listed if each is not None)
+    return Proposal(job, chosen) if chosen else _nothing(job, cluster, at, seen, wanted, credible, rules)
+
+
+def _seen(
+    job: JobView, cluster: ClusterView, of: Axes, at: Present, near: Reach, rng: np.random.Generator, rules: Rules
+) -> Survey:
+    if of.size <= rules.exact_up_to:
+        return survey(job, cluster, enumerated(of), at)
+    from services.brain.domain.planning.search import searched  # pymoo takes a second to import, and is rarely needed
+
+    def usable(seen: Survey) -> Mask:
+        return _credible(seen, near, rules) & seen.within_free & seen.within_quota
+
+    return searched(job, of, lambda grid: survey(job, cluster, grid, at), usable, rng, rules)
+
+
+def _credible(seen: Survey, near: Reach, rules: Rules) -> Mask:
+    return seen.allowed & near.mask(seen.shapes, seen.log_sd, rules.uncertain_log_sd)
+
+
+def _front(seen: Survey, wanted: Wishes, possible: Mask, rules: Rules) -> Rows:
+    """By rising cost and gain. Who can gain gives nothing back; who can be in time needs no more than that."""
+    growth = wanted.growth & possible
+    rows = np.flatnonzero(growth | (wanted.free_gain & possible) if growth.any() else wanted.any & possible)
+    if wanted.deadline is Deadline.REACHABLE:
+        saved = rows[wanted.in_time[rows]]
+        if len(saved):
+            rows = rows[seen.cost[rows] <= seen.cost[saved].min()]
+    if not len(rows):
+        return rows
+    return thinned(rows[pareto(seen.cost[rows], seen.gain[rows])], seen.gain, rules.candidates)
+
+
+def _candidate(
+    job: JobView, cluster: ClusterView, seen: Survey, row: int, wanted: Wishes, near: Reach
+) -> Candidate | None:
+    """None where the model doubts it and it is farther than a step."""
+    assert job.throughput is not None
+    allocation = allocation_at(job, seen.shapes, row)
+    doubt = job.throughput.doubt(allocation)
+    if doubt and not job.queued and not within(near.step, seen.shapes.at(np.array([row])))[0]:
+        return None
+    notes = [doubt] if doubt else []
+    if job.queued:
+        reason = Reason.STARTED
+    elif doubt:
+        reason = Reason.EXPLORE
+    elif wanted.growth[row]:
+        reason = Reason.GROW
+    else:
+        reason = Reason.FREE_GAIN if wanted.free_gain[row] else Reason.SHRINK
+    if wanted.deadline is Deadline.LOST:
+        reason = Reason.DEADLINE_LOST
+        notes.append(_lateness(job, cluster, float(seen.rate[row])))
+    elif wanted.deadline is Deadline.REACHABLE:
+        notes.append("in time" if wanted.in_time[row] else "not yet in time, but sooner")
+    elif wanted.deadline is Deadline.HELD:
+        notes.append("still in time")
+    return Candidate(
+        allocation, float(seen.rate[row]), float(seen.gain[row]), float(seen.cost[row]), reason, "; ".join(notes)
+    )
+
+
+def _lateness(job: JobView, cluster: ClusterView, rate: float) -> str:
+    left = max(0.0, seconds_left(job, cluster.now))
+    return f"no allowed allocation ends in time: {job.remaining / rate:,.0f} s are needed where {left:,.0f} s are left"
+
+
+def _nothing(
+    job: JobView, cluster: ClusterView, at: Present, seen: Survey, wanted: Wishes, credible: Mask, rules: Rules
+) -> Proposal:
+    """Why there is no candidate, from the worst news to the best."""
+    if wanted.deadline is Deadline.LOST:
+        return Proposal(job, (), Reason.DEADLINE_LOST, _lateness(job, cluster, at.rate or float(seen.rate.max())))
+    better = np.flatnonzero(wanted.any & credible)
+    if len(better):
+        best = better[int(seen.gain[better].argmax())]
+        if seen.within_free[better].any():
+            return Proposal(job, (), Reason.OVER_QUOTA, f"{_missed(job, at, seen, best)} is beyond its owner's quota")
+        return Proposal(job, (), Reason.NO_ROOM, f"{_missed(job, at, seen, best)} is more than what is free")
+    doubted = np.flatnonzero(wanted.any & seen.allowed)
+    if len(doubted):
+        best = doubted[int(seen.gain[doubted].argmax())]
+        why = f"{_missed(job, at, seen, best)} is a guess: {_guess(job, seen, best)}"
+        return Proposal(job, (), Reason.UNCERTAIN, why)
+    share = float(seen.gain[credible].max(initial=0.0)) / max(at.rate, 1e-12)
+    if share > 0.001:
+        return Proposal(
+            job, (), Reason.TOO_SMALL_A_GAIN, f"the best gains {share:.1%}, and not enough for what it costs"
+        )
+    return Proposal(job, (), Reason.KEEP, "nothing within its limits is better")
+
+
+def _missed(job: JobView, at: Present, seen: Survey, row: np.intp) -> str:
+    """The allocation that is not to be had, and what it would bring."""
+    allocation = allocation_at(job, seen.shapes, int(row))
+    gain = f", {seen.rate[row] / at.rate - 1.0:+.0%}" if at.rate > 0.0 else ""
+    return f"{shape(allocation)} ({seen.rate[row]:,.0f} samples/s{gain})"
+
+
+def _guess(job: JobView, seen: Survey, row: np.intp) -> str:
+    assert job.throughput is not None
+    doubt = job.throughput.doubt(allocation_at(job, seen.shapes, int(row)))
+    return doubt or f"wrong by a factor of {np.exp(seen.log_sd[row]):.1f} one time in three"

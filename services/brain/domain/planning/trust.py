@@ -1,0 +1,110 @@
+"""Which predictions are believed, and how far one may go beyond them.
+
+A model says of an allocation why its prediction is an extrapolation. Asking for each of thousands takes longer than all
+the rest, so the believed region is taken as a box around what the job has: along each axis the values up to the last
+one that is not doubted. What is then proposed is asked about one by one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recmesh.plugins.planning import Allocation, JobView, Shapes, Throughput
+from services.brain.domain.planning.grid import Axes
+from services.brain.domain.planning.survey import Mask
+
+Box = tuple[tuple[float, float], ...]
+"""From least to most of each axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where predictions are believed, and what lies within one step."""
+
+    believed: Box | None
+    """None: not even what the job has now."""
+    step: Box
+
+    def mask(self, shapes: Shapes, log_sd: np.ndarray[tuple[int], np.dtype[np.float64]], most_log_sd: float) -> Mask:
+        """Believed, or within a step."""
+        stepped = within(self.step, shapes)
+        if self.believed is None:
+            return stepped
+        return stepped | (within(self.believed, shapes) & (log_sd <= most_log_sd))
+
+
+def reach(job: JobView, of: Axes) -> Reach:
+    """Around what the job has (a queued one: what it asks for)."""
+    step = tuple(_one_step(values, value) for values, value in zip(of, _values(job.now), strict=True))
+    model = job.throughput
+    assert model is not None
+    if model.doubt(job.now):
+        return Reach(None, step)
+    return Reach(tuple(_believed(model, job.now, of, axis) for axis in range(4)), step)
+
+
+def one_step(count: int) -> int:
+    """How far a count may move at once where nothing was measured: by one, or by half of a larger one."""
+    return max(1, count // 2)
+
+
+def within(box: Box, shapes: Shapes) -> Mask:
+    """Rows inside; axes that the box does not bound cost nothing."""
+    inside = np.ones(len(shapes), dtype=bool)
+    for (low, high), column in zip(box, (shapes.workers, shapes.ps, shapes.worker_cpu, shapes.ps_cpu), strict=True):
+        if low > -np.inf:
+            inside &= column >= low - 1e-9
+        if high < np.inf:
+            inside &= column <= high + 1e-9
+    return inside
+
+
+def _values(allocation: Allocation) -> tuple[float, float, float, float]:
+    return float(allocation.workers), float(allocation.ps), allocation.worker_cpu, allocation.ps_cpu
+
+
+def _one_step(values: Sequence[float], now: float) -> tuple[float, float]:
+    """Half as much again, or the next value where that is farther; half as far down."""
+    up = next((value for value in values if value > now + 1e-9), now)
+    down = next((value for value in reversed(values) if value < now - 1e-9), now)
+    return min(down, now - now // 2), max(up, now + now // 2)
+
+
+def _believed(model: Throughput, now: Allocation, of: Axes, axis: int) -> tuple[float, float]:
+    """Values of one axis, the others as now, up to the last without a doubt; open where there is none at the end."""
+    values = tuple(of)[axis]
+    value = _values(now)[axis]
+
+    def doubted(candidate: float) -> bool:
+        return bool(model.doubt(_moved(now, axis, candidate)))
+
+    below = [each for each in reversed(values) if each < value]
+    above = [each for each in values if each > value]
+    low, high = _last(below, doubted), _last(above, doubted)
+    return (
+        -np.inf if low == len(below) else (below[low - 1] if low else value),
+        np.inf if high == len(above) else (above[high - 1] if high else value),
+    )
+
+
+def _last(values: Sequence[float], doubted: Callable[[float], bool]) -> int:
+    """How many of them come before the first doubt, by bisection: farther is never surer."""
+    if not values or not doubted(values[-1]):
+        return len(values)
+    sure, unsure = 0, len(values) - 1
+    while sure < unsure:
+        middle = (sure + unsure) // 2
+        if doubted(values[middle]):
+            unsure = middle
+        else:
+            sure = middle + 1
+    return sure
+
+
+def _moved(now: Allocation, axis: int, value: float) -> Allocation:
+    if axis == 0:
+        return replace(now, workers=round(value))
+    if axis == 1:
+        return replace(now, ps=round(value))
+    return replace(now, worker_cpu=value) if axis == 2 else replace(now, ps_cpu=value)

@@ -1,0 +1,55 @@
+"""What is done about a job of which too little was measured to predict anything."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from recmesh.plugins.planning import Allocation, Bounds, Candidate, ClusterView, JobView, Proposal, Reason
+from services.brain.domain.planning.room import lacking
+from services.brain.domain.planning.survey import price, resized
+from services.brain.domain.planning.trust import one_step
+
+
+def started(job: JobView, cluster: ClusterView) -> Proposal:
+    """A queued job within its limits: what it asks for, else half of it, a quarter, down to the least of its limits."""
+    (fewest, _), (least, _) = job.bounds.workers, job.bounds.ps
+    listed: list[Candidate] = []
+    start = job.now
+    while not listed or start != listed[-1].allocation:
+        listed.append(Candidate(start, 0.0, 0.0, price(start, cluster), Reason.STARTED, "its speed is unknown"))
+        start = resized(job, max(fewest, start.workers // 2), max(least, start.ps // 2))
+    fitting = tuple(each for each in reversed(listed) if lacking(job, each.allocation, cluster) is None)
+    if fitting:
+        return Proposal(job, fitting)
+    reason = lacking(job, listed[-1].allocation, cluster)
+    assert reason is not None
+    return Proposal(job, (), *reason)
+
+
+def explored(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Proposal:
+    """A running job: one step up in one dimension, drawn among those that its limits and the room allow."""
+    if job.rate <= 0.0:
+        return Proposal(job, (), Reason.KEEP, "nothing is measured yet")
+    steps = [step for step in _steps(job.now, job.bounds) if step != job.now]
+    if not steps:
+        return Proposal(job, (), Reason.PINNED, "its limits allow no step up")
+    allowed = [resized(job, step.workers, step.ps, step.worker_cpu, step.ps_cpu) for step in steps]
+    fitting = [step for step in allowed if lacking(job, step, cluster) is None]
+    if not fitting:
+        reason = lacking(job, allowed[0], cluster)
+        assert reason is not None
+        return Proposal(job, (), *reason)
+    step = fitting[int(rng.integers(len(fitting)))]
+    cost = price(step, cluster) - price(job.now, cluster)
+    why = "too little is measured to predict its speed: one step, to learn"
+    return Proposal(job, (Candidate(step, job.rate, 0.0, cost, Reason.EXPLORE, why),))
+
+
+def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
+    core = bounds.cpu_step or (1.0 if bounds.worker_cpu[1] >= 2.0 else 0.25)
+    return [
+        replace(now, workers=min(now.workers + one_step(now.workers), bounds.workers[1])),
+        replace(now, ps=min(now.ps + one_step(now.ps), bounds.ps[1])),
+        replace(now, worker_cpu=min(now.worker_cpu + max(core, now.worker_cpu / 2), bounds.worker_cpu[1])),
+        replace(now, ps_cpu=min(now.ps_cpu + max(core, now.ps_cpu / 2), bounds.ps_cpu[1])),
+    ]
