@@ -73,6 +73,8 @@ def parser() -> argparse.ArgumentParser:
     add("--slow", type=float, default=0.0, metavar="P", help="probability that a worker becomes slow in a day (default: 0)")
     add("--recovery", choices=[each.value for each in Recovery], default="elastic", help="after a death (default: elastic)")
     add("--noise", type=float, default=0.05, metavar="SD", help="of the logarithm of one heartbeat's rate (default: .05)")
+    add("--spread", type=float, default=0.1, metavar="SD",
+        help="of the logarithm of a job's own speed, whatever its size (default: .1)")  # fmt: skip
     add("--until", type=float, default=math.inf, metavar="SECONDS", help="stop then (default: when all jobs have ended)")
     add("--data", type=Path, default=None, metavar="FOLDER", help="that holds jobs/ (default: $RECMESH_DATA)")
     add("--out", type=Path, default=None, metavar="FOLDER", help="write report.html, figures.json and jobs.csv here")
@@ -121,7 +123,7 @@ def prepared(options: argparse.Namespace) -> Study:
     models = _models(options.models, truth)
     rng = np.random.default_rng(options.seed)
     trace = window(trace_named(options.trace, data), options.jobs, rng)
-    jobs = jobs_of(trace, truth, rng=rng, models=models, longest_s=options.longest)
+    jobs = jobs_of(trace, truth, rng=rng, models=models, longest_s=options.longest, spread=options.spread)
     if options.load:
         jobs = paced(jobs, truth, capacity_cpu=sum(node.cpu for node in nodes), load=options.load)
     faults = Faults(options.deaths, options.slow, recovery=Recovery(options.recovery))
@@ -180,6 +182,7 @@ def _check(options: argparse.Namespace) -> None:
         ("--deaths", 0 <= options.deaths < 1, "must be a probability below 1"),
         ("--slow", 0 <= options.slow < 1, "must be a probability below 1"),
         ("--noise", options.noise >= 0, "must be 0 or more"),
+        ("--spread", options.spread >= 0, "must be 0 or more"),
         ("--until", options.until > 0, "must be above 0 seconds"),
         ("--planner", len(set(options.planner)) == len(options.planner), "names a planner twice"),
     ]

@@ -27,15 +27,15 @@ from services.brain.simulator.costs import Measured, kinds
 from services.brain.simulator.faults import Clock, Faults, Recovery
 from services.brain.simulator.job import Job
 from services.brain.simulator.policy import Policy
-from services.brain.simulator.run import Phase, Run
+from services.brain.simulator.run import Phase, Run, size_of
 from services.brain.simulator.truth import Oracle, Truth, Use, rate_of
 
 QUEUE_WINDOW = 16
 """Waiting jobs that are looked at together, the first that came first."""
 LONGEST_IDLE = 5
 """Powers of two: a job that is left alone is looked at every 32 intervals."""
-PAST_JOBS = 200
-"""Of the newest that succeeded, a first plan looks at so many."""
+PAST_JOBS = 20
+"""Of the newest of its model that succeeded, a first plan looks at so many."""
 NEWS = 0.02
 """A model is fitted again when a job has had a new size, or the mean rate of one has moved by more than this."""
 
@@ -105,7 +105,9 @@ class _Simulation:
         self.measured = Measured()
         self.planner_rng = np.random.default_rng([settings.seed, 2])
         self.cost_rng = np.random.default_rng([settings.seed, 3])
-        self.past: list[History] = []
+        self.past: dict[str, list[History]] = {}
+        self.known: dict[str, tuple[int, Throughput | None]] = {}
+        """Per model: how many sizes of one job that has ended were measured, and what was learned of them."""
         self.rates: dict[tuple[str, Allocation], tuple[float, Use]] = {}
         self.held: list[tuple[float, float, float, float]] = []
         self.used: list[tuple[float, float, float, float]] = []
@@ -366,7 +368,8 @@ class _Simulation:
         if key not in self.rates:
             rate = rate_of(self.truth, job.facts.model, allocation)
             self.rates[key] = (rate, self.truth.use(job.facts.model, allocation))
-        return self.rates[key]
+        rate, use = self.rates[key]
+        return rate * job.speed, use
 
     # --- decisions
 
@@ -407,6 +410,8 @@ class _Simulation:
         free = self.cluster.free
         cluster = replace(self.settings.view, now=self.now, free=free, interval_s=self.settings.interval_s)
         proposals = [self.policy.planner.propose(self._view(run), cluster, self.planner_rng) for run in runs]
+        for run, proposal in zip(runs, proposals, strict=True):
+            run.front = tuple(candidate.allocation for candidate in proposal.candidates)
         decisions = self.policy.planner.select(proposals, cluster, self.planner_rng)
         self.decisions += len(decisions)
         return self._act(runs, decisions)
@@ -439,25 +444,31 @@ class _Simulation:
         if run.phase is Phase.RUNNING:
             self._advance(run)
             rate = run.observe(self.now, self.settings.noise_sd)
-            if not rate and run.allocation in run.seen:
-                total, count = run.seen[run.allocation]
-                rate = math.exp(total / count)
+            known = run.seen.get(size_of(run.allocation)) if run.allocation is not None else None
+            rate = rate or (known.rate if known is not None else 0.0)
         return JobView(
             job_id=job.job_id, now=run.allocation or run.wanted, bounds=job.bounds, throughput=self._throughput(run),
             rate=rate, remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
             overheads=self.measured.overheads(), queued=run.phase is Phase.QUEUED, asked=job.asked,
+            ps_state_bytes=job.facts.ps_state_bytes if run.seen else 0.0, front=run.front,
         )  # fmt: skip
 
     def _throughput(self, run: Run) -> Throughput | None:
+        """What was learned of it; of a job that has shown nothing yet, what is known of its model."""
         if self.policy.oracle:
             return Oracle(self.truth, run.job.facts.model)
-        if self.policy.learn is None or not run.seen:
+        if self.policy.learn is None:
             return None
-        known = dict(run.learned_from)
-        found = run.observations()
-        if len(found) != len(known) or any(abs(math.log(each.rate / known[each.allocation])) > NEWS for each in found):
-            run.learned = self.policy.learn(found, run.job.facts.batch_size)
-            run.learned_from = tuple((each.allocation, each.rate) for each in found)
+        _, prior = self.known.get(run.job.facts.model, (0, None))
+        if not run.seen:
+            return prior
+        known = run.learned_from
+        rates = {size: seen.rate for size, seen in run.seen.items()}
+        if len(rates) != len(known) or any(abs(math.log(rate / known[size])) > NEWS for size, rate in rates.items()):
+            run.learned = self.policy.learn(
+                run.observations(), now=self.now, shared_batch=run.job.facts.sync, prior=prior
+            )
+            run.learned_from = rates
         return run.learned
 
     # --- what brain's store keeps
@@ -471,13 +482,19 @@ class _Simulation:
             RoleLimits("worker", *job.bounds.workers, cpu=asked.worker_cpu, memory_bytes=asked.worker_memory_bytes),
             RoleLimits("ps", *job.bounds.ps, cpu=asked.ps_cpu, memory_bytes=asked.ps_memory_bytes),
         ]
-        plan = first_plan(job.described, limits, Free(), self.past, self.policy.warm)
+        plan = first_plan(job.described, limits, Free(), self.past.get(job.facts.model, ()), self.policy.warm)
         workers, servers = plan.role("worker"), plan.role("ps")
         if plan.source != "similar" or workers is None or servers is None:
             return asked
         return replace(asked, workers=workers.replicas, ps=servers.replicas)
 
     def _remember(self, run: Run) -> None:
+        """Its last size, for first plans; what its sizes have shown, for models of like jobs."""
+        model = run.job.facts.model
+        if self.policy.shared and self.policy.learn is not None and len(run.seen) > self.known.get(model, (0, None))[0]:
+            alone = self.policy.learn(run.observations(), now=self.now, shared_batch=run.job.facts.sync, prior=None)
+            if alone is not None:
+                self.known[model] = (len(run.seen), alone)
         if self.policy.warm is None or run.allocation is None:
             return
         final = run.allocation
@@ -485,10 +502,9 @@ class _Simulation:
             RolePlan("worker", final.workers, final.worker_cpu, final.worker_memory_bytes),
             RolePlan("ps", final.ps, final.ps_cpu, final.ps_memory_bytes),
         )
-        self.past.append(
-            History(run.job.described, SUCCEEDED, started=run.started, ended=self.now, final_plan=roles)
-        )
-        del self.past[:-PAST_JOBS]
+        past = self.past.setdefault(model, [])
+        past.append(History(run.job.described, SUCCEEDED, started=run.started, ended=self.now, final_plan=roles))
+        del past[:-PAST_JOBS]
 
 
 def _pods(allocation: Allocation) -> tuple[Pods, Pods]:

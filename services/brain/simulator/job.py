@@ -1,9 +1,14 @@
 """What is known of a job before it runs."""
 
+import math
 from dataclasses import dataclass, field
 
 from recmesh.plugins.planning import Allocation, Bounds
 from services.brain.domain.model import Job as PlannedJob
+
+
+SPARE = 1.5
+"""Users give servers so many times the memory that they need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,10 @@ class ModelFacts:
     worker_cpu: float
     ps_cpu: float
     worker_memory_bytes: int
-    ps_memory_bytes: int
+    ps_state_bytes: float
+    """What the servers hold together."""
+    sync: bool = True
+    """Workers wait for each other and share one batch; else each has one of its own."""
     worker_gpus: float = 0.0
     gpu_kind: str = ""
     dense_parameters: int = 0
@@ -42,13 +50,14 @@ class ModelFacts:
     def asked(self, workers: int) -> Allocation:
         """What a user asks for: as many servers as workers, which is the habit DL2 and Optimus start from."""
         (least, most), (fewest, largest) = self.bounds.workers, self.bounds.ps
+        servers = min(max(workers, fewest), largest)
         return Allocation(
             workers=min(max(workers, least), most),
-            ps=min(max(workers, fewest), largest),
+            ps=servers,
             worker_cpu=self.worker_cpu,
             ps_cpu=self.ps_cpu,
             worker_memory_bytes=self.worker_memory_bytes,
-            ps_memory_bytes=self.ps_memory_bytes,
+            ps_memory_bytes=math.ceil(SPARE * self.ps_state_bytes / servers),
             worker_gpus=self.worker_gpus,
             gpu_kind=self.gpu_kind,
         )
@@ -66,6 +75,8 @@ class Job:
     owner: str = ""
     deadline_s: float | None = None
     priority: int = 0
+    speed: float = 1.0
+    """Of this job, relative to its model's truth at any size: its data and features are its own."""
     bounds: Bounds = field(default_factory=Bounds)
 
     @property

@@ -28,7 +28,7 @@ class PaperTruth:
         """Sizes in cores are free from 1 to 16."""
         return ModelFacts(
             model, BATCH, Bounds((1, 32), (1, 16), (1.0, 16.0), (1.0, 16.0)), worker_cpu=8.0, ps_cpu=8.0,
-            worker_memory_bytes=4 * GIB, ps_memory_bytes=8 * GIB, dense_parameters=1_000_000, tables=26,
+            worker_memory_bytes=4 * GIB, ps_state_bytes=12.0 * GIB, sync=False, dense_parameters=1_000_000, tables=26,
             dim=16 * _dim(model),
         )  # fmt: skip
 

@@ -1,26 +1,22 @@
 """A planner with what the service puts around it: what it is shown, and what its changes cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from recmesh.plugins.planning import Allocation, Planner, Throughput
+from recmesh.plugins.planning import Planner, Throughput
+from services.brain.domain.throughput.observations import Observation
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator.costs import Costs
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What a job has shown at one size: the mean of its heartbeats there."""
+class Learn(Protocol):
+    """How a model is made of what a job has shown."""
 
-    allocation: Allocation
-    rate: float
-    """Samples per second, geometric mean."""
-    count: int
-    """Heartbeats behind it."""
-
-
-Learn = Callable[[Sequence[Observation], int], Throughput | None]
-"""(what a job has shown so far, its batch size) → a model of its speed, or None while that is too little."""
+    def __call__(
+        self, seen: Sequence[Observation], *, now: float, shared_batch: bool, prior: Throughput | None
+    ) -> Throughput | None:
+        """None while that is too little. `prior`: what is known of a similar job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +31,6 @@ class Policy:
     """It sees the truth: the bound of what can be learned."""
     warm: WarmStart | None = None
     """Jobs begin with a plan made from similar jobs that have ended, as brain's first plan; None: as their user asks."""
+    shared: bool = False
+    """What was learned of the best measured job of the same model that has ended is the prior of the next ones."""
     costs: Costs = field(default_factory=Costs)

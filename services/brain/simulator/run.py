@@ -7,13 +7,38 @@ from enum import StrEnum
 import numpy as np
 
 from recmesh.plugins.planning import Allocation, Resources, Throughput
+from services.brain.domain.throughput.observations import Mode, Observation
 from services.brain.simulator.cluster import Pods
 from services.brain.simulator.faults import Clock
 from services.brain.simulator.job import Job
-from services.brain.simulator.policy import Observation
 from services.brain.simulator.truth import Use
 
 HEARTBEAT_S = 30.0
+
+
+Size = tuple[int, int, float, float]
+"""Workers, servers, cores of each."""
+
+
+def size_of(allocation: Allocation) -> Size:
+    """What its speed depends on."""
+    return allocation.workers, allocation.ps, allocation.worker_cpu, allocation.ps_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Heartbeats at one size."""
+
+    total: float
+    """Of the logarithms of their rates."""
+    beats: int
+    at: float
+    """When the last came."""
+
+    @property
+    def rate(self) -> float:
+        """Geometric mean."""
+        return math.exp(self.total / self.beats)
 
 
 class Phase(StrEnum):
@@ -78,10 +103,12 @@ class Run:
     no_node: int = 0
     """Decisions that fitted the cluster's sum and no nodes."""
     seen_at: float = 0.0
-    seen: dict[Allocation, tuple[float, int]] = field(default_factory=dict)
-    """Per size: the sum of the logarithms of measured rates, and how many."""
+    seen: dict[Size, Seen] = field(default_factory=dict)
     learned: Throughput | None = None
-    learned_from: tuple[tuple[Allocation, float], ...] = ()
+    learned_from: dict[Size, float] = field(default_factory=dict)
+    """Mean rate of each size when it was last fitted."""
+    front: tuple[Allocation, ...] = ()
+    """Candidates of the last proposal."""
     first: Allocation | None = None
     steps: list[tuple[float, Allocation]] = field(default_factory=list)
     """When it began to train at each size."""
@@ -103,11 +130,19 @@ class Run:
         if self.phase is not Phase.RUNNING or beats < 1:
             return 0.0
         log = math.log(self.rate * self.slow) + float(self.noise.normal(0.0, sd / math.sqrt(beats)))
-        total, count = self.seen.get(self.allocation, (0.0, 0))
-        self.seen[self.allocation] = (total + log * beats, count + beats)
+        before = self.seen.get(size_of(self.allocation), Seen(0.0, 0, 0.0))
+        self.seen[size_of(self.allocation)] = Seen(before.total + log * beats, before.beats + beats, now)
         self.seen_at = now
         return math.exp(log)
 
     def observations(self) -> list[Observation]:
         """What it has shown at each size it has had."""
-        return [Observation(size, math.exp(total / count), count) for size, (total, count) in self.seen.items()]
+        facts = self.job.facts
+        return [
+            Observation(
+                workers, ps, seen.rate, worker_cpu, ps_cpu,
+                batch=facts.batch_size / workers if facts.sync else facts.batch_size,
+                at=seen.at, mode=Mode.SYNC if facts.sync else Mode.ASYNC, hardware=facts.gpu_kind, windows=seen.beats,
+            )
+            for (workers, ps, worker_cpu, ps_cpu), seen in self.seen.items()
+        ]  # fmt: skip

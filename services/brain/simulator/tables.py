@@ -55,7 +55,7 @@ def _dl2_facts(model: str, batch: int, rows: list[Measurement]) -> ModelFacts:
     workers, ps = max(row.workers for row in rows), max(row.ps for row in rows)
     return ModelFacts(
         model, batch, Bounds((1, workers), (1, ps), (2.0, 2.0), (2.0, 2.0)), worker_cpu=2.0, ps_cpu=2.0,
-        worker_memory_bytes=4 * GIB, ps_memory_bytes=4 * GIB, dense_parameters=dense, tables=tables, dim=dim,
+        worker_memory_bytes=4 * GIB, ps_state_bytes=6.0 * GIB, dense_parameters=dense, tables=tables, dim=dim,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def pollux(data: Path) -> Truth:
             rows.append(Measurement(replicas, 1, replicas * local / steps[replicas, local], worker_cpu=4.0, ps_cpu=0.1))
         facts = ModelFacts(
             model, batch, Bounds((1, max(row.workers for row in rows)), (1, 1), (4.0, 4.0), (1.0, 1.0)),
-            worker_cpu=4.0, ps_cpu=1.0, worker_memory_bytes=16 * GIB, ps_memory_bytes=1 * GIB,
+            worker_cpu=4.0, ps_cpu=1.0, worker_memory_bytes=16 * GIB, ps_state_bytes=0.5 * GIB,
             worker_gpus=1.0, gpu_kind="gpu",
         )  # fmt: skip
         tables[model] = Table.of(facts, rows)

@@ -104,10 +104,10 @@ class Table:
 
 
 def memory_used(facts: ModelFacts, allocation: Allocation) -> float:
-    """Tables were not measured for memory. A worker uses .6 of what its model's worker is given, and the servers share
-    what two of them are given .75 of; no process more than it has."""
+    """Tables were not measured for memory: a worker uses .6 of what its model's worker is given, and the servers share
+    the model's state; no process uses more than it has."""
     worker = min(0.6 * facts.worker_memory_bytes, allocation.worker_memory_bytes)
-    server = min(1.5 * facts.ps_memory_bytes / max(1, allocation.ps), 0.95 * allocation.ps_memory_bytes)
+    server = min(facts.ps_state_bytes / max(1, allocation.ps), allocation.ps_memory_bytes)
     return allocation.workers * worker + allocation.ps * server
 
 

@@ -1,5 +1,6 @@
 """Jobs of a trace on the models of a truth."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,12 +25,13 @@ def jobs_of(
     rng: np.random.Generator,
     models: Sequence[str] = (),
     longest_s: float = 0.0,
+    spread: float = 0.0,
 ) -> list[Job]:
     """A job trains as many samples as its user's own size trains in the duration that the trace gives.
 
     So `static` without queueing or faults takes just as long as the trace says. A model that the trace names is kept
     where the truth has it; else a job gets its owner's usual one, or any of `models` (default: all of the truth).
-    `longest_s` cuts durations; 0 leaves them.
+    `longest_s` cuts durations; 0 leaves them. `spread` is the standard deviation of the logarithm of a job's own speed.
     """
     offered = tuple(models) or truth.models
     usual: dict[str, str] = {}
@@ -39,16 +41,18 @@ def jobs_of(
         facts = truth.facts(model)
         asked = facts.asked(entry.workers)
         duration = min(entry.duration_s, longest_s) if longest_s else entry.duration_s
+        speed = math.exp(rng.normal(0.0, spread))
         jobs.append(
             Job(
                 job_id=entry.job_id,
                 arrival_s=entry.arrival_s,
                 facts=facts,
                 asked=asked,
-                samples=duration * rate_of(truth, model, asked),
+                samples=duration * rate_of(truth, model, asked) * speed,
                 owner=entry.owner,
                 deadline_s=entry.deadline_s,
                 priority=entry.priority,
+                speed=speed,
                 bounds=facts.bounds,
             )
         )
@@ -71,7 +75,7 @@ def paced(jobs: Sequence[Job], truth: Truth, *, capacity_cpu: float, load: float
     A deadline keeps its distance from the arrival.
     """
     span = jobs[-1].arrival_s - jobs[0].arrival_s
-    work = sum(job.samples / rate_of(truth, job.facts.model, job.asked) * job.asked.resources.cpu for job in jobs)
+    work = sum(job.samples / job.speed / rate_of(truth, job.facts.model, job.asked) * job.asked.resources.cpu for job in jobs)
     if span <= 0 or work <= 0:
         return list(jobs)
     stretch = work / (load * capacity_cpu) / span

@@ -1,6 +1,7 @@
 """The simulated cluster."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +10,15 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recmesh.plugins.planning import Allocation, Planner, Resources
+from recmesh.plugins.planning import Allocation, Planner, Resources, Throughput
+from services.brain.domain.throughput.observations import Observation
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator.costs import Costs
 from services.brain.simulator.engine import Outcome, Settings, simulate
 from services.brain.simulator.faults import DAY_S, Faults, Recovery
 from services.brain.simulator.job import Job
 from services.brain.simulator.metrics import figures
-from services.brain.simulator.policy import Observation, Policy
+from services.brain.simulator.policy import Policy
 from services.brain.simulator.run import Phase
 from tests.unit.brain.simulator.worlds import FACTS, TRUTH, AsAsked, Growing, Restless, job, settings
 
@@ -96,18 +98,19 @@ def test_brain_is_told_what_changes_really_cost() -> None:
 def test_a_planner_sees_only_sizes_that_the_job_has_had() -> None:
     seen: list[list[Observation]] = []
 
-    def learn(found: list[Observation], batch_size: int) -> None:
+    def learn(found: Sequence[Observation], *, now: float, shared_batch: bool, prior: Throughput | None) -> None:
         seen.append(list(found))
-        assert batch_size == FACTS.batch_size
+        assert prior is None and all(each.at <= now for each in found)
 
-    policy = Policy("tested", Growing(3), learn=learn, costs=INSTANT)      # type: ignore[arg-type]  # a list is a sequence
+    policy = Policy("tested", Growing(3), learn=learn, costs=INSTANT)
     simulate([job(samples=90_000.0)], TRUTH, policy, settings())
-    assert [sorted(each.allocation.workers for each in found) for found in seen] == [[1], [1, 2], [1, 2, 3]]
+    sizes = [sorted(each.workers for each in found) for found in seen]
+    assert sizes[0] == [1] and sizes[-1] == [1, 2, 3]
     truth = {workers: 100 * workers / (workers + 1) for workers in (1, 2)}
     for each in seen[-1]:
-        if each.allocation.workers in truth:
-            assert each.rate == pytest.approx(truth[each.allocation.workers], rel=0.1)
-            assert each.rate != truth[each.allocation.workers]
+        if each.workers in truth:
+            assert each.samples_per_s == pytest.approx(truth[each.workers], rel=0.1)
+            assert each.samples_per_s != truth[each.workers]
 
 
 def test_a_job_like_one_that_ended_begins_where_that_one_was() -> None:

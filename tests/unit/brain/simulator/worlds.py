@@ -24,7 +24,7 @@ from services.brain.simulator.truth import Measurement, Table, Tables
 GIB = 1 << 30
 FACTS = ModelFacts(
     "ads", 100, Bounds((1, 6), (1, 3), (2.0, 2.0), (1.0, 1.0)), worker_cpu=2.0, ps_cpu=1.0,
-    worker_memory_bytes=2 * GIB, ps_memory_bytes=4 * GIB, tables=4, dim=16, dense_parameters=1000,
+    worker_memory_bytes=2 * GIB, ps_state_bytes=4.0 * GIB, tables=4, dim=16, dense_parameters=1000,
 )  # fmt: skip
 TRUTH = Tables(
     "small",
