@@ -12,7 +12,7 @@ from types import FrameType
 from bench.figures import Result
 
 _NOT_BENCHES = {
-    "criteo", "figures", "mesh", "parameter_server", "quotas", "store_load", "synthetic", "peers", "workloads",
+    "criteo", "dl2", "figures", "mesh", "parameter_server", "quotas", "store_load", "synthetic", "peers", "workloads",
     "__main__",
 }
 
