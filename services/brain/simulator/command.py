@@ -65,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     add("--models", default="", metavar="A,B", help=f"only these of the truth (default for dl2: {','.join(DLRM_LIKE)})")
     add("--longest", type=float, default=86_400.0, metavar="SECONDS", help="cut durations; 0: never (default: a day)")
     add("--interval", type=float, default=180.0, metavar="SECONDS", help="between two decisions (default: 180)")
+    add("--epsilon", type=float, default=0.05, metavar="SHARE",
+        help="pareto-greedy's: of throughput, what a change must bring for as much cost again (default: .05)")  # fmt: skip
     add("--first-plan", choices=("similar", "user"), default="similar",
         help="pareto-greedy's jobs begin with a plan from similar jobs that have ended, or as users ask (default: similar)")
     add("--stop-restart", default="", metavar="A..B",
@@ -129,7 +131,7 @@ def prepared(options: argparse.Namespace) -> Study:
     faults = Faults(options.deaths, options.slow, recovery=Recovery(options.recovery))
     settings = Settings(
         nodes, seed=options.seed, interval_s=options.interval, faults=faults, noise_sd=options.noise,
-        until_s=options.until, view=ClusterView(0.0, Resources()),
+        until_s=options.until, view=ClusterView(0.0, Resources(), epsilon=options.epsilon),
     )  # fmt: skip
     return Study(tuple(jobs), truth, settings, costs, others, warm, planners)
 
@@ -183,6 +185,7 @@ def _check(options: argparse.Namespace) -> None:
         ("--slow", 0 <= options.slow < 1, "must be a probability below 1"),
         ("--noise", options.noise >= 0, "must be 0 or more"),
         ("--spread", options.spread >= 0, "must be 0 or more"),
+        ("--epsilon", 0 < options.epsilon < 1, "must be a share above 0 and below 1"),
         ("--until", options.until > 0, "must be above 0 seconds"),
         ("--planner", len(set(options.planner)) == len(options.planner), "names a planner twice"),
     ]

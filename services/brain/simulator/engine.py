@@ -27,6 +27,7 @@ from services.brain.simulator.costs import Measured, kinds
 from services.brain.simulator.faults import Clock, Faults, Recovery
 from services.brain.simulator.job import Job
 from services.brain.simulator.policy import Policy
+from services.brain.simulator.pool import Pool
 from services.brain.simulator.run import Phase, Run, size_of
 from services.brain.simulator.truth import Oracle, Truth, Use, rate_of
 
@@ -106,8 +107,7 @@ class _Simulation:
         self.planner_rng = np.random.default_rng([settings.seed, 2])
         self.cost_rng = np.random.default_rng([settings.seed, 3])
         self.past: dict[str, list[History]] = {}
-        self.known: dict[str, tuple[int, Throughput | None]] = {}
-        """Per model: how many sizes of one job that has ended were measured, and what was learned of them."""
+        self.pools: dict[str, Pool] = {}
         self.rates: dict[tuple[str, Allocation], tuple[float, Use]] = {}
         self.held: list[tuple[float, float, float, float]] = []
         self.used: list[tuple[float, float, float, float]] = []
@@ -135,6 +135,7 @@ class _Simulation:
         while self.events:
             at, what, _, index, stamp = heapq.heappop(self.events)
             if at > self.settings.until_s:
+                self.now = self.settings.until_s
                 break
             self.now = at
             if what == What.DECIDE:
@@ -142,12 +143,12 @@ class _Simulation:
                     self._decide()
             else:
                 act[What(what)](self.runs[index], stamp)
-        self.now = min(self.now, self.settings.until_s)
-        for run in self.runs:
-            if run.phase in (Phase.STARTING, Phase.RUNNING):
-                self._advance(run)
+        living = [run for run in self.runs if run.phase in (Phase.STARTING, Phase.RUNNING)]
+        for run in living:
+            self._advance(run)
+        ended_at = self.now if living else max((end for _, end, _, _ in self.held), default=0.0)
         return Outcome(
-            self.policy.name, tuple(self.runs), self.now, self.cluster.total, tuple(self.held), tuple(self.used),
+            self.policy.name, tuple(self.runs), ended_at, self.cluster.total, tuple(self.held), tuple(self.used),
             self.decisions, self.reasons,
         )  # fmt: skip
 
@@ -443,9 +444,7 @@ class _Simulation:
         job, rate = run.job, 0.0
         if run.phase is Phase.RUNNING:
             self._advance(run)
-            rate = run.observe(self.now, self.settings.noise_sd)
-            known = run.seen.get(size_of(run.allocation)) if run.allocation is not None else None
-            rate = rate or (known.rate if known is not None else 0.0)
+            rate = self._measure(run)
         return JobView(
             job_id=job.job_id, now=run.allocation or run.wanted, bounds=job.bounds, throughput=self._throughput(run),
             rate=rate, remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
@@ -453,22 +452,45 @@ class _Simulation:
             ps_state_bytes=job.facts.ps_state_bytes if run.seen else 0.0, front=run.front,
         )  # fmt: skip
 
+    def _measure(self, run: Run) -> float:
+        """The rate since the last look, or else the mean at this size; 0 while nothing was measured."""
+        assert run.allocation is not None
+        size = size_of(run.allocation)
+        news = run.observe(self.now, self.settings.noise_sd)
+        if news is None:
+            return run.seen[size].rate if size in run.seen else 0.0
+        if self.policy.shared:
+            log = math.log(news.rate)
+            run.factor = self._pool(run.job).add(size, log=log, beats=news.beats, at=self.now, factor=run.factor)
+        return news.rate
+
+    def _pool(self, job: Job) -> Pool:
+        model = job.facts.model
+        if model not in self.pools:
+            shared_batch, learn = job.facts.sync, self.policy.learn
+            assert learn is not None
+            self.pools[model] = Pool(
+                job.facts, lambda found, now: learn(found, now=now, shared_batch=shared_batch, prior=None)
+            )
+        return self.pools[model]
+
     def _throughput(self, run: Run) -> Throughput | None:
         """What was learned of it; of a job that has shown nothing yet, what is known of its model."""
         if self.policy.oracle:
             return Oracle(self.truth, run.job.facts.model)
         if self.policy.learn is None:
             return None
-        _, prior = self.known.get(run.job.facts.model, (0, None))
+        prior = self._pool(run.job).model(self.now) if self.policy.shared else None
         if not run.seen:
             return prior
         known = run.learned_from
         rates = {size: seen.rate for size, seen in run.seen.items()}
-        if len(rates) != len(known) or any(abs(math.log(rate / known[size])) > NEWS for size, rate in rates.items()):
+        fresh = prior is not run.prior and run.learned is None
+        if fresh or len(rates) != len(known) or any(abs(math.log(rate / known[size])) > NEWS for size, rate in rates.items()):
             run.learned = self.policy.learn(
                 run.observations(), now=self.now, shared_batch=run.job.facts.sync, prior=prior
             )
-            run.learned_from = rates
+            run.learned_from, run.prior = rates, prior
         return run.learned
 
     # --- what brain's store keeps
@@ -489,12 +511,7 @@ class _Simulation:
         return replace(asked, workers=workers.replicas, ps=servers.replicas)
 
     def _remember(self, run: Run) -> None:
-        """Its last size, for first plans; what its sizes have shown, for models of like jobs."""
-        model = run.job.facts.model
-        if self.policy.shared and self.policy.learn is not None and len(run.seen) > self.known.get(model, (0, None))[0]:
-            alone = self.policy.learn(run.observations(), now=self.now, shared_batch=run.job.facts.sync, prior=None)
-            if alone is not None:
-                self.known[model] = (len(run.seen), alone)
+        """Its last size, for first plans."""
         if self.policy.warm is None or run.allocation is None:
             return
         final = run.allocation
@@ -502,7 +519,7 @@ class _Simulation:
             RolePlan("worker", final.workers, final.worker_cpu, final.worker_memory_bytes),
             RolePlan("ps", final.ps, final.ps_cpu, final.ps_memory_bytes),
         )
-        past = self.past.setdefault(model, [])
+        past = self.past.setdefault(run.job.facts.model, [])
         past.append(History(run.job.described, SUCCEEDED, started=run.started, ended=self.now, final_plan=roles))
         del past[:-PAST_JOBS]
 

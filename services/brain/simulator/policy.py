@@ -32,5 +32,5 @@ class Policy:
     warm: WarmStart | None = None
     """Jobs begin with a plan made from similar jobs that have ended, as brain's first plan; None: as their user asks."""
     shared: bool = False
-    """What was learned of the best measured job of the same model that has ended is the prior of the next ones."""
+    """What jobs of one model have shown together is the prior of each."""
     costs: Costs = field(default_factory=Costs)

@@ -10,7 +10,7 @@ from recmesh.plugins.planning import Allocation, Resources, Throughput
 from services.brain.domain.throughput.observations import Mode, Observation
 from services.brain.simulator.cluster import Pods
 from services.brain.simulator.faults import Clock
-from services.brain.simulator.job import Job
+from services.brain.simulator.job import Job, ModelFacts
 from services.brain.simulator.truth import Use
 
 HEARTBEAT_S = 30.0
@@ -39,6 +39,16 @@ class Seen:
     def rate(self) -> float:
         """Geometric mean."""
         return math.exp(self.total / self.beats)
+
+
+def observation(facts: ModelFacts, size: Size, seen: Seen) -> Observation:
+    """As the service's learning takes it."""
+    workers, ps, worker_cpu, ps_cpu = size
+    return Observation(
+        workers, ps, seen.rate, worker_cpu, ps_cpu,
+        batch=facts.batch_size / workers if facts.sync else facts.batch_size,
+        at=seen.at, mode=Mode.SYNC if facts.sync else Mode.ASYNC, hardware=facts.gpu_kind, windows=seen.beats,
+    )  # fmt: skip
 
 
 class Phase(StrEnum):
@@ -105,8 +115,12 @@ class Run:
     seen_at: float = 0.0
     seen: dict[Size, Seen] = field(default_factory=dict)
     learned: Throughput | None = None
+    prior: Throughput | None = None
+    """What was known of its model then."""
     learned_from: dict[Size, float] = field(default_factory=dict)
     """Mean rate of each size when it was last fitted."""
+    factor: float | None = None
+    """Logarithm of its speed relative to other jobs of its model, where they share what they see."""
     front: tuple[Allocation, ...] = ()
     """Candidates of the last proposal."""
     first: Allocation | None = None
@@ -123,26 +137,18 @@ class Run:
         """Those that train or wait to."""
         return self.worker_pods.count + self.ps_pods.count
 
-    def observe(self, now: float, sd: float) -> float:
-        """The rate since the last look, as heartbeats told it: each is off by `sd` (of the logarithm). 0: none came."""
+    def observe(self, now: float, sd: float) -> Seen | None:
+        """What heartbeats told since the last look: each is off by `sd` (of the logarithm). None: none came."""
         assert self.allocation is not None
         beats = int((now - max(self.train_from, self.seen_at)) / HEARTBEAT_S)
         if self.phase is not Phase.RUNNING or beats < 1:
-            return 0.0
+            return None
         log = math.log(self.rate * self.slow) + float(self.noise.normal(0.0, sd / math.sqrt(beats)))
         before = self.seen.get(size_of(self.allocation), Seen(0.0, 0, 0.0))
         self.seen[size_of(self.allocation)] = Seen(before.total + log * beats, before.beats + beats, now)
         self.seen_at = now
-        return math.exp(log)
+        return Seen(log * beats, beats, now)
 
     def observations(self) -> list[Observation]:
         """What it has shown at each size it has had."""
-        facts = self.job.facts
-        return [
-            Observation(
-                workers, ps, seen.rate, worker_cpu, ps_cpu,
-                batch=facts.batch_size / workers if facts.sync else facts.batch_size,
-                at=seen.at, mode=Mode.SYNC if facts.sync else Mode.ASYNC, hardware=facts.gpu_kind, windows=seen.beats,
-            )
-            for (workers, ps, worker_cpu, ps_cpu), seen in self.seen.items()
-        ]  # fmt: skip
+        return [observation(self.job.facts, size, seen) for size, seen in self.seen.items()]

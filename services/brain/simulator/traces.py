@@ -63,15 +63,18 @@ def pollux(data: Path) -> list[TraceJob]:
     """
     folder = existing(data / "jobs/pollux", "--trace pollux")
     jobs: list[TraceJob] = []
+    lengths: dict[tuple[str, int, int], float] = {}
     begin = 0.0
     for path in sorted((folder / "benchmark" / "workloads").glob("workload-*.csv")):
         last = 0.0
         for row in _rows(path):
             last = float(row["time"])
-            length = _pollux_length(folder, row["application"], int(row["batch_size"]), int(row["num_replicas"]))
+            kind = (row["application"], int(row["batch_size"]), int(row["num_replicas"]))
+            if kind not in lengths:
+                lengths[kind] = _pollux_length(folder, *kind)
             jobs.append(
                 TraceJob(
-                    f"pollux-{path.stem[-1]}-{row['name']}", begin + last, int(row["num_replicas"]), length,
+                    f"pollux-{path.stem[-1]}-{row['name']}", begin + last, int(row["num_replicas"]), lengths[kind],
                     path.stem, row["application"],
                 )
             )  # fmt: skip
