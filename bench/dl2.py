@@ -1,7 +1,7 @@
 """DL2's measurements: training speed of eight models on a parameter-server cluster, by workers and PSes.
 
-Each line of the file: model, mode, batch of all workers together, PSes, workers, samples per second of each worker, CPUs
-used by each PS, CPUs used by each worker. The speed of a configuration is the sum over its workers.
+Each line of the file: model, mode, batch of all workers together, PSes, workers, samples per second of each worker,
+CPUs used by each PS, CPUs used by each worker. The speed of a configuration is the sum over its workers.
 """
 
 import ast

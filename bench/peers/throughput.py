@@ -1,7 +1,7 @@
 """Throughput models of other systems, fitted to the same configurations.
 
-Each takes workers, PSes and samples per second of the training configurations and returns a function of workers and PSes.
-Where a paper leaves a reading open, both are here, and a figure that says "wins" means against the better of the two.
+Each takes workers, PSes and samples per second of the training configurations, and returns a function of workers and
+PSes. Where a paper leaves a reading open, both are here; a figure that says "wins" is against the better of the two.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,3 +66,13 @@ PEERS: Mapping[str, Fit] = MappingProxyType(
         "neighbours": neighbours,
     }
 )
+
+READINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "optimus": ("optimus", "optimus_relative"),
+        "ernest": ("ernest", "ernest_relative"),
+        "ernest_with_ps": ("ernest_with_ps",),  # not in the paper
+        "neighbours": ("neighbours",),
+    }
+)
+"""Who "wins" is said against."""

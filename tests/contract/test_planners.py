@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from examples.planner_plugin.src.fair_share import FairShare
 from recmesh.plugins.contract import check_planner
 from recmesh.plugins.planning import (
     GROUP,
@@ -23,13 +24,15 @@ from recmesh.plugins.registry import load
 from services.brain.domain.planning.built_in import PLANNERS
 from tests.support.planning import cluster, job, views
 
+KNOWN: dict[str, type[Planner]] = {**PLANNERS, "the example's fair-share": FairShare}
 
-@pytest.mark.parametrize("name", sorted(PLANNERS))
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
 @given(view=views())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_planner_keeps_its_contract(name: str, view: tuple[list[JobView], ClusterView]) -> None:
     jobs, room = view
-    check_planner(load(GROUP, name, PLANNERS), jobs, room, budget_s=60.0)
+    check_planner(load(GROUP, name, KNOWN), jobs, room, budget_s=60.0)
 
 
 class _Broken:

@@ -9,7 +9,7 @@ import numpy as np
 from recmesh.plugins.planning import Candidate, ClusterView, JobView, Proposal, Reason
 from services.brain.domain.planning.deadline import seconds_left
 from services.brain.domain.planning.front import Rows, pareto, thinned
-from services.brain.domain.planning.grid import Axes, axes, enumerated
+from services.brain.domain.planning.grid import Axes, axes, enumerated, thinned_out
 from services.brain.domain.planning.rules import Rules
 from services.brain.domain.planning.survey import (
     Mask,
@@ -21,8 +21,11 @@ from services.brain.domain.planning.survey import (
     survey,
 )
 from services.brain.domain.planning.trust import Reach, reach, within
-from services.brain.domain.planning.wishes import Deadline, Wishes, wishes
+from services.brain.domain.planning.wishes import Deadline, Wishes, deadline_of, wishes
 from services.brain.domain.planning.wording import shape
+
+_IMPRESSION = 6
+"""Values of each axis that are looked at to tell what lies beyond reach or room."""
 
 
 def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rules: Rules) -> Proposal:
@@ -32,33 +35,44 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
     of = axes(job.bounds, job.now)
     if of.size == 1 and not job.queued:
         return Proposal(job, (), Reason.PINNED, "its limits leave no choice")
-    # 1. Look at everything that the limits allow, or at what a search finds of it.
+    # 1. Look at what is believed and has room: at all of it, or at what a search finds.
     at = present(job, cluster)
     asked_rate = predicted_rate(job, job.now) if job.queued else 0.0
     near = reach(job, of)
-    seen = _seen(job, cluster, of, at, near, rng, rules)
-    # 2. Keep what is believed, wanted, and has room.
+    seen = _seen(job, cluster, near.axes(of), at, near, rng, rules)
+    beyond = _beyond(job, cluster, of, at) if job.deadline is not None else None
+    deadline = deadline_of(job, cluster, at, seen, *([beyond] if beyond else []))
+    # 2. Keep what is wanted, and of that the front.
+    wanted = wishes(job, cluster, at, seen, deadline, asked_rate, rules)
     credible = _credible(seen, near, rules)
-    wanted = wishes(job, cluster, at, seen, credible, asked_rate, rules)
-    possible = credible & seen.within_free & seen.within_quota
-    # 3. Of that, the front.
-    rows = _front(seen, wanted, possible, rules)
+    rows = _front(seen, wanted, credible & seen.within_free & seen.within_quota, rules)
     listed = [_candidate(job, cluster, seen, int(row), wanted, near) for row in rows]
     chosen = tuple(each for each in listed if each is not None)
-    return Proposal(job, chosen) if chosen else _nothing(job, cluster, at, seen, wanted, credible, rules)
+    if chosen:
+        return Proposal(job, chosen)
+    # 3. Without any, say what stands in the way.
+    share = float(seen.gain[credible].max(initial=0.0)) / max(at.rate, 1e-12)
+    beyond = beyond or _beyond(job, cluster, of, at)
+    elsewhere = wishes(job, cluster, at, beyond, deadline, asked_rate, rules)
+    return _nothing(job, cluster, at, beyond, elsewhere, _credible(beyond, near, rules), share)
 
 
 def _seen(
     job: JobView, cluster: ClusterView, of: Axes, at: Present, near: Reach, rng: np.random.Generator, rules: Rules
 ) -> Survey:
     if of.size <= rules.exact_up_to:
-        return survey(job, cluster, enumerated(of), at)
+        return survey(job, cluster, enumerated(of), at, in_room=True)
     from services.brain.domain.planning.search import searched  # pymoo takes a second to import, and is rarely needed
 
     def usable(seen: Survey) -> Mask:
         return _credible(seen, near, rules) & seen.within_free & seen.within_quota
 
     return searched(job, of, lambda grid: survey(job, cluster, grid, at), usable, rng, rules)
+
+
+def _beyond(job: JobView, cluster: ClusterView, of: Axes, at: Present) -> Survey:
+    """Of everything that the limits allow a first impression, in reach or not, with room or not."""
+    return survey(job, cluster, enumerated(thinned_out(of, _IMPRESSION)), at)
 
 
 def _credible(seen: Survey, near: Reach, rules: Rules) -> Mask:
@@ -114,12 +128,12 @@ def _lateness(job: JobView, cluster: ClusterView, rate: float) -> str:
 
 
 def _nothing(
-    job: JobView, cluster: ClusterView, at: Present, seen: Survey, wanted: Wishes, credible: Mask, rules: Rules
+    job: JobView, cluster: ClusterView, at: Present, seen: Survey, wanted: Wishes, credible: Mask, share: float
 ) -> Proposal:
-    """Why there is no candidate, from the worst news to the best."""
+    """Why there is no candidate, from the worst news to the best; `share` is the best gain within reach and room."""
     if wanted.deadline is Deadline.LOST:
         return Proposal(job, (), Reason.DEADLINE_LOST, _lateness(job, cluster, at.rate or float(seen.rate.max())))
-    better = np.flatnonzero(wanted.any & credible)
+    better = np.flatnonzero(wanted.any & credible & ~(seen.within_free & seen.within_quota))
     if len(better):
         best = better[int(seen.gain[better].argmax())]
         if seen.within_free[better].any():
@@ -130,11 +144,9 @@ def _nothing(
         best = doubted[int(seen.gain[doubted].argmax())]
         why = f"{_missed(job, at, seen, best)} is a guess: {_guess(job, seen, best)}"
         return Proposal(job, (), Reason.UNCERTAIN, why)
-    share = float(seen.gain[credible].max(initial=0.0)) / max(at.rate, 1e-12)
     if share > 0.001:
-        return Proposal(
-            job, (), Reason.TOO_SMALL_A_GAIN, f"the best gains {share:.1%}, and not enough for what it costs"
-        )
+        why = f"the best gains {share:.1%}, and not enough for what it costs"
+        return Proposal(job, (), Reason.TOO_SMALL_A_GAIN, why)
     return Proposal(job, (), Reason.KEEP, "nothing within its limits is better")
 
 

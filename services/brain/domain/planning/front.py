@@ -37,7 +37,9 @@ def thinned(front: Rows, gain: Floats, most: int) -> Rows:
     if len(front) <= most:
         return front
     levels = np.linspace(gain[front[0]], gain[front[-1]], most)
-    return front[np.unique(np.searchsorted(gain[front], levels - 1e-12).clip(0, len(front) - 1))]
+    reached = np.searchsorted(gain[front], levels - 1e-12).clip(0, len(front) - 1)
+    kept: Rows = front[np.unique(reached)]
+    return kept
 
 
 def hypervolume(cost: Floats, gain: Floats, worst_cost: float, worst_gain: float) -> float:

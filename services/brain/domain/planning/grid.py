@@ -56,6 +56,17 @@ def axes(bounds: Bounds, now: Allocation) -> Axes:
 
 
 @lru_cache(maxsize=256)
+def thinned_out(of: Axes, most: int) -> Axes:
+    """At most so many values of each axis, evenly, with both ends: a first impression of all of them."""
+    return Axes(
+        *(
+            tuple(values[k] for k in sorted({round(at) for at in np.linspace(0, len(values) - 1, most)}))
+            for values in of
+        )
+    )
+
+
+@lru_cache(maxsize=256)
 def _cores(limits: tuple[float, float], now: float, step: float) -> tuple[float, ...]:
     low, high = limits
     stride = step or (1.0 if high >= 2.0 else 0.25)
@@ -65,7 +76,7 @@ def _cores(limits: tuple[float, float], now: float, step: float) -> tuple[float,
     return tuple(float(each) for each in np.unique([low, high, *extra, *between]))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def enumerated(of: Axes) -> Grid:
     """Every allocation. Jobs with the same limits share it, so it must not be written to."""
     columns = np.meshgrid(*(np.array(values) for values in of), indexing="ij")

@@ -35,7 +35,7 @@ class Options:
     job: NDArray[np.intp]
     value: Floats
     """RE·WG, on any common scale."""
-    need: list[tuple[float, ...]]
+    need: Sequence[tuple[float, ...]]
     """Beyond what the job holds; nothing negative."""
     owners: Sequence[str]
     """Of each job."""

@@ -22,7 +22,7 @@ class Rules:
     """From here on a prediction is a guess: wrong by a factor of 1.4 one time in three."""
     least_start: float = 0.25
     """Of the speed that was asked for, with which a queued job may begin when there is no room for more."""
-    candidates: int = 16
+    candidates: int = 12
     """Of one job, spread evenly over the gain."""
     exact_up_to: int = 100_000
     """Allocations that are all looked at; beyond, a search chooses which."""

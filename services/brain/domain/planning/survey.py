@@ -58,22 +58,28 @@ def predicted_rate(job: JobView, allocation: Allocation) -> float:
     return float(job.throughput.predict(Shapes.of([allocation])).rate[0])
 
 
-def survey(job: JobView, cluster: ClusterView, grid: Grid, at: Present) -> Survey:
-    """One row per allocation of the grid."""
+def survey(job: JobView, cluster: ClusterView, grid: Grid, at: Present, *, in_room: bool = False) -> Survey:
+    """One row per allocation of the grid; `in_room`: only of those that there is room for, as predicting takes most."""
     assert job.throughput is not None
-    predicted = job.throughput.predict(grid.shapes)
-    rate = predicted.rate * at.scale if at.scale != 1.0 else predicted.rate
-    overhead = overheads(job, grid.shapes)
-    kept = np.maximum(0.0, 1.0 - overhead / max(at.horizon_s, 1e-9))
+    # 1. What needs no prediction.
     workers, ps = grid.shapes.workers, grid.shapes.ps
     worker_price, ps_price = _fixed(job.now, cluster)
     cost = cluster.prices.cpu * (grid.worker_cores + grid.ps_cores) + workers * worker_price + ps * ps_price - at.cost
     memory, allowed = _ps_memory(job, ps)
     if memory is not None:
         cost = cost + cluster.prices.memory_bytes * memory
-    within_free, within_quota = _room(job, cluster, grid, memory)
-    gain = rate * kept - at.rate
-    return Survey(grid.shapes, rate, predicted.log_sd, gain, cost, overhead, allowed, within_free, within_quota)
+    free, quota = _room(job, cluster, grid, memory)
+    shapes = grid.shapes
+    rows = np.flatnonzero(allowed & free & quota) if in_room else np.empty(0, dtype=np.intp)
+    if 0 < len(rows) < len(shapes):
+        shapes, cost = shapes.at(rows), cost[rows]
+        allowed, free, quota = allowed[rows], free[rows], quota[rows]
+    # 2. What does.
+    predicted = job.throughput.predict(shapes)
+    rate = predicted.rate * at.scale if at.scale != 1.0 else predicted.rate
+    overhead = overheads(job, shapes)
+    gain = rate * np.maximum(0.0, 1.0 - overhead / max(at.horizon_s, 1e-9)) - at.rate
+    return Survey(shapes, rate, predicted.log_sd, gain, cost, overhead, allowed, free, quota)
 
 
 def overheads(job: JobView, shapes: Shapes) -> Floats:

@@ -25,6 +25,24 @@ class Reach:
     believed: Box | None
     """None: not even what the job has now."""
     step: Box
+    now: tuple[float, ...]
+    """What the job has, by axis."""
+
+    def axes(self, of: Axes) -> Axes:
+        """What is worth a look: all that is believed; where no more is than a step, its ends and what is next to now.
+
+        Predictions take most of the time of a plan, and whoever steps into the unknown need not choose to the core.
+        """
+        return Axes(*(self._values(values, axis) for axis, values in enumerate(of)))
+
+    def _values(self, values: tuple[float, ...], axis: int) -> tuple[float, ...]:
+        low, high = self.step[axis]
+        if self.believed is not None and (self.believed[axis][0] < low or self.believed[axis][1] > high):
+            low, high = min(low, self.believed[axis][0]), max(high, self.believed[axis][1])
+            return tuple(value for value in values if low - 1e-9 <= value <= high + 1e-9)
+        near = [k for k, value in enumerate(values) if low - 1e-9 <= value <= high + 1e-9]
+        at = min(near, key=lambda k: abs(values[k] - self.now[axis]))
+        return tuple(values[k] for k in near if k in (near[0], at - 1, at, at + 1, near[-1]))
 
     def mask(self, shapes: Shapes, log_sd: np.ndarray[tuple[int], np.dtype[np.float64]], most_log_sd: float) -> Mask:
         """Believed, or within a step."""
@@ -36,12 +54,13 @@ class Reach:
 
 def reach(job: JobView, of: Axes) -> Reach:
     """Around what the job has (a queued one: what it asks for)."""
-    step = tuple(_one_step(values, value) for values, value in zip(of, _values(job.now), strict=True))
+    now = _values(job.now)
+    step = tuple(_one_step(values, value) for values, value in zip(of, now, strict=True))
     model = job.throughput
     assert model is not None
     if model.doubt(job.now):
-        return Reach(None, step)
-    return Reach(tuple(_believed(model, job.now, of, axis) for axis in range(4)), step)
+        return Reach(None, step, now)
+    return Reach(tuple(_believed(model, job.now, of, axis, step[axis]) for axis in range(4)), step, now)
 
 
 def one_step(count: int) -> int:
@@ -71,28 +90,32 @@ def _one_step(values: Sequence[float], now: float) -> tuple[float, float]:
     return min(down, now - now // 2), max(up, now + now // 2)
 
 
-def _believed(model: Throughput, now: Allocation, of: Axes, axis: int) -> tuple[float, float]:
-    """Values of one axis, the others as now, up to the last without a doubt; open where there is none at the end."""
+def _believed(
+    model: Throughput, now: Allocation, of: Axes, axis: int, step: tuple[float, float]
+) -> tuple[float, float]:
+    """Values of one axis, the others as now, up to the last without a doubt; at least as far as a step, which may be
+    taken anyway; open where there is no doubt at the end."""
     values = tuple(of)[axis]
-    value = _values(now)[axis]
 
     def doubted(candidate: float) -> bool:
         return bool(model.doubt(_moved(now, axis, candidate)))
 
-    below = [each for each in reversed(values) if each < value]
-    above = [each for each in values if each > value]
-    low, high = _last(below, doubted), _last(above, doubted)
+    below = [each for each in reversed(values) if each < step[0] - 1e-9]
+    above = [each for each in values if each > step[1] + 1e-9]
+    low, high = _sure(below, doubted), _sure(above, doubted)
     return (
-        -np.inf if low == len(below) else (below[low - 1] if low else value),
-        np.inf if high == len(above) else (above[high - 1] if high else value),
+        -np.inf if low == len(below) else (below[low - 1] if low else step[0]),
+        np.inf if high == len(above) else (above[high - 1] if high else step[1]),
     )
 
 
-def _last(values: Sequence[float], doubted: Callable[[float], bool]) -> int:
-    """How many of them come before the first doubt, by bisection: farther is never surer."""
-    if not values or not doubted(values[-1]):
+def _sure(values: Sequence[float], doubted: Callable[[float], bool]) -> int:
+    """How many of them come before the first doubt, by bisection: farther is never surer. Most often none does."""
+    if not values or doubted(values[0]):
+        return 0
+    if not doubted(values[-1]):
         return len(values)
-    sure, unsure = 0, len(values) - 1
+    sure, unsure = 1, len(values) - 1
     while sure < unsure:
         middle = (sure + unsure) // 2
         if doubted(values[middle]):

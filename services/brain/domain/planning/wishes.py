@@ -42,11 +42,11 @@ class Wishes:
 
 
 def wishes(
-    job: JobView, cluster: ClusterView, at: Present, seen: Survey, credible: Mask, asked_rate: float, rules: Rules
+    job: JobView, cluster: ClusterView, at: Present, seen: Survey, deadline: Deadline, asked_rate: float, rules: Rules
 ) -> Wishes:
     """By the job's situation: queued, in time, to be saved, or without a deadline (or with one that is lost)."""
     none = np.zeros(len(seen.shapes), dtype=bool)
-    in_time, deadline = _deadline(job, cluster, at, seen, credible)
+    in_time = ~none if deadline is Deadline.NONE else _in_time(job, cluster, seen)
     if job.queued:
         enough = seen.rate >= rules.least_start * asked_rate
         return Wishes(none, enough, none, in_time, deadline)
@@ -68,10 +68,15 @@ def wishes(
     return Wishes(free_gain, growth, saves & hardly_slower, in_time, deadline)
 
 
-def _deadline(job: JobView, cluster: ClusterView, at: Present, seen: Survey, credible: Mask) -> tuple[Mask, Deadline]:
+def deadline_of(job: JobView, cluster: ClusterView, at: Present, *looked_at: Survey) -> Deadline:
+    """Whether it is held, and if not, whether anything that was looked at would hold it, believed or not."""
     if job.deadline is None:
-        return np.ones(len(seen.shapes), dtype=bool), Deadline.NONE
-    in_time = spare_samples(job, cluster.now, seen.rate, seen.overhead_s) >= 0.0
+        return Deadline.NONE
     if not job.queued and at.rate * seconds_left(job, cluster.now) >= job.remaining:
-        return in_time, Deadline.HELD
-    return in_time, Deadline.REACHABLE if (in_time & credible).any() else Deadline.LOST
+        return Deadline.HELD
+    reachable = any((_in_time(job, cluster, seen) & seen.allowed).any() for seen in looked_at)
+    return Deadline.REACHABLE if reachable else Deadline.LOST
+
+
+def _in_time(job: JobView, cluster: ClusterView, seen: Survey) -> Mask:
+    return spare_samples(job, cluster.now, seen.rate, seen.overhead_s) >= 0.0

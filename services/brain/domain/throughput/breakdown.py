@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recmesh.plugins.planning import Floats
-from services.brain.domain.throughput.fit import rmsle_fit
+from services.brain.domain.throughput.fit import rmsle_fit, unknown_directions
 from services.brain.domain.throughput.forms import DLROVER, Rows
 from services.brain.domain.throughput.observations import Observation
 
@@ -25,6 +25,8 @@ class Parts:
     """In the order of `DLROVER`."""
     disagreement: float
     """Median |ln| of Σ parts against the measured step time: the total is the check."""
+    directions: Floats
+    """Unknown directions of coefficients, (directions, 5): of each part by itself."""
     name: str = "dlrover, by parts of a step"
     terms: tuple[str, ...] = DLROVER.terms
 
@@ -55,11 +57,15 @@ def from_breakdown(observations: Sequence[Observation], rows: Rows) -> Parts | s
         "data_s": ("constant",),
     }
     coefficients = np.zeros(len(DLROVER.terms))
+    directions = [np.zeros((0, len(DLROVER.terms)))]
     for name in _PARTS:
         seen = measured[name] > 0
         if not seen.any():
             continue
         places = [DLROVER.terms.index(term) for term in explained_by[name]]
-        columns = DLROVER.columns(rows)[np.ix_(seen, places)]
+        columns = DLROVER.columns(rows)[seen][:, places]
         coefficients[places] += rmsle_fit(columns, measured[name][seen])
-    return Parts(coefficients, disagreement)
+        unknown = unknown_directions(columns)
+        directions.append(np.zeros((len(unknown), len(DLROVER.terms))))
+        directions[-1][:, places] = unknown
+    return Parts(coefficients, disagreement, np.concatenate(directions))

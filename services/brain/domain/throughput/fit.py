@@ -63,13 +63,12 @@ def unknown_directions(columns: Floats) -> Floats:
     return directions
 
 
-def told_apart(columns: Floats, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Groups of terms whose coefficients only have a known sum; () when every term is identified."""
-    directions = unknown_directions(columns)
+def told_apart(directions: Floats, columns: Floats, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Groups of terms of which the unknown `directions` know only a sum; () when every term is identified."""
     if not len(directions):
         return ()
-    scale = np.linalg.norm(columns, axis=0)
-    projector = (directions * scale).T @ (directions * scale)  # onto the unknown part: independent of its basis
+    scaled = directions * np.linalg.norm(columns, axis=0)
+    projector = scaled.T @ scaled  # onto the unknown part, if they are orthonormal: independent of their choice
     linked = np.abs(projector) > 1e-2
     groups: list[set[int]] = []
     for k in range(len(names)):

@@ -1,49 +1,20 @@
 """What was learned of a job's speed: predictions with their uncertainty, and where they are guesses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes, Throughput
+from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes
+from services.brain.domain.throughput.candidates import Candidate
 from services.brain.domain.throughput.fit import reaches
 from services.brain.domain.throughput.forms import Rows
 from services.brain.domain.throughput.observations import Observation
 from services.brain.domain.throughput.residual import Correction, corrected, matern
 
 _WITHIN = 1e-3
-
-
-class Candidate(Protocol):
-    """A form, or the speed of something else up to a factor."""
-
-    @property
-    def name(self) -> str:
-        """In words."""
-
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """Names of its columns."""
-
-    def columns(self, rows: Rows) -> Floats:
-        """(n, terms); step time is linear in them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    """Step time of another job, of another kind of hardware or of a former regime, times one factor."""
-
-    prior: Throughput
-    name: str = "like before, times a factor"
-    terms: tuple[str, ...] = ("step time of the other",)
-
-    def columns(self, rows: Rows) -> Floats:
-        """T of the other model."""
-        shapes = Shapes(rows.workers, rows.ps, rows.worker_cpu, rows.ps_cpu)
-        step_s: Floats = rows.workers * rows.batch / self.prior.predict(shapes).rate
-        return step_s[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +39,10 @@ class Part:
     weight: float
 
     @property
-    def used(self) -> Floats:
+    def used(self) -> NDArray[np.bool_]:
         """Which coefficients are above 0."""
-        return np.flatnonzero(self.coefficients > 0)
+        above: NDArray[np.bool_] = self.coefficients > 0
+        return above
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +61,7 @@ class Learned:
     observations: tuple[Observation, ...]
     """That it was fitted on: of the present regime."""
     inputs: Floats
-    form: str
+    candidate: Candidate
     """The one of most weight."""
     coefficients: Mapping[str, float]
     """Of that form, by term."""
@@ -105,7 +77,11 @@ class Learned:
     """What else a reader should know: a forgotten regime, a prior, step times that do not add up."""
     forgotten: int = 0
     """Observations of former regimes."""
-    candidate: Candidate | None = field(default=None, repr=False)
+
+    @property
+    def form(self) -> str:
+        """Name of the form of most weight."""
+        return self.candidate.name
 
     def predict(self, shapes: Shapes) -> Prediction:
         """Rates above 0, and the standard deviation of their logarithm, noise of one window included."""
@@ -152,7 +128,7 @@ class Learned:
         rows = self._row(allocation)
         if not found and not within_hull(inputs_of(rows)[0], self.inputs):
             found.append("each number lies within what was measured, but not their combination")
-        if self.candidate is not None and self.unidentified:
+        if self.unidentified:
             row = self.candidate.columns(rows)[0]
             if reaches(row, self.directions):
                 found += [f"{each}, and this needs them apart" for each in self.unidentified]

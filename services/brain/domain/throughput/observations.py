@@ -79,8 +79,9 @@ def observations(
     """One observation per run of steady windows, in the order of time.
 
     The first window of a configuration holds the change itself (or the job's start), and the last one may hold the
-    next, so both are left out; the last of all is kept, since no change has followed it. A long run is cut after `merged_windows`: a cluster
-    that changes in its midst must not vanish in a mean. Windows in which nothing was trained say nothing.
+    next, so both are left out; the last of all is kept, since no change has followed it. A long run is cut after
+    `merged_windows`: a cluster that changes in its midst must not vanish in a mean. Windows in which nothing was
+    trained say nothing.
     """
     runs: list[list[Observation]] = []
     for profile in sorted(profiles, key=lambda each: each.at):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recmesh.plugins.planning import Floats
 from services.brain.domain.throughput.fit import rmsle_fit
 from services.brain.domain.throughput.forms import CONTENTION, Rows
 from services.brain.domain.throughput.observations import Observation
@@ -22,12 +23,12 @@ LEAST_CHANGE = 0.15
 
 _NOISES = (0.03, 0.06, 0.12, 0.24)
 _SIZE, _LENGTH = 0.2, 0.5
-"""Of the misfit of the form: short, so that a change shows itself between like configurations rather than in a form that
-fits the far ones badly."""
+"""Of the misfit of the form: short, so that a change shows itself between like configurations rather than in a form
+that fits the far ones badly."""
 _FACTOR_SD = 0.7
 
 
-def current(observations: Sequence[Observation], rows: Rows, inputs: np.ndarray) -> int:
+def current(observations: Sequence[Observation], rows: Rows, inputs: Floats) -> int:
     """How many of the oldest observations (in order of time) are of a former regime; 0 when nothing has changed."""
     first = 0
     while True:
@@ -37,7 +38,7 @@ def current(observations: Sequence[Observation], rows: Rows, inputs: np.ndarray)
         first += later
 
 
-def _change(observations: Sequence[Observation], rows: Rows, inputs: np.ndarray, first: int) -> int:
+def _change(observations: Sequence[Observation], rows: Rows, inputs: Floats, first: int) -> int:
     n = len(observations)
     if n < LEAST_AFTER + 2:
         return 0

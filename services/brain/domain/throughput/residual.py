@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recmesh.plugins.planning import Floats
 
@@ -31,7 +32,7 @@ class Kernels:
     """(kernels, 4): length scales; the first kernel is that of size 0."""
     vectors: Floats
     """(kernels, n, n)."""
-    index: Floats
+    index: NDArray[np.intp]
     """(H,): which kernel each point of the grid uses."""
     sizes: Floats
     """(H,): variance of g."""
@@ -41,11 +42,6 @@ class Kernels:
     """(n,): of each observation, 1 is one window."""
     inverses: Floats
     """(H, n): eigenvalues of the inverse covariance, after rows were multiplied by √precision."""
-
-    @property
-    def kernel(self) -> list[int]:
-        """`index` as numbers."""
-        return [int(each) for each in self.index]
 
 
 def matern(a: Floats, b: Floats, scales: Floats) -> Floats:
@@ -58,20 +54,17 @@ def matern(a: Floats, b: Floats, scales: Floats) -> Floats:
 
 def kernels(inputs: Floats, precision: Floats) -> Kernels:
     """The grid over these inputs. Cores have a length scale of 1: they are seldom varied."""
-    one = 1.0
-    scales = np.array([(w, p, one, one) for w in LENGTHS for p in LENGTHS])
+    scales = np.array([(w, p, 1.0, 1.0) for w in LENGTHS for p in LENGTHS])
     root = np.sqrt(precision)
     covariances = matern(inputs, inputs, scales) * root[:, None] * root[None, :]
     values, vectors = np.linalg.eigh(covariances)
-    n = len(inputs)
     grid = [(0, 0.0, noise) for noise in NOISES]
     grid += [(k, size, noise) for k in range(len(scales)) for size in SIZES for noise in NOISES]
     index = np.array([k for k, _, _ in grid])
     sizes = np.array([size**2 for _, size, _ in grid])
     noises = np.array([noise**2 for _, _, noise in grid])
     inverses = 1.0 / (sizes[:, None] * np.maximum(values[index], 0.0) + noises[:, None])
-    assert vectors.shape == (len(scales), n, n)
-    return Kernels(inputs, scales, vectors, index.astype(np.float64), sizes, noises, precision, inverses)
+    return Kernels(inputs, scales, vectors, index, sizes, noises, precision, inverses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +83,7 @@ def leave_one_out(grid: Kernels, residual: Floats, shares: Floats) -> Scores:
     With P = C⁻¹ − C⁻¹G(G'C⁻¹G + I)⁻¹G'C⁻¹, observation i is missed by (P·r)_i/P_ii, with variance 1/P_ii.
     """
     root = np.sqrt(grid.precision)
-    index = grid.index.astype(np.intp)
+    index = grid.index
     rotated = np.einsum("knm,nj->kmj", grid.vectors, np.column_stack([shares, residual]) * root[:, None])
     spread = rotated[index]  # (H, n, a + 1) in the eigenvectors' basis
     scaled = grid.inverses[:, :, None] * spread
@@ -142,9 +135,7 @@ def correction(grid: Kernels, at: int, residual: Floats, shares: Floats) -> Corr
     )
 
 
-def corrected(
-    each: Correction, across: Floats, shares: Floats
-) -> tuple[Floats, Floats]:
+def corrected(each: Correction, across: Floats, shares: Floats) -> tuple[Floats, Floats]:
     """g and the variance of ln T at new rows: `across` is the kernel (rows, n), `shares` (rows, a)."""
     weights = each.size * across
     mean = weights @ each.alpha
