@@ -35,6 +35,10 @@ QUEUE_WINDOW = 16
 """Waiting jobs that are looked at together, the first that came first."""
 LONGEST_IDLE = 5
 """Powers of two: a job that is left alone is looked at every 32 intervals."""
+AT_REST = (Reason.KEEP, Reason.TOO_SMALL_A_GAIN)
+"""Left alone because nothing is better, and not for want of room or of knowledge."""
+SETTLED_S = 60.0
+"""A job that changed has shown enough after two heartbeats: changes of one job follow each other by one interval."""
 PAST_JOBS = 20
 """Of the newest of its model that succeeded, a first plan looks at so many."""
 NEWS = 0.02
@@ -244,7 +248,7 @@ class _Simulation:
         run.rate, run.use = self._speed(run.job, run.allocation)
         run.steps.append((run.train_from, run.allocation))
         run.idle = 0
-        self._look_at(run, run.train_from + self.settings.interval_s)
+        self._look_at(run, run.train_from + SETTLED_S)
         self._replan(run)
         self._admit()
 
@@ -433,8 +437,10 @@ class _Simulation:
             if decision.chosen is not None and decision.allocation != run.allocation:
                 run.explored += decision.reason is Reason.EXPLORE
                 if self._change(run, decision.allocation):
+                    run.steady = False
                     continue
                 run.no_node += 1
+            run.steady = decision.reason in AT_REST
             run.idle = min(run.idle + 1, LONGEST_IDLE)
             self._look_at(run, self.now + self.settings.interval_s * 2 ** (run.idle - 1))
         return started
@@ -475,10 +481,14 @@ class _Simulation:
         return self.pools[model]
 
     def _throughput(self, run: Run) -> Throughput | None:
-        """What was learned of it; of a job that has shown nothing yet, what is known of its model."""
+        """What was learned of it, with what is known of its model behind that.
+
+        None before it has run: where it begins is its first plan's affair, which no guess beyond what was measured may
+        override.
+        """
         if self.policy.oracle:
             return Oracle(self.truth, run.job.facts.model)
-        if self.policy.learn is None:
+        if self.policy.learn is None or run.phase is Phase.QUEUED:
             return None
         prior = self._pool(run.job).model(self.now) if self.policy.shared else None
         if not run.seen:
@@ -511,8 +521,8 @@ class _Simulation:
         return replace(asked, workers=workers.replicas, ps=servers.replicas)
 
     def _remember(self, run: Run) -> None:
-        """Its last size, for first plans."""
-        if self.policy.warm is None or run.allocation is None:
+        """Its last size, for first plans: of a job that had come to rest, as algorithm 1 asks for steady plans."""
+        if self.policy.warm is None or run.allocation is None or not run.steady:
             return
         final = run.allocation
         roles = (

@@ -1,13 +1,13 @@
 """What all jobs of one model have shown, together: what a job that has shown nothing yet is believed to do.
 
-Jobs of a model differ by a factor (their data and features are their own), so each is related to the others by the
-sizes they have in common, or by what the common model says of a size.
+Jobs of a model differ by a factor (their data and features are their own). It is taken from the first size that a job
+has in common with others; a job that has none yet is taken as it is. To relate it by what the common model says of its
+size instead would let that model confirm itself.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
-from recmesh.plugins.planning import Allocation, Shapes, Throughput
+from recmesh.plugins.planning import Throughput
 from services.brain.domain.throughput.observations import Observation
 from services.brain.simulator.job import ModelFacts
 from services.brain.simulator.run import Seen, Size, observation
@@ -32,13 +32,14 @@ class Pool:
     def add(self, size: Size, *, log: float, beats: int, at: float, factor: float | None) -> float | None:
         """A job's mean logarithm of so many heartbeats at a size, and its own factor (a logarithm) if that is known.
 
-        Returns the factor; None while nothing relates the job to the others, so that it adds nothing.
+        Returns the factor, None while the job has no size in common with others.
         """
+        before = self._seen.get(size)
+        if before is None:
+            self._seen[size] = Seen((log - (factor or 0.0)) * beats, beats, at)
+            return factor
         if factor is None:
-            factor = self._related(size, log)
-        if factor is None:
-            return None
-        before = self._seen.get(size, Seen(0.0, 0, at))
+            factor = log - before.total / before.beats
         self._seen[size] = Seen(before.total + (log - factor) * beats, before.beats + beats, at)
         return factor
 
@@ -50,15 +51,3 @@ class Pool:
             self._model = self._fit(found, now)
             self._fitted = (sizes, beats)
         return self._model
-
-    def _related(self, size: Size, log: float) -> float | None:
-        if not self._seen:
-            return 0.0
-        if size in self._seen:
-            return log - math.log(self._seen[size].rate)
-        if self._model is None:
-            return None
-        allocation = Allocation(*size)
-        if self._model.doubt(allocation):
-            return None
-        return log - math.log(float(self._model.predict(Shapes.of([allocation])).rate[0]))

@@ -93,6 +93,8 @@ class Run:
     due_at: float = 0.0
     idle: int = 0
     """Decisions in a row that left it as it is."""
+    steady: bool = False
+    """It was last left alone because nothing was better."""
     refused_at: int = -1
     """`Cluster.freed` when it last found no room."""
     done: float = 0.0
