@@ -26,8 +26,8 @@ from services.brain.simulator.traces import trace_named, window
 from services.brain.simulator.truth import Truth
 from services.brain.simulator.workload import jobs_of, paced
 
-JOBS, QUICK_JOBS = 400, 120
-SEEDS, QUICK_SEEDS = 5, 2
+JOBS, QUICK_JOBS = 250, 120
+SEEDS, QUICK_SEEDS = 4, 2
 NODES = (Resources(64.0, 256.0 * (1 << 30)),) * 32
 LOAD = 0.5
 LONGEST_S = 86_400.0
@@ -79,7 +79,8 @@ def run(*, quick: bool) -> Result:
     dssm = [_all(world, seed, (OURS, OPTIMUS, ES, TUNED), models=("dssm",)) for seed in seeds]
     found |= _reductions(dssm, "_dssm", ((OPTIMUS, "optimus"), (ES, "es")))
     found |= _means(dssm, "bound_vs_{}_dssm", TUNED, lambda figure: figure.jct_mean_s)
-    found |= _interval("excess_vs_tuned_dssm", [each[OURS].jct_mean_s / each[TUNED].jct_mean_s - 1.0 for each in dssm])
+    excess = [each[OURS].jct_mean_s / each[TUNED].jct_mean_s - 1.0 for each in dssm]
+    found |= _interval("excess_vs_tuned_dssm", excess)
     found |= _with_faults(world, seeds)
     return Result("jct", found, _context(world, seeds))
 
@@ -91,7 +92,7 @@ def _all(
     """Each planner over the same jobs with the same noise and faults."""
     jobs = _jobs(world, seed, models)
     settings = Settings(NODES, seed=seed, faults=faults, view=ClusterView(0.0, Resources(), epsilon=EPSILON))
-    found = {}
+    found: dict[str, Figures] = {}
     for name in names:
         costs = Costs(stop_s=PEERS_STOP_S) if stop else Costs()
         policy = policy_named(name, costs=costs, warm=WarmStart() if warm else None)
@@ -113,9 +114,10 @@ def _with_faults(world: _World, seeds: Sequence[int]) -> dict[str, float]:
     never = Faults(DEATH_PER_DAY, DEATH_PER_DAY, recovery=Recovery.NONE)
     ours = [_all(world, seed, (OURS, ES, OPTIMUS), faults=elastic) for seed in seeds]
     found = _reductions(ours, "_faults", ((OPTIMUS, "optimus"), (ES, "es")))
-    for label, name, rule in (("ours", OURS, elastic), ("static_restart", STATIC, restart), ("static_none", STATIC, never)):
-        runs = [each[OURS] for each in ours] if name == OURS else [_all(world, seed, (name,), faults=rule)[name]
-                                                                   for seed in seeds]  # fmt: skip
+    judged = {"ours": [each[OURS] for each in ours]}
+    for label, rule in (("static_restart", restart), ("static_none", never)):
+        judged[label] = [_all(world, seed, (STATIC,), faults=rule)[STATIC] for seed in seeds]
+    for label, runs in judged.items():
         for figure in ("jcr", "jcr_small", "jcr_large", "cur", "mur"):
             values = [float(getattr(each, figure)) for each in runs]
             if not all(map(math.isnan, values)):
@@ -126,7 +128,7 @@ def _with_faults(world: _World, seeds: Sequence[int]) -> dict[str, float]:
 def _reductions(
     runs: Sequence[Mapping[str, Figures]], suffix: str, peers: Sequence[tuple[str, str]]
 ) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for peer, short in peers:
         values = [1.0 - each[OURS].jct_mean_s / each[peer].jct_mean_s for each in runs]
         found |= _interval(f"reduction_vs_{short}{suffix}", values)
@@ -158,10 +160,12 @@ def _short(name: str) -> str:
 def _context(world: _World, seeds: Sequence[int]) -> dict[str, Any]:
     costs = Costs()
     return {
-        "jobs_per_seed": world.jobs, "seeds": list(seeds), "trace": "philly", "truth": "dl2", "models": list(DLRM_LIKE),
-        "nodes": f"{len(NODES)} of {NODES[0].cpu:g} cores", "load": LOAD, "longest_s": LONGEST_S, "speed_spread": SPREAD,
+        "jobs_per_seed": world.jobs,
+        "seeds": list(seeds), "trace": "philly", "truth": "dl2", "models": list(DLRM_LIKE),
+        "nodes": f"{len(NODES)} of {NODES[0].cpu:g} cores", "load": LOAD, "longest_s": LONGEST_S,
+        "speed_spread": SPREAD,
         "epsilon": EPSILON,
-        "costs": f"start {costs.start_s:g} s, pause {costs.workers_s:g} s (workers) or {costs.ps_s:g} s (PS), the same for all",
+        "costs": f"start {costs.start_s:g} s, pause {costs.workers_s:g} s (workers) or {costs.ps_s:g} s (PS), for all",
         "peers": "±1 worker (elastic-scheduler) or ±1 worker or PS (optimus) per 180 s, with our throughput models",
         "stop": "10 to 30 min per change for the peers alone",
         "faults": f"death and slowness each {DEATH_PER_DAY} per process and day",

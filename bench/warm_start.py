@@ -45,8 +45,8 @@ def data() -> Path:
 def run(*, quick: bool) -> Result:
     """`*_accuracy` = 1 − |first − last| / last (not below 0), over jobs that came to rest; of plans from similar jobs.
 
-    `*_last_of_owner`: what the owner's last job that had ended (and come to rest) would have given. `*_cold`: what users
-    ask for. `steady_reduction`: 1 − mean time until the last change, with first plans / without.
+    `*_last_of_owner`: what the owner's last job that had ended (and come to rest) would have given. `*_cold`: what
+    users ask for. `steady_reduction`: 1 − mean time until the last change, with first plans / without.
     """
     days = QUICK_DAYS if quick else DAYS
     truth = truth_named("dl2", data())

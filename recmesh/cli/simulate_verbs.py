@@ -30,7 +30,7 @@ def simulate(context: typer.Context) -> None:
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     command = [sys.executable, "-m", MODULE, *context.args]
     code = subprocess.run(command, check=False, env=environment).returncode
-    if code < 0:      # a signal; that of the keyboard reaches both
+    if code < 0:  # a signal; that of the keyboard reaches both
         code = ExitCode.INTERRUPTED
     if code:
         raise typer.Exit(code)

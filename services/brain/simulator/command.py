@@ -51,12 +51,23 @@ def parser() -> argparse.ArgumentParser:
         description="Run the planners of brain over a trace of jobs on a simulated cluster, and compare them.",
     )  # fmt: skip
     add = made.add_argument
-    add("--trace", default="philly", metavar="NAME", help=f"{', '.join(TRACES)}, or a .csv or .jsonl file (default: philly)")
+    add(
+        "--trace",
+        default="philly",
+        metavar="NAME",
+        help=f"{', '.join(TRACES)}, or a .csv or .jsonl file (default: philly)",
+    )
     add("--truth", default="dl2", metavar="NAME", help=f"how fast models are: {', '.join(TRUTHS)} (default: dl2)")
     add("--planner", action="append", default=[], metavar="NAME",
         help=f"again for each: {', '.join(PLANNERS)}, or one of an entry point; the first is compared with the others "
         "(default: pareto-greedy, optimus, elastic-scheduler, static)")  # fmt: skip
-    add("--jobs", type=int, default=1000, metavar="N", help="so many that came one after another; 0: all (default: 1000)")
+    add(
+        "--jobs",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="so many that came one after another; 0: all (default: 1000)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="of window, models, noise, faults and planners (default: 0)")
     add("--nodes", default="32x64x256", metavar="NxCPUxGIB[xGPUS]", help="the cluster (default: 32x64x256)")
     add("--load", type=float, default=0.5, metavar="SHARE",
@@ -66,18 +77,41 @@ def parser() -> argparse.ArgumentParser:
     add("--longest", type=float, default=86_400.0, metavar="SECONDS", help="cut durations; 0: never (default: a day)")
     add("--interval", type=float, default=180.0, metavar="SECONDS", help="between two decisions (default: 180)")
     add("--epsilon", type=float, default=0.05, metavar="SHARE",
-        help="pareto-greedy's: of throughput, what a change must bring for as much cost again (default: .05)")  # fmt: skip
-    add("--first-plan", choices=("similar", "user"), default="similar",
-        help="pareto-greedy's jobs begin with a plan from similar jobs that have ended, or as users ask (default: similar)")
+        help="pareto-greedy's: of throughput, what as much cost again must bring (default: .05)")  # fmt: skip
+    add(
+        "--first-plan",
+        choices=("similar", "user"),
+        default="similar",
+        help="pareto-greedy's jobs begin with a plan from similar ones, or as users ask (default: similar)",
+    )
     add("--stop-restart", default="", metavar="A..B",
-        help="minutes for which the other planners stop a job at every change (default: they change it as we do)")  # fmt: skip
+        help="minutes for which the other planners stop a job at a change (default: as we do)")  # fmt: skip
     add("--deaths", type=float, default=0.0, metavar="P", help="probability that a process dies in a day (default: 0)")
-    add("--slow", type=float, default=0.0, metavar="P", help="probability that a worker becomes slow in a day (default: 0)")
-    add("--recovery", choices=[each.value for each in Recovery], default="elastic", help="after a death (default: elastic)")
-    add("--noise", type=float, default=0.05, metavar="SD", help="of the logarithm of one heartbeat's rate (default: .05)")
+    add(
+        "--slow",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="probability that a worker becomes slow in a day (default: 0)",
+    )
+    add(
+        "--recovery",
+        choices=[each.value for each in Recovery],
+        default="elastic",
+        help="after a death (default: elastic)",
+    )
+    add(
+        "--noise",
+        type=float,
+        default=0.05,
+        metavar="SD",
+        help="of the logarithm of one heartbeat's rate (default: .05)",
+    )
     add("--spread", type=float, default=0.1, metavar="SD",
         help="of the logarithm of a job's own speed, whatever its size (default: .1)")  # fmt: skip
-    add("--until", type=float, default=math.inf, metavar="SECONDS", help="stop then (default: when all jobs have ended)")
+    add(
+        "--until", type=float, default=math.inf, metavar="SECONDS", help="stop then (default: when all jobs have ended)"
+    )
     add("--data", type=Path, default=None, metavar="FOLDER", help="that holds jobs/ (default: $RECMESH_DATA)")
     add("--out", type=Path, default=None, metavar="FOLDER", help="write report.html, figures.json and jobs.csv here")
     add("--json", action="store_true", help="one JSON document instead of text")
@@ -120,7 +154,7 @@ def prepared(options: argparse.Namespace) -> Study:
     others = Costs(stop_s=minutes(options.stop_restart)) if options.stop_restart else costs
     warm = WarmStart() if options.first_plan == "similar" else None
     for name in planners:
-        policy_named(name, costs=costs)      # an unknown one is told before minutes of work
+        policy_named(name, costs=costs)  # an unknown one is told before minutes of work
     truth = truth_named(options.truth, data)
     models = _models(options.models, truth)
     rng = np.random.default_rng(options.seed)
@@ -256,13 +290,16 @@ def _write(
         with (folder / "jobs.csv").open("w", encoding="utf-8", newline="") as file:
             _write_jobs(csv.writer(file), outcomes)
     except OSError as error:
-        raise InvalidArgument(f"cannot write the report: {error}", violations=[Violation("--out", str(folder))]) from error
+        raise InvalidArgument(
+            f"cannot write the report: {error}", violations=[Violation("--out", str(folder))]
+        ) from error
 
 
 def _write_jobs(writer: Any, outcomes: Mapping[str, Outcome]) -> None:
     writer.writerow(
-        ["planner", "job_id", "model", "owner", "outcome", "arrival_s", "started_s", "ended_s", "samples", "asked_workers",
-         "asked_ps", "first_workers", "first_ps", "last_workers", "last_ps", "changes", "paused_s", "faults", "lost_samples"]
+        ["planner", "job_id", "model", "owner", "outcome", "arrival_s", "started_s", "ended_s", "samples",
+         "asked_workers", "asked_ps", "first_workers", "first_ps", "last_workers", "last_ps", "changes", "paused_s",
+         "faults", "lost_samples"]
     )  # fmt: skip
     for name, outcome in outcomes.items():
         for run in outcome.runs:

@@ -64,7 +64,7 @@ class Settings:
     nodes: tuple[Resources, ...]
     seed: int = 0
     interval_s: float = 180.0
-    faults: Faults = Faults()
+    faults: Faults = field(default_factory=Faults)
     noise_sd: float = 0.05
     """Standard deviation of the logarithm of one heartbeat's rate."""
     until_s: float = math.inf
@@ -256,7 +256,7 @@ class _Simulation:
         if stamp != run.epoch:
             return
         self._advance(run)
-        run.trained += run.remaining      # what rounding left
+        run.trained += run.remaining  # what rounding left
         run.done = run.job.samples
         self._end(run, Phase.SUCCEEDED)
         self._remember(run)
@@ -290,7 +290,7 @@ class _Simulation:
             return
         if run.phase is Phase.RUNNING:
             if elastic and is_worker:
-                pause = start_s / run.allocation.workers      # the others go on
+                pause = start_s / run.allocation.workers  # the others go on
             else:
                 pause = start_s + self.policy.costs.restore_s
                 self._roll_back(run)
@@ -315,7 +315,7 @@ class _Simulation:
         speed = float(run.fate.uniform(*faults.slow_to))
         if run.slow == 1.0 and run.phase is Phase.RUNNING:
             workers = run.allocation.workers
-            run.slow = (workers - 1 + speed) / workers      # shards go to those who are free
+            run.slow = (workers - 1 + speed) / workers  # shards go to those who are free
             self._foretell(self.now + faults.slow_for_s, What.WELL, run, 0)
         self._replan(run)
 
@@ -395,7 +395,7 @@ class _Simulation:
         self._plan(looked)
         if self.due:
             self._decide_at(self.due[0][0])
-        if self.queue and (self.active or self.coming):      # else nothing will ever be given back
+        if self.queue and (self.active or self.coming):  # else nothing will ever be given back
             self._decide_at(self._tick(self.now + self.settings.interval_s))
 
     def _admit(self) -> None:
@@ -496,7 +496,11 @@ class _Simulation:
         known = run.learned_from
         rates = {size: seen.rate for size, seen in run.seen.items()}
         fresh = prior is not run.prior and run.learned is None
-        if fresh or len(rates) != len(known) or any(abs(math.log(rate / known[size])) > NEWS for size, rate in rates.items()):
+        if (
+            fresh
+            or len(rates) != len(known)
+            or any(abs(math.log(rate / known[size])) > NEWS for size, rate in rates.items())
+        ):
             run.learned = self.policy.learn(
                 run.observations(), now=self.now, shared_batch=run.job.facts.sync, prior=prior
             )

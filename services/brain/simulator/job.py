@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from recmesh.plugins.planning import Allocation, Bounds
 from services.brain.domain.model import Job as PlannedJob
 
-
 SPARE = 1.5
 """Users give servers so many times the memory that they need."""
 

@@ -22,7 +22,7 @@ class PaperTruth:
     """Models `d1` to `d4`: an embedding dimension of 1 to 4 units."""
 
     name = "paper"
-    models = ("d1", "d2", "d4")
+    models: tuple[str, ...] = ("d1", "d2", "d4")
 
     def facts(self, model: str) -> ModelFacts:
         """Sizes in cores are free from 1 to 16."""

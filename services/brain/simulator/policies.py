@@ -23,7 +23,8 @@ def policy_named(name: str, *, costs: Costs, warm: WarmStart | None = None) -> P
         planner: Planner = load(GROUP, name, PLANNERS)()
     except UnknownPlugin as error:
         known = ", ".join(names(GROUP, PLANNERS))
-        raise InvalidArgument(f"there is no planner {name!r}", violations=[Violation("--planner", f"one of {known}")]) from error
+        violation = Violation("--planner", f"one of {known}")
+        raise InvalidArgument(f"there is no planner {name!r}", violations=[violation]) from error
     return Policy(
         name,
         planner,

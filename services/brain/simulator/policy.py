@@ -14,7 +14,7 @@ class Learn(Protocol):
     """How a model is made of what a job has shown."""
 
     def __call__(
-        self, seen: Sequence[Observation], *, now: float, shared_batch: bool, prior: Throughput | None
+        self, seen: Sequence[Observation], /, *, now: float, shared_batch: bool, prior: Throughput | None
     ) -> Throughput | None:
         """None while that is too little. `prior`: what is known of a similar job."""
 
@@ -30,7 +30,7 @@ class Policy:
     oracle: bool = False
     """It sees the truth: the bound of what can be learned."""
     warm: WarmStart | None = None
-    """Jobs begin with a plan made from similar jobs that have ended, as brain's first plan; None: as their user asks."""
+    """Jobs begin with brain's first plan, made from similar jobs that have ended; None: as their user asks."""
     shared: bool = False
     """What jobs of one model have shown together is the prior of each."""
     costs: Costs = field(default_factory=Costs)

@@ -81,7 +81,8 @@ def page(title: str, outcomes: Mapping[str, Outcome], setting: Mapping[str, str]
 
 
 _STYLE = (
-    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
+    ":root{color-scheme:light dark}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
     "h1{font-size:1.4rem}h2{font-size:1.1rem}table{border-collapse:collapse;font-variant-numeric:tabular-nums;"
     "font-size:.85rem;display:block;overflow-x:auto}th,td{padding:.3rem .6rem;text-align:right;"
     "border-bottom:1px solid color-mix(in srgb,currentColor 20%,transparent)}th:first-child,td:first-child"
@@ -113,13 +114,13 @@ def _utilisation(outcomes: Mapping[str, Outcome], colours: Mapping[str, str]) ->
     for name, each in courses.items():
         lines.append(svg.Line(f"{name}, held", each.at_s, each.held, colours[name]))
         lines.append(svg.Line(f"{name}, used", each.at_s, each.used, colours[name], dashed=True))
-    return svg.chart("Cores over time", lines, x=svg.days(end, "since the first arrival"), y=svg.shares("of the cluster"))
+    return svg.chart(
+        "Cores over time", lines, x=svg.days(end, "since the first arrival"), y=svg.shares("of the cluster")
+    )
 
 
 def _by_job(outcome: Outcome) -> dict[str, float]:
-    return {
-        run.job.job_id: run.ended - run.job.arrival_s for run in outcome.runs if run.phase.value == "succeeded"
-    }
+    return {run.job.job_id: run.ended - run.job.arrival_s for run in outcome.runs if run.phase.value == "succeeded"}
 
 
 def _thinned(count: int, most: int = 400) -> Floats:

@@ -84,7 +84,7 @@ class Run:
     """Of the change under way."""
     change_id: int = 0
     rate: float = 0.0
-    use: Use = Use(0.0, 0.0)
+    use: Use = field(default_factory=lambda: Use(0.0, 0.0))
     slow: float = 1.0
     train_from: float = math.inf
     updated: float = 0.0

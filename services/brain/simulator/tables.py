@@ -47,7 +47,8 @@ def dl2(data: Path) -> Truth:
             Measurement(workers, ps, sum(speeds), sum(worker_cpu) / max(1, len(worker_cpu)), sum(ps_cpu) / max(1, ps))
         )
         batches[model] = batch
-    return Tables("dl2", {model: Table.of(_dl2_facts(model, batches[model], rows[model]), rows[model]) for model in rows})
+    facts = {model: _dl2_facts(model, batches[model], rows[model]) for model in rows}
+    return Tables("dl2", {model: Table.of(facts[model], rows[model]) for model in rows})
 
 
 def _dl2_facts(model: str, batch: int, rows: list[Measurement]) -> ModelFacts:

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
 from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes
 from services.brain.simulator.job import ModelFacts
+
+Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The measurements of one model as a full grid of counts: linear between its neighbours in log(w), log(p), log(rate).
+    """The measurements of one model as a full grid of counts, linear between neighbours in log(w), log(p), log(rate).
 
     Beyond the measured sizes the nearest measured one holds: nothing is extrapolated, so there is nothing to be gained
     by going there, and no form of any planner is built in.
@@ -76,7 +79,7 @@ class Table:
         )
 
     def rates(self, shapes: Shapes) -> Floats:
-        """By the counts. Fewer cores than a process was measured to use slow the job in proportion; more add nothing."""
+        """By the counts. Fewer cores than a process was measured to use slow it in proportion; more add nothing."""
         at = self._at(shapes.workers, shapes.ps)
         share = np.minimum(
             _enough(shapes.worker_cpu, self.worker_cpu[at]),
@@ -85,7 +88,7 @@ class Table:
         rates: Floats = self.rate[at] * share
         return rates
 
-    def _at(self, workers: Floats, ps: Floats) -> tuple[Floats, Floats]:
+    def _at(self, workers: Floats, ps: Floats) -> tuple[Indices, Indices]:
         most, largest = self.rate.shape
         return (
             np.clip(np.rint(workers).astype(np.intp), 1, most) - 1,
@@ -166,7 +169,7 @@ def _grid(points: Floats, values: Floats, shape: tuple[int, int]) -> Floats:
     if spans:
         inside = LinearNDInterpolator(logs, values)(w, p)
         grid = np.where(np.isfinite(inside), inside, grid)
-    elif len(np.unique(logs[:, 0])) > 1:      # one row of servers: a line
+    elif len(np.unique(logs[:, 0])) > 1:  # one row of servers: a line
         order = np.argsort(logs[:, 0])
         grid = np.interp(w, logs[order, 0], values[order])
     return grid

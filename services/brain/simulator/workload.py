@@ -75,7 +75,9 @@ def paced(jobs: Sequence[Job], truth: Truth, *, capacity_cpu: float, load: float
     A deadline keeps its distance from the arrival.
     """
     span = jobs[-1].arrival_s - jobs[0].arrival_s
-    work = sum(job.samples / job.speed / rate_of(truth, job.facts.model, job.asked) * job.asked.resources.cpu for job in jobs)
+    work = sum(
+        job.samples / job.speed / rate_of(truth, job.facts.model, job.asked) * job.asked.resources.cpu for job in jobs
+    )
     if span <= 0 or work <= 0:
         return list(jobs)
     stretch = work / (load * capacity_cpu) / span

@@ -22,9 +22,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_report_has_tables_plots_and_jobs(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_has_tables_plots_and_jobs(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--trace", str(trace), "--truth", "paper", "--planner", "tuned", "--planner", "static", "--jobs", "0"]
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
@@ -35,9 +33,7 @@ def test_a_report_has_tables_plots_and_jobs(
     assert len(rows) == 16 and {row["planner"] for row in rows} == {"tuned", "static"}
 
 
-def test_json_is_one_document_and_the_same_for_the_same_seed(
-    trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_one_document_and_the_same_for_the_same_seed(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--trace", str(trace), "--truth", "paper", "--planner", "static", "--json", "--deaths", ".3"]
     documents = []
     for seed in ("1", "1", "2"):

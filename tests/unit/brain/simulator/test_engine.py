@@ -77,7 +77,7 @@ def test_a_change_starts_beside_the_job_and_pauses_it_once() -> None:
     assert ended.changes == 1 and ended.allocation is not None and ended.allocation.workers == 2
     (begin, _), (changed, size) = ended.steps
     assert size.workers == 2 and 3.0 < ended.paused_s < 30.0
-    trained_before = 50.0 * (changed - ended.paused_s - begin)      # it went on until the pause
+    trained_before = 50.0 * (changed - ended.paused_s - begin)  # it went on until the pause
     rate = 100 * 2 / 3
     assert ended.ended == pytest.approx(changed + (60_000.0 - trained_before) / rate)
 
@@ -98,11 +98,14 @@ def test_brain_is_told_what_changes_really_cost() -> None:
 def test_a_planner_sees_only_sizes_that_the_job_has_had() -> None:
     seen: list[list[Observation]] = []
 
-    def learn(found: Sequence[Observation], *, now: float, shared_batch: bool, prior: Throughput | None) -> None:
+    def note(
+        found: Sequence[Observation], *, now: float, shared_batch: bool, prior: Throughput | None
+    ) -> Throughput | None:
         seen.append(list(found))
         assert prior is None and all(each.at <= now for each in found)
+        return None
 
-    policy = Policy("tested", Growing(3), learn=learn, costs=INSTANT)
+    policy = Policy("tested", Growing(3), learn=note, costs=INSTANT)
     simulate([job(samples=90_000.0)], TRUTH, policy, settings())
     sizes = [sorted(each.workers for each in found) for found in seen]
     assert sizes[0] == [1] and sizes[-1] == [1, 2, 3]
@@ -133,7 +136,7 @@ def test_without_recovery_the_first_death_is_the_end() -> None:
     faults = Faults(death_per_day=0.5, recovery=Recovery.NONE)
     jobs = [job(str(n), samples=DAY_S * 50.0) for n in range(60)]
     outcome = run(*jobs, of=settings(nodes=40, faults=faults))
-    assert figures(outcome).jcr == pytest.approx(0.5**2, abs=0.15)      # two processes for a day
+    assert figures(outcome).jcr == pytest.approx(0.5**2, abs=0.15)  # two processes for a day
 
 
 def test_a_job_that_is_restarted_too_often_has_failed() -> None:
@@ -183,7 +186,7 @@ def _never_over(outcome: Outcome) -> None:
         rows = np.array(outcome.held).reshape(-1, 4)
         at = np.concatenate([rows[:, 0], rows[:, 1]])
         step = np.concatenate([rows[:, column], -rows[:, column]])
-        order = np.lexsort((step, at))      # at one moment, what is given back comes first
+        order = np.lexsort((step, at))  # at one moment, what is given back comes first
         assert np.cumsum(step[order]).max(initial=0.0) <= most * (1 + 1e-9) + 1e-6
 
 
@@ -214,5 +217,5 @@ def test_a_larger_cluster_never_lets_a_static_job_wait_longer() -> None:
 def test_the_size_is_kept_when_its_nodes_have_no_room_for_another() -> None:
     small = Settings((Resources(4.0, 1e12),), seed=0)
     (ended,) = run(job(samples=60_000.0), planner=Growing(2), of=small).runs
-    assert ended.no_node == 0 and ended.changes == 0      # the sum says so already: 3 of 4 cores are held
+    assert ended.no_node == 0 and ended.changes == 0  # the sum says so already: 3 of 4 cores are held
     assert isinstance(ended.allocation, Allocation) and ended.allocation.workers == 1

@@ -54,7 +54,7 @@ def test_a_pool_is_fitted_anew_only_when_there_is_news() -> None:
         pool.add((1, 1, 2.0, 1.0), log=0.0, beats=beats, at=0.0, factor=None)
         pool.model(0.0)
         pool.model(0.0)
-    assert fits == [1, 1, 1]      # at 1, 2 and 7 heartbeats
+    assert fits == [1, 1, 1]  # at 1, 2 and 7 heartbeats
 
 
 def test_what_a_prior_foretold_up_to_a_factor_teaches_nothing() -> None:

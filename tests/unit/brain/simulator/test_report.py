@@ -63,7 +63,7 @@ def test_empty_columns_are_left_out_of_the_table() -> None:
 def test_the_page_is_whole_and_has_both_plots() -> None:
     page = report.page("a <title>", {"as-asked": run(job())}, {"seed": "1"})
     assert "a &lt;title&gt;" in page and page.count("<svg") == 2
-    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")      # nothing is fetched
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # nothing is fetched
     for part in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + part.partition("</svg>")[0] + "</svg>")
 

@@ -80,7 +80,7 @@ def test_a_jobs_samples_take_its_traced_time_at_its_users_size() -> None:
     trace = [TraceJob("a", 0.0, 4, 600.0), TraceJob("b", 5.0, 99, 900.0)]
     jobs = jobs_of(trace, TRUTH, rng=np.random.default_rng(0), longest_s=700.0)
     assert [job.samples / rate_of(TRUTH, "ads", job.asked) for job in jobs] == pytest.approx([600.0, 700.0])
-    assert jobs[1].asked.workers == 6      # the most that was measured
+    assert jobs[1].asked.workers == 6  # the most that was measured
 
 
 def test_a_pace_fills_the_share_of_the_cluster_that_was_asked_for() -> None:

@@ -14,9 +14,7 @@ from services.brain.simulator.truth import Measurement, Oracle, Table, rate_of
 from tests.unit.brain.simulator.worlds import FACTS, TRUTH
 
 DATA = Path(os.environ.get("RECMESH_DATA") or Path(__file__).parents[4].parent / "shared" / "data")
-needs_data = pytest.mark.skipif(
-    not (DATA / "jobs").is_dir(), reason=f"no public traces in {DATA}: set RECMESH_DATA"
-)
+needs_data = pytest.mark.skipif(not (DATA / "jobs").is_dir(), reason=f"no public traces in {DATA}: set RECMESH_DATA")
 
 
 def shape(workers: float, ps: float, worker_cpu: float = 2.0, ps_cpu: float = 1.0) -> Shapes:
@@ -82,7 +80,7 @@ def test_an_unknown_truth_is_told_with_those_there_are() -> None:
 
 
 def test_missing_tables_are_told_with_their_path(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="config_speed.txt"):
+    with pytest.raises(InvalidArgument, match=r"config_speed\.txt"):
         dl2(tmp_path)
 
 
