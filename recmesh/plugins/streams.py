@@ -51,6 +51,12 @@ class StreamView:
     """Demand of the steps before now, oldest first."""
     past_workers: Floats | None = None
     """Workers of the same steps."""
+    expected: Floats | None = None
+    """Mean of the forecast in each step, (steps,); `demand` is its quantile."""
+    spread: Floats | None = None
+    """Standard deviation of the forecast in each step, (steps,)."""
+    workers_per_ps: float = 0.0
+    """The fixed ratio r of workers to parameter servers at which `rates` was measured; 0: servers are not planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +68,16 @@ class Schedule:
     """Why, in words, one per step."""
     unmet: tuple[bool, ...]
     """Steps whose demand no allowed count meets."""
+    ps: tuple[int, ...] = ()
+    """Parameter servers in each step, ceil(w/r); empty where the view has no ratio."""
 
 
 class StreamPlanner(Protocol):
     """Chooses counts of workers over the horizon of the forecast."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is found by."""
 
     def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
         """One count per step of demand, from `least` to `most`."""
