@@ -1,0 +1,552 @@
+"""The cluster's life as events, one after another.
+
+A job comes, waits, starts (its processes need a while), trains at the rate that the truth has for its size, and ends
+when its samples are trained. Every `interval_s` the planner is asked about the jobs that are due: those that changed,
+or were looked at and left alone a while ago (after each such look the next comes twice as late, up to 32 intervals).
+Waiting jobs are also looked at as soon as one comes or something is given back.
+
+Invariants, which the tests hold: no node ever gives more than it has; samples trained = samples kept + samples rolled
+back; a job that ended well kept exactly its samples; the same seed gives the same run.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from itertools import islice
+
+import numpy as np
+
+from recmesh.plugins.planning import Allocation, ClusterView, Decision, JobView, Reason, Resources, Throughput
+from services.brain.domain.first_plan import first_plan
+from services.brain.domain.model import Free, History, RoleLimits, RolePlan
+from services.brain.domain.warmstart import SUCCEEDED
+from services.brain.simulator.cluster import Cluster, Pods
+from services.brain.simulator.costs import Measured, kinds
+from services.brain.simulator.faults import Clock, Faults, Recovery
+from services.brain.simulator.job import Job
+from services.brain.simulator.policy import Policy
+from services.brain.simulator.pool import Pool
+from services.brain.simulator.run import Phase, Run, size_of
+from services.brain.simulator.truth import Oracle, Truth, Use, rate_of
+
+QUEUE_WINDOW = 16
+"""Waiting jobs that are looked at together, the first that came first."""
+LONGEST_IDLE = 5
+"""Powers of two: a job that is left alone is looked at every 32 intervals."""
+AT_REST = (Reason.KEEP, Reason.TOO_SMALL_A_GAIN)
+"""Left alone because nothing is better, and not for want of room or of knowledge."""
+SETTLED_S = 60.0
+"""A job that changed has shown enough after two heartbeats: changes of one job follow each other by one interval."""
+PAST_JOBS = 20
+"""Of the newest of its model that succeeded, a first plan looks at so many."""
+NEWS = 0.02
+"""A model is fitted again when a job has had a new size, or the mean rate of one has moved by more than this."""
+
+
+class What(IntEnum):
+    """Kinds of events; of several at one time the lowest comes first."""
+
+    FINISH = 0
+    READY = 1
+    DEATH = 2
+    SLOW = 3
+    WELL = 4
+    ARRIVE = 5
+    DECIDE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one simulation, whatever the policy."""
+
+    nodes: tuple[Resources, ...]
+    seed: int = 0
+    interval_s: float = 180.0
+    faults: Faults = field(default_factory=Faults)
+    noise_sd: float = 0.05
+    """Standard deviation of the logarithm of one heartbeat's rate."""
+    until_s: float = math.inf
+    """Jobs that run then are said not to have ended."""
+    view: ClusterView = field(default_factory=lambda: ClusterView(0.0, Resources()))
+    """What planners are told besides the time and what is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened under one policy."""
+
+    policy: str
+    runs: tuple[Run, ...]
+    ended_at: float
+    total: Resources
+    held: tuple[tuple[float, float, float, float], ...]
+    """(from, to, cores, bytes) that one job held."""
+    used: tuple[tuple[float, float, float, float], ...]
+    """(from, to, cores, bytes) that one job used, while it trained."""
+    decisions: int
+    reasons: dict[str, int]
+
+
+def simulate(jobs: Sequence[Job], truth: Truth, policy: Policy, settings: Settings) -> Outcome:
+    """Runs all jobs to their end, or until nothing can happen any more."""
+    return _Simulation(jobs, truth, policy, settings).run()
+
+
+class _Simulation:
+    def __init__(self, jobs: Sequence[Job], truth: Truth, policy: Policy, settings: Settings) -> None:
+        self.truth, self.policy, self.settings = truth, policy, settings
+        self.cluster = Cluster(settings.nodes)
+        self.runs = [self._run(job, index) for index, job in enumerate(jobs)]
+        self.events: list[tuple[float, int, int, int, int]] = []
+        self.order = 0
+        self.queue: dict[int, Run] = {}
+        self.due: list[tuple[float, int]] = []
+        self.active = 0
+        self.coming = len(self.runs)
+        self.now = 0.0
+        self.deciding_at = math.inf
+        self.measured = Measured()
+        self.planner_rng = np.random.default_rng([settings.seed, 2])
+        self.cost_rng = np.random.default_rng([settings.seed, 3])
+        self.past: dict[str, list[History]] = {}
+        self.pools: dict[str, Pool] = {}
+        self.rates: dict[tuple[str, Allocation], tuple[float, Use]] = {}
+        self.held: list[tuple[float, float, float, float]] = []
+        self.used: list[tuple[float, float, float, float]] = []
+        self.decisions = 0
+        self.reasons: dict[str, int] = {}
+
+    def _run(self, job: Job, index: int) -> Run:
+        faults, seed = self.settings.faults, self.settings.seed
+        fate = np.random.default_rng([seed, 0, index])
+        return Run(
+            job=job, index=index, deaths=Clock(faults.death_hazard, fate), slowness=Clock(faults.slow_hazard, fate),
+            fate=fate, noise=np.random.default_rng([seed, 1, index]), wanted=job.asked,
+        )  # fmt: skip
+
+    # --- the loop
+
+    def run(self) -> Outcome:
+        """All events in order."""
+        for run in self.runs:
+            self._foretell(run.job.arrival_s, What.ARRIVE, run, 0)
+        act = {
+            What.ARRIVE: self._arrive, What.READY: self._ready, What.FINISH: self._finish, What.DEATH: self._death,
+            What.SLOW: self._slow, What.WELL: self._well,
+        }  # fmt: skip
+        while self.events:
+            at, what, _, index, stamp = heapq.heappop(self.events)
+            if at > self.settings.until_s:
+                self.now = self.settings.until_s
+                break
+            self.now = at
+            if what == What.DECIDE:
+                if at == self.deciding_at:
+                    self._decide()
+            else:
+                act[What(what)](self.runs[index], stamp)
+        living = [run for run in self.runs if run.phase in (Phase.STARTING, Phase.RUNNING)]
+        for run in living:
+            self._advance(run)
+        ended_at = self.now if living else max((end for _, end, _, _ in self.held), default=0.0)
+        return Outcome(
+            self.policy.name, tuple(self.runs), ended_at, self.cluster.total, tuple(self.held), tuple(self.used),
+            self.decisions, self.reasons,
+        )  # fmt: skip
+
+    def _foretell(self, at: float, what: What, run: Run, stamp: int) -> None:
+        self.order += 1
+        heapq.heappush(self.events, (at, int(what), self.order, run.index, stamp))
+
+    def _tick(self, at: float) -> float:
+        """The first whole number of intervals from `at` on."""
+        return math.ceil(at / self.settings.interval_s - 1e-6) * self.settings.interval_s
+
+    def _decide_at(self, tick: float) -> None:
+        """There is a decision at that tick; one that was foretold for a later one is made anew then."""
+        if tick < self.deciding_at:
+            self.deciding_at = tick
+            self.order += 1
+            heapq.heappush(self.events, (tick, int(What.DECIDE), self.order, -1, 0))
+
+    # --- what happens to a job
+
+    def _arrive(self, run: Run, _: int) -> None:
+        self.coming -= 1
+        self.queue[run.index] = run
+        run.updated = self.now
+        run.wanted = self._first_plan(run)
+        self._admit()
+
+    def _start(self, run: Run, allocation: Allocation) -> bool:
+        workers, servers = _pods(allocation)
+        if not self.cluster.add_all([(servers, allocation.ps), (workers, allocation.workers)]):
+            return False
+        del self.queue[run.index]
+        self.active += 1
+        run.worker_pods, run.ps_pods, run.allocation, run.first = workers, servers, allocation, allocation
+        run.phase, run.updated, run.change_id = Phase.STARTING, self.now, run.change_id + 1
+        run.started = self.now
+        self._foretell(self.now + self.policy.costs.starting_s(self.cost_rng), What.READY, run, run.change_id)
+        return True
+
+    def _change(self, run: Run, target: Allocation) -> bool:
+        """Starts what is added; what goes stays until then. Workers and servers of another size are replaced."""
+        now = run.allocation
+        assert now is not None
+        self._advance(run)
+        workers, servers = _pods(target)
+        same_workers, same_servers = workers.size == run.worker_pods.size, servers.size == run.ps_pods.size
+        more_workers = target.workers - (now.workers if same_workers else 0)
+        more_servers = target.ps - (now.ps if same_servers else 0)
+        to_workers = run.worker_pods if same_workers else workers
+        to_servers = run.ps_pods if same_servers else servers
+        if not self.cluster.add_all([(to_servers, more_servers), (to_workers, more_workers)]):
+            return False
+        if not same_workers:
+            run.retiring.append((run.worker_pods, now.workers))
+            run.worker_pods = workers
+        elif more_workers < 0:
+            run.retiring.append((run.worker_pods, -more_workers))
+        if not same_servers:
+            run.retiring.append((run.ps_pods, now.ps))
+            run.ps_pods = servers
+        elif more_servers < 0:
+            run.retiring.append((run.ps_pods, -more_servers))
+        run.target, run.change_id = target, run.change_id + 1
+        starts = max(more_workers, more_servers) > 0 and self.policy.costs.stop_s is None
+        wait = self.policy.costs.starting_s(self.cost_rng) if starts else 0.0
+        self._foretell(self.now + wait, What.READY, run, run.change_id)
+        self._replan(run)
+        return True
+
+    def _ready(self, run: Run, stamp: int) -> None:
+        """New processes can train: the first ones begin, or the job changes over to its new size."""
+        if stamp != run.change_id:
+            return
+        if run.phase is Phase.STARTING:
+            run.phase = Phase.RUNNING
+            self._advance(run)
+            self._train_from(run, self.now)
+            run.saved_from = self.now
+        else:
+            assert run.target is not None and run.allocation is not None
+            self._advance(run)
+            changes = kinds(run.allocation, run.target)
+            pause = self.policy.costs.pause_s(changes, self.cost_rng)
+            self.measured.note(changes, pause)
+            for pods, count in run.retiring:
+                self.cluster.remove(pods, count)
+            run.retiring.clear()
+            run.allocation, run.target = run.target, None
+            run.changes += 1
+            run.paused_s += pause
+            self._train_from(run, max(self.now, run.train_from) + pause)
+        assert run.allocation is not None
+        run.rate, run.use = self._speed(run.job, run.allocation)
+        run.steps.append((run.train_from, run.allocation))
+        run.idle = 0
+        self._look_at(run, run.train_from + SETTLED_S)
+        self._replan(run)
+        self._admit()
+
+    def _finish(self, run: Run, stamp: int) -> None:
+        if stamp != run.epoch:
+            return
+        self._advance(run)
+        run.trained += run.remaining  # what rounding left
+        run.done = run.job.samples
+        self._end(run, Phase.SUCCEEDED)
+        self._remember(run)
+        self._admit()
+
+    def _end(self, run: Run, phase: Phase) -> None:
+        for pods, count in [*run.retiring, (run.worker_pods, run.worker_pods.count), (run.ps_pods, run.ps_pods.count)]:
+            self.cluster.remove(pods, min(count, pods.count))
+        run.retiring.clear()
+        run.phase, run.ended = phase, self.now
+        run.epoch += 1
+        run.change_id += 1
+        self.active -= 1
+
+    # --- faults
+
+    def _death(self, run: Run, stamp: int) -> None:
+        """A process died; which one is drawn evenly."""
+        if stamp != run.epoch or run.allocation is None:
+            return
+        faults = self.settings.faults
+        self._advance(run)
+        run.deaths.again()
+        run.faults += 1
+        is_worker = run.fate.random() * run.processes < run.worker_pods.count
+        elastic = faults.recovery is Recovery.ELASTIC
+        start_s = self.policy.costs.starting_s(run.fate)
+        if faults.recovery is Recovery.NONE or (not elastic and run.restarts >= faults.max_restarts):
+            self._end(run, Phase.FAILED)
+            self._admit()
+            return
+        if run.phase is Phase.RUNNING:
+            if elastic and is_worker:
+                pause = start_s / run.allocation.workers  # the others go on
+            else:
+                pause = start_s + self.policy.costs.restore_s
+                self._roll_back(run)
+                run.restarts += not elastic
+            run.paused_s += pause
+            self._train_from(run, max(self.now, run.train_from) + pause)
+        self._replan(run)
+
+    def _roll_back(self, run: Run) -> None:
+        every = self.settings.faults.checkpoint_every_s
+        since = (self.now - run.saved_from) % every if self.now > run.saved_from else 0.0
+        gone = min(run.done, run.rate * run.slow * max(0.0, min(since, self.now - run.train_from)))
+        run.done -= gone
+        run.lost += gone
+
+    def _slow(self, run: Run, stamp: int) -> None:
+        if stamp != run.epoch or run.allocation is None:
+            return
+        faults = self.settings.faults
+        self._advance(run)
+        run.slowness.again()
+        speed = float(run.fate.uniform(*faults.slow_to))
+        if run.slow == 1.0 and run.phase is Phase.RUNNING:
+            workers = run.allocation.workers
+            run.slow = (workers - 1 + speed) / workers  # shards go to those who are free
+            self._foretell(self.now + faults.slow_for_s, What.WELL, run, 0)
+        self._replan(run)
+
+    def _well(self, run: Run, _: int) -> None:
+        if run.phase is Phase.RUNNING:
+            self._advance(run)
+            run.slow = 1.0
+            self._replan(run)
+
+    # --- progress
+
+    def _advance(self, run: Run) -> None:
+        """Accounts for the time since the job was last looked at."""
+        since, run.updated = run.updated, self.now
+        held = self.now - since
+        if held <= 0 or run.allocation is None:
+            return
+        run.deaths.spend(held * run.processes)
+        run.slowness.spend(held * run.worker_pods.count)
+        resources = run.worker_pods.size, run.ps_pods.size
+        cpu = run.worker_pods.count * resources[0].cpu + run.ps_pods.count * resources[1].cpu
+        memory = run.worker_pods.count * resources[0].memory_bytes + run.ps_pods.count * resources[1].memory_bytes
+        for pods, count in run.retiring:
+            if pods is not run.worker_pods and pods is not run.ps_pods:
+                cpu += count * pods.size.cpu
+                memory += count * pods.size.memory_bytes
+        self.held.append((since, self.now, cpu, memory))
+        begin = max(since, run.train_from)
+        if run.phase is Phase.RUNNING and self.now > begin and run.rate:
+            trained = (self.now - begin) * run.rate * run.slow
+            run.done += trained
+            run.trained += trained
+            self.used.append((begin, self.now, run.use.cpu, run.use.memory_bytes))
+
+    def _train_from(self, run: Run, at: float) -> None:
+        run.train_from = at
+        run.seen_at = at
+
+    def _replan(self, run: Run) -> None:
+        """Foretells its end and its next faults anew; what was foretold before no longer happens."""
+        run.epoch += 1
+        ends = math.inf
+        if run.phase is Phase.RUNNING and run.rate:
+            ends = max(self.now, run.train_from) + run.remaining / (run.rate * run.slow)
+            self._foretell(ends, What.FINISH, run, run.epoch)
+        for clock, what, count in (
+            (run.deaths, What.DEATH, run.processes), (run.slowness, What.SLOW, run.worker_pods.count)
+        ):  # fmt: skip
+            at = self.now + clock.due_in(count)
+            if at < ends and math.isfinite(at):
+                self._foretell(at, what, run, run.epoch)
+
+    def _speed(self, job: Job, allocation: Allocation) -> tuple[float, Use]:
+        key = (job.facts.model, allocation)
+        if key not in self.rates:
+            rate = rate_of(self.truth, job.facts.model, allocation)
+            self.rates[key] = (rate, self.truth.use(job.facts.model, allocation))
+        rate, use = self.rates[key]
+        return rate * job.speed, use
+
+    # --- decisions
+
+    def _look_at(self, run: Run, at: float) -> None:
+        run.due_at = self._tick(at)
+        heapq.heappush(self.due, (run.due_at, run.index))
+        self._decide_at(run.due_at)
+
+    def _decide(self) -> None:
+        """Looks at all running jobs that are due, and at those that wait."""
+        self.deciding_at = math.inf
+        looked: list[Run] = []
+        while self.due and self.due[0][0] <= self.now:
+            at, index = heapq.heappop(self.due)
+            run = self.runs[index]
+            if run.phase is Phase.RUNNING and run.due_at == at and run.target is None:
+                looked.append(run)
+        self._plan(looked)
+        if self.due:
+            self._decide_at(self.due[0][0])
+        if self.queue and (self.active or self.coming):  # else nothing will ever be given back
+            self._decide_at(self._tick(self.now + self.settings.interval_s))
+
+    def _admit(self) -> None:
+        """Looks at jobs that wait, until none of them finds room."""
+        while self._plan([]):
+            pass
+        if self.queue:
+            self._decide_at(self._tick(self.now + self.settings.interval_s))
+
+    def _plan(self, running: Sequence[Run]) -> int:
+        """Snapshot, propose, select, act. Returns how many of those that wait have started."""
+        hopeful = (run for run in self.queue.values() if run.refused_at != self.cluster.freed)
+        waiting = list(islice(hopeful, QUEUE_WINDOW))
+        runs = [*running, *waiting]
+        if not runs:
+            return 0
+        free = self.cluster.free
+        cluster = replace(self.settings.view, now=self.now, free=free, interval_s=self.settings.interval_s)
+        proposals = [self.policy.planner.propose(self._view(run), cluster, self.planner_rng) for run in runs]
+        for run, proposal in zip(runs, proposals, strict=True):
+            run.front = tuple(candidate.allocation for candidate in proposal.candidates)
+        decisions = self.policy.planner.select(proposals, cluster, self.planner_rng)
+        self.decisions += len(decisions)
+        return self._act(runs, decisions)
+
+    def _act(self, runs: Sequence[Run], decisions: Sequence[Decision]) -> int:
+        """What gives back comes first, so that what takes finds room."""
+        started = 0
+        pairs = sorted(zip(runs, decisions, strict=True), key=lambda pair: _growth(pair[0], pair[1]))
+        for run, decision in pairs:
+            self.reasons[decision.reason.name] = self.reasons.get(decision.reason.name, 0) + 1
+            if run.phase is Phase.QUEUED:
+                if decision.chosen is not None and self._start(run, decision.allocation):
+                    started += 1
+                else:
+                    run.no_node += decision.chosen is not None
+                    run.refused_at = self.cluster.freed
+                continue
+            if decision.chosen is not None and decision.allocation != run.allocation:
+                run.explored += decision.reason is Reason.EXPLORE
+                if self._change(run, decision.allocation):
+                    run.steady = False
+                    continue
+                run.no_node += 1
+            run.steady = decision.reason in AT_REST
+            run.idle = min(run.idle + 1, LONGEST_IDLE)
+            self._look_at(run, self.now + self.settings.interval_s * 2 ** (run.idle - 1))
+        return started
+
+    def _view(self, run: Run) -> JobView:
+        """What a real brain would know of it now."""
+        job, rate = run.job, 0.0
+        if run.phase is Phase.RUNNING:
+            self._advance(run)
+            rate = self._measure(run)
+        return JobView(
+            job_id=job.job_id, now=run.allocation or run.wanted, bounds=job.bounds, throughput=self._throughput(run),
+            rate=rate, remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
+            overheads=self.measured.overheads(), queued=run.phase is Phase.QUEUED, asked=job.asked,
+            ps_state_bytes=job.facts.ps_state_bytes if run.seen else 0.0, front=run.front,
+        )  # fmt: skip
+
+    def _measure(self, run: Run) -> float:
+        """The rate since the last look, or else the mean at this size; 0 while nothing was measured."""
+        assert run.allocation is not None
+        size = size_of(run.allocation)
+        news = run.observe(self.now, self.settings.noise_sd)
+        if news is None:
+            return run.seen[size].rate if size in run.seen else 0.0
+        if self.policy.shared:
+            log = math.log(news.rate)
+            run.factor = self._pool(run.job).add(size, log=log, beats=news.beats, at=self.now, factor=run.factor)
+        return news.rate
+
+    def _pool(self, job: Job) -> Pool:
+        model = job.facts.model
+        if model not in self.pools:
+            shared_batch, learn = job.facts.sync, self.policy.learn
+            assert learn is not None
+            self.pools[model] = Pool(
+                job.facts, lambda found, now: learn(found, now=now, shared_batch=shared_batch, prior=None)
+            )
+        return self.pools[model]
+
+    def _throughput(self, run: Run) -> Throughput | None:
+        """What was learned of it, with what is known of its model behind that.
+
+        None before it has run: where it begins is its first plan's affair, which no guess beyond what was measured may
+        override.
+        """
+        if self.policy.oracle:
+            return Oracle(self.truth, run.job.facts.model)
+        if self.policy.learn is None or run.phase is Phase.QUEUED:
+            return None
+        prior = self._pool(run.job).model(self.now) if self.policy.shared else None
+        if not run.seen:
+            return prior
+        known = run.learned_from
+        rates = {size: seen.rate for size, seen in run.seen.items()}
+        fresh = prior is not run.prior and run.learned is None
+        if (
+            fresh
+            or len(rates) != len(known)
+            or any(abs(math.log(rate / known[size])) > NEWS for size, rate in rates.items())
+        ):
+            run.learned = self.policy.learn(
+                run.observations(), now=self.now, shared_batch=run.job.facts.sync, prior=prior
+            )
+            run.learned_from, run.prior = rates, prior
+        return run.learned
+
+    # --- what brain's store keeps
+
+    def _first_plan(self, run: Run) -> Allocation:
+        """As `brain` makes it at submission, when the policy has it; else what the user asks for."""
+        job, asked = run.job, run.job.asked
+        if self.policy.warm is None:
+            return asked
+        limits = [
+            RoleLimits("worker", *job.bounds.workers, cpu=asked.worker_cpu, memory_bytes=asked.worker_memory_bytes),
+            RoleLimits("ps", *job.bounds.ps, cpu=asked.ps_cpu, memory_bytes=asked.ps_memory_bytes),
+        ]
+        plan = first_plan(job.described, limits, Free(), self.past.get(job.facts.model, ()), self.policy.warm)
+        workers, servers = plan.role("worker"), plan.role("ps")
+        if plan.source != "similar" or workers is None or servers is None:
+            return asked
+        return replace(asked, workers=workers.replicas, ps=servers.replicas)
+
+    def _remember(self, run: Run) -> None:
+        """Its last size, for first plans: of a job that had come to rest, as algorithm 1 asks for steady plans."""
+        if self.policy.warm is None or run.allocation is None or not run.steady:
+            return
+        final = run.allocation
+        roles = (
+            RolePlan("worker", final.workers, final.worker_cpu, final.worker_memory_bytes),
+            RolePlan("ps", final.ps, final.ps_cpu, final.ps_memory_bytes),
+        )
+        past = self.past.setdefault(run.job.facts.model, [])
+        past.append(History(run.job.described, SUCCEEDED, started=run.started, ended=self.now, final_plan=roles))
+        del past[:-PAST_JOBS]
+
+
+def _pods(allocation: Allocation) -> tuple[Pods, Pods]:
+    gpus = {allocation.gpu_kind: allocation.worker_gpus} if allocation.worker_gpus else {}
+    return (
+        Pods(Resources(allocation.worker_cpu, float(allocation.worker_memory_bytes), gpus)),
+        Pods(Resources(allocation.ps_cpu, float(allocation.ps_memory_bytes))),
+    )
+
+
+def _growth(run: Run, decision: Decision) -> float:
+    if run.allocation is None:
+        return math.inf
+    return decision.allocation.resources.cpu - run.allocation.resources.cpu
