@@ -7,7 +7,6 @@ import sys
 import typer
 
 from recmesh.cli.exit_codes import ExitCode
-from recmesh.cli.mesh.table import services_root
 
 MODULE = "services.brain.simulator"
 
@@ -26,6 +25,8 @@ def simulate(context: typer.Context) -> None:
 
     It runs the planners of brain, so it starts brain's module, which needs no mesh; options and exit code are its own.
     """
+    from recmesh.cli.mesh.table import services_root  # with it comes pydantic, for which no other verb should wait
+
     paths = [str(services_root().parent), os.environ.get("PYTHONPATH", "")]
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     command = [sys.executable, "-m", MODULE, *context.args]
