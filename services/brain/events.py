@@ -17,5 +17,6 @@ class Proposals:
             planner=plan.source,
             reason=plan.explanation,
             replicas={role.role: role.replicas for role in plan.roles},
+            samples_per_s=plan.samples_per_s or None,
         )
         self._bus.offer(Event(catalog.PLAN_PROPOSED, plan.job_id, data, id=plan.plan_id))

@@ -186,7 +186,8 @@ class Deciding:
             reason = (Reason.GROW if sizing.grows else Reason.SHRINK).name
         plan = None
         if roles:
-            plan = Plan(roles, planner, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now)
+            plan = Plan(roles, planner, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now,
+                        samples_per_s=expected)  # fmt: skip
         look = Look(
             job_id=ask.job.job_id, at=now, planner=planner, reason=reason, why=why,
             samples_per_s=ask.samples_per_s, now=tuple(ask.now.values()), chosen=roles,

@@ -77,6 +77,8 @@ class Plan:
     plan_id: str = ""
     job_id: str = ""
     at: float = 0.0
+    samples_per_s: float = 0.0
+    """Expected of it; 0: not known."""
 
     def role(self, name: str) -> RolePlan | None:
         """The role's part."""
