@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from recmesh.plugins.planning import GROUP, Resources
-from recmesh.plugins.registry import load
+from recmesh.plugins.planning import GROUP, Planner, Resources
+from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
+from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.lifecycle import Component, Loop, main
 from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
@@ -54,6 +55,16 @@ def policy(settings: BrainSettings) -> Policy:
     )  # fmt: skip
 
 
+def planner(settings: BrainSettings) -> Planner:
+    """The one that the settings name. InvalidArgument when there is none of that name, or it cannot be loaded."""
+    try:
+        found: type[Planner] = load(GROUP, settings.planner, PLANNERS)
+    except (UnknownPlugin, BrokenPlugin) as error:
+        violation = Violation("RECMESH_PLANNER", str(error))
+        raise InvalidArgument("the planner cannot be had", reason="BAD_CONFIG", violations=[violation]) from error
+    return found()
+
+
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components in start order."""
     settings = BrainSettings.from_env(env, "RECMESH_")
@@ -62,7 +73,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     rule = WarmStart(k=settings.warm_start_jobs, mu=settings.warm_start_weight, s_min=settings.warm_start_likeness)
     app = Jobs(store, rule=rule, clock=system_clock, told=Proposals(bus))
     deciding = Deciding(
-        store, load(GROUP, settings.planner, PLANNERS)(), policy(settings), rule=rule, seed=settings.seed,
+        store, planner(settings), policy(settings), rule=rule, seed=settings.seed,
         clock=system_clock, told=Proposals(bus),
     )
     view = ops.View(app, clock=system_clock)

@@ -1,0 +1,39 @@
+"""What the environment may say of planning, and how wrong words are refused."""
+
+import pytest
+
+from recmesh.plugins.planning import Resources
+from recmesh.runtime.errors import InvalidArgument
+from services.brain.__main__ import planner, policy
+from services.brain.config import BrainSettings
+
+
+def settings(**env: str) -> BrainSettings:
+    return BrainSettings.from_env({f"RECMESH_{name}": value for name, value in env.items()}, "RECMESH_")
+
+
+def test_planner_quotas_and_bounds_come_from_the_environment() -> None:
+    given = settings(
+        PLANNER="optimus", QUOTAS='{"ads": {"cpu": 64, "memory_gib": 2}}', CPU_MIN="1", CPU_MAX="16", PLAN_EPSILON="0.1"
+    )
+    made = policy(given)
+    assert planner(given).name == "optimus" and planner(settings()).name == "pareto-greedy"
+    assert made.quotas == {"ads": Resources(64.0, 2.0 * (1 << 30))}
+    assert (made.sizes.least, made.sizes.most, made.epsilon) == (1.0, 16.0, 0.1)
+
+
+def test_a_planner_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        planner(settings(PLANNER="nope"))
+    [violation] = refused.value.violations
+    assert violation.path == "RECMESH_PLANNER" and "pareto-greedy" in violation.reason
+
+
+@pytest.mark.parametrize(
+    ("quotas", "path"),
+    [('{"ads": {"cpu": -1, "memory_gib": 1}}', "RECMESH_QUOTAS.ads.cpu"), ('{"ads"', "RECMESH_QUOTAS")],
+)
+def test_wrong_quotas_are_refused_by_their_field(quotas: str, path: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        settings(QUOTAS=quotas)
+    assert [violation.path for violation in refused.value.violations] == [path]
