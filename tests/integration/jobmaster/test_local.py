@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,21 @@ async def test_limits_are_enforced_or_said_not_to_be(local: LocalController) -> 
     note = started.limits_note
     limited = not note
     assert limited or "cgroup" in note.lower()
+
+
+async def test_what_is_free_is_what_no_limit_has_promised(tmp_path: Path) -> None:
+    made = LocalController(tmp_path, command=(sys.executable, "-c", ROLE), cores=4.0)
+    await made.find_again()
+    try:
+        assert (await made.capacity()).cpu == 4.0
+        started = await made.start(replace(order(), cpu=1.5))
+        assert (await made.capacity()).cpu == 2.5
+        if not started.limits_note:
+            assert await made.resize("ads", "worker-0-1", cpu=0.5, memory_bytes=0)
+            assert (await made.capacity()).cpu == 3.5
+            assert not await made.resize("ads", "worker-0-1", cpu=0.0, memory_bytes=0), "a quota cannot be lifted"
+        await made.stop("ads", "worker-0-1", grace_s=0.0)
+        await until_ended(made, "worker-0-1")
+        assert (await made.capacity()).cpu == 4.0
+    finally:
+        await made.stop_watching()
