@@ -96,6 +96,7 @@ def _relieved(running: Mesh, rows: Path, epochs: int, ideal_per_s: float) -> dic
     events = running.client.events(job_id)
     moves = [event for event in events if event.type == "job.slots_moved"]
     placed = moves + [event for event in events if event.type == "job.rolled_back"]
+    say(f"relieved: {ended - began:.0f} s for {left:,} samples, {left / ideal_per_s:.0f} s at best")
     first = next(event for event in decisions if event.data["place"] == f"ps {VICTIM}")
     took_s = ended - began
     return {

@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.mesh import Mesh, criteo_data, one_thread, say
 from recmesh.client.views import Job
+from recmesh.runtime.errors import MeshError
 from recmesh.runtime.process import ProcessHandle, find
 
 CORES_SUM = 1.6
@@ -28,6 +29,8 @@ SLOW_SHARE = 0.03
 PERIOD_US = 1_000_000
 START_S = 600.0
 """Five processes that import a framework with a third of a core each."""
+CHECKPOINT_S = 60.0
+"""Whoever restarts a job waits so long for a checkpoint: a server with hardly any CPU may never write its part."""
 SETTLE_S = 5.0
 """From the first steps until the pace is steady."""
 BATCH = 512
@@ -90,7 +93,10 @@ def restart_elsewhere(
     with slowed(running, job_id, role, index):
         began = time.time()
         time.sleep(detect_s)
-        running.client.checkpoint(job_id)
+        try:
+            running.client.checkpoint(job_id, timeout_s=CHECKPOINT_S)
+        except MeshError as error:
+            say(f"  no checkpoint before the restart ({error.message}): the last one has to do")
     for handle in find(running.home / "run" / "jobs" / job_id):
         if handle.alive():
             with contextlib.suppress(ProcessLookupError):
