@@ -6,7 +6,16 @@ import sys
 
 import typer
 
-from recmesh.cli import chaos_verbs, data_verbs, job_verbs, log_verbs, mesh_verbs, model_verbs, simulate_verbs
+from recmesh.cli import (
+    chaos_verbs,
+    data_verbs,
+    explain_verbs,
+    job_verbs,
+    log_verbs,
+    mesh_verbs,
+    model_verbs,
+    simulate_verbs,
+)
 from recmesh.cli.exit_codes import ExitCode, exit_code
 from recmesh.cli.output import print_error
 from recmesh.runtime.errors import MeshError
@@ -23,6 +32,7 @@ app = typer.Typer(
 mesh_verbs.register(app)
 log_verbs.register(app)
 job_verbs.register(app)
+explain_verbs.register(app)
 model_verbs.register(app)
 data_verbs.register(app)
 chaos_verbs.register(app)

@@ -4,6 +4,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+_NUMBERS = ("metrics", "coefficients")
+"""Mappings of numbers, of which some may be null."""
+
 OVER = ("Succeeded", "Failed", "Stopped")
 """Phases after which nothing more happens."""
 
@@ -20,7 +23,7 @@ class View(BaseModel):
         if not isinstance(value, dict):
             return value
         known = {key: item for key, item in value.items() if item is not None}
-        return {key: _without_nulls(item) if key == "metrics" else item for key, item in known.items()}
+        return {key: _without_nulls(item) if key in _NUMBERS else item for key, item in known.items()}
 
 
 class StepTimes(View):

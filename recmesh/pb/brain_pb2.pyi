@@ -557,6 +557,8 @@ class ExplainReply(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     LOOK_FIELD_NUMBER: builtins.int
     CHANGES_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    DECISIONS_FIELD_NUMBER: builtins.int
     text: builtins.str
     @property
     def plan(self) -> Global___PlanReply: ...
@@ -570,6 +572,14 @@ class ExplainReply(google.protobuf.message.Message):
     def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChangeOutcome]:
         """what came of past ones, the newest first"""
 
+    @property
+    def first(self) -> Global___PlanReply:
+        """what it began with"""
+
+    @property
+    def decisions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Look]:
+        """those that led to a plan, the newest first"""
+
     def __init__(
         self,
         *,
@@ -578,9 +588,11 @@ class ExplainReply(google.protobuf.message.Message):
         text: builtins.str = ...,
         look: Global___Look | None = ...,
         changes: collections.abc.Iterable[Global___ChangeOutcome] | None = ...,
+        first: Global___PlanReply | None = ...,
+        decisions: collections.abc.Iterable[Global___Look] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["look", b"look", "plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["changes", b"changes", "look", b"look", "plan", b"plan", "profiles", b"profiles", "text", b"text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["first", b"first", "look", b"look", "plan", b"plan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "decisions", b"decisions", "first", b"first", "look", b"look", "plan", b"plan", "profiles", b"profiles", "text", b"text"]) -> None: ...
 
 Global___ExplainReply: typing_extensions.TypeAlias = ExplainReply
 

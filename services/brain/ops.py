@@ -1,17 +1,27 @@
-"""The ops page of brain: plans with their reasons, how jobs do, what was learned from; figures."""
+"""The ops page of brain: plans with their reasons, the fit and the front of a job, what came of changes; figures."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from urllib.parse import quote
 
+from recmesh.client import explanations
+from recmesh.explain import tables, words
+from recmesh.explain.plots import plots
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Table, Tile, Tiles, Tone, state, text
-from recmesh.runtime.ops.panels import Points, Value
+from recmesh.runtime.errors import NotFound
+from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Plots, Table, Tile, Tiles, Tone, state, text
+from recmesh.runtime.ops.panels import Choice, Points, Value
+from recmesh.runtime.ops.plots import Axis, Plot
 from recmesh.runtime.readiness import Readiness
 from services.brain.app.jobs import Jobs
 from services.brain.config import BrainSettings
 from services.brain.domain.model import RolePlan
+
+_DECISIONS = tables.decisions([], words.utc, job=str).columns
+_CHANGES = tables.changes([], words.utc, job=str).columns
 
 CHART_S = 3600.0
 MAX_CHARTED = 8
@@ -28,7 +38,7 @@ def release() -> str:
 
 def shape(roles: Sequence[RolePlan]) -> str:
     """`2 worker × 1 CPU 2.0 GiB, ...`"""
-    return ", ".join(f"{r.replicas} {r.role} × {r.cpu:g} CPU {text.size(r.memory_bytes)}" for r in roles)
+    return words.shape([explanations.RolePlan.model_validate(asdict(each)) for each in roles])
 
 
 class View:
@@ -40,9 +50,12 @@ class View:
     def page(self) -> Page:
         """What a person sees."""
         return Page(
-            "brain", subtitle="what resources each job should have", refresh_s=2.0,
+            "brain", subtitle="what resources each job should have", refresh_s=2.0, choices=("job",),
             panels=[
                 Tiles("Now", self._tiles),
+                Plots("A job's plan", self._plots, empty="brain has not looked at a job that trains yet"),
+                Table("Decisions", _DECISIONS, self._decisions, empty="no job that trains has asked yet"),
+                Table("Changes, samples/s", _CHANGES, self._changes, empty="no job was changed yet"),
                 Table("Plans", ["at", "job", "from", "plan", "why"], self._plans, empty="no job has asked yet"),
                 Chart("Throughput per job", self._throughput, unit="samples/s", wide=True),
                 Table(
@@ -67,10 +80,37 @@ class View:
             Tile("jobs recorded", counts["histories"], note="since the start"),
         ]
 
+    async def _plots(self, choice: Choice) -> Iterable[Plot]:
+        """Of the job that the viewer chose, else of the one that was looked at last."""
+        job_id = choice.get("job", "")
+        if not job_id:
+            newest = await self._app.looks(limit=1)
+            if not newest:
+                return []
+            job_id = newest[0].job_id
+        try:
+            found = await self._app.explain(job_id)
+        except NotFound as unknown:
+            return [Plot(unknown.message, Axis(""), Axis(""), [], empty="choose another among the decisions below")]
+        explained = explanations.Explanation.model_validate(asdict(found))
+        return [replace(plot, title=f"{job_id} · {plot.title}") for plot in plots(explained)]
+
+    async def _decisions(self) -> Iterable[Sequence[Value]]:
+        """The newest look at each job, and those before that led to a plan."""
+        looks, decisions = await asyncio.gather(self._app.looks(limit=SHOWN), self._app.decisions(limit=SHOWN))
+        found = {(each.job_id, each.at): each for each in [*looks, *decisions]}
+        newest = sorted(found.values(), key=lambda each: each.at, reverse=True)[:SHOWN]
+        shown = [explanations.Look.model_validate(asdict(each)) for each in newest]
+        return tables.decisions(shown, words.utc, job=_link).rows
+
+    async def _changes(self) -> Iterable[Sequence[Value]]:
+        shown = [explanations.Change.model_validate(asdict(each)) for each in await self._app.changes(limit=SHOWN)]
+        return tables.changes(shown, words.utc, job=_link).rows
+
     async def _plans(self) -> Iterable[Sequence[Value]]:
         return [
             [
-                _moment(plan.at), plan.job_id,
+                words.utc(plan.at), plan.job_id,
                 Cell(plan.source, Tone.OK if plan.source == "similar" else Tone.IDLE),
                 shape(plan.roles), plan.explanation,
             ]
@@ -87,15 +127,16 @@ class View:
     async def _history(self) -> Iterable[Sequence[Value]]:
         return [
             [
-                _moment(past.ended), past.job.job_id, past.job.owner, past.job.model, state(past.outcome),
+                words.utc(past.ended), past.job.job_id, past.job.owner, past.job.model, state(past.outcome),
                 text.count(past.samples), text.count(past.samples_per_s), shape(past.final_plan),
             ]
             for past in await self._app.history(limit=SHOWN)
         ]  # fmt: skip
 
 
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%m-%d %H:%M:%S")
+def _link(job_id: str) -> Cell:
+    """Shows that job's plots."""
+    return Cell(job_id, href=f"/?job={quote(job_id, safe='')}")
 
 
 def server(settings: BrainSettings, view: View, ready: Readiness) -> OpsServer:

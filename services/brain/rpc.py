@@ -54,6 +54,8 @@ class BrainServicer(pb_grpc.BrainServicer):
             text=found.text,
             look=wire.look_message(found.look) if found.look else None,
             changes=[wire.change_message(each) for each in found.changes],
+            decisions=[wire.look_message(each) for each in found.decisions],
+            first=wire.plan_reply(found.first) if found.first else None,
         )
 
     async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:

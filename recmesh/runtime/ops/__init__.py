@@ -4,10 +4,10 @@ from recmesh.runtime.net import is_loopback
 from recmesh.runtime.ops import text
 from recmesh.runtime.ops.history import Recorder
 from recmesh.runtime.ops.http import HttpServer
-from recmesh.runtime.ops.panels import Cell, Chart, Log, Page, Table, Tile, Tiles, Tone, state
+from recmesh.runtime.ops.panels import Cell, Chart, Log, Page, Plots, Table, Tile, Tiles, Tone, state
 from recmesh.runtime.ops.server import OpsServer, router
 
 __all__ = [
-    "Cell", "Chart", "HttpServer", "Log", "OpsServer", "Page", "Recorder", "Table", "Tile", "Tiles", "Tone",
+    "Cell", "Chart", "HttpServer", "Log", "OpsServer", "Page", "Plots", "Recorder", "Table", "Tile", "Tiles", "Tone",
     "is_loopback", "router", "state", "text",
 ]

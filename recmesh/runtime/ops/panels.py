@@ -8,8 +8,12 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from recmesh.runtime.telemetry import LogLine, recent_logs
+
+if TYPE_CHECKING:
+    from recmesh.runtime.ops.plots import Plot
 
 
 class Tone(StrEnum):
@@ -100,7 +104,22 @@ class Log:
     kind: str = field(default="log", init=False)
 
 
-Panel = Table | Tiles | Chart | Log
+Choice = Mapping[str, str]
+"""What a viewer asked to see: the page's `choices` by name, from the query of its address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plots:
+    """Pictures side by side, drawn by the server; they may be of what the viewer chose."""
+
+    title: str
+    plots: Callable[[Choice], "Iterable[Plot] | Awaitable[Iterable[Plot]]"]
+    empty: str = "nothing yet"
+    wide: bool = True
+    kind: str = field(default="plots", init=False)
+
+
+Panel = Table | Tiles | Chart | Log | Plots
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,8 @@ class Page:
     subtitle: str = ""
     links: Mapping[str, str] = field(default_factory=dict)
     refresh_s: float = 1.0
+    choices: Sequence[str] = ()
+    """Names that the query of the page's address may give; all others are left out."""
 
 
 _WORDS: Mapping[Tone, frozenset[str]] = {

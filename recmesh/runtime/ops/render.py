@@ -12,7 +12,22 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from recmesh.runtime.ops.panels import Cell, Chart, Log, Page, Panel, Points, Table, Tile, Tiles, Tone, Value
+from recmesh.runtime.ops.panels import (
+    Cell,
+    Chart,
+    Choice,
+    Log,
+    Page,
+    Panel,
+    Plots,
+    Points,
+    Table,
+    Tile,
+    Tiles,
+    Tone,
+    Value,
+)
+from recmesh.runtime.ops.plots import svg
 from recmesh.runtime.ops.text import count
 from recmesh.runtime.telemetry import LogLine, get_logger
 
@@ -50,23 +65,30 @@ class Renderer:
         self.shape_id = hashlib.sha256(repr((page.title, shape)).encode()).hexdigest()[:12]
         """Changes when the page has other panels: a browser then loads it anew."""
 
-    async def fragments(self) -> list[Fragment]:
+    async def fragments(self, choice: Choice) -> list[Fragment]:
         """All panels, in order."""
-        return [await self._fragment(panel) for panel in self.page.panels]
+        return [await self._fragment(panel, choice) for panel in self.page.panels]
 
-    async def document(self, **context: Any) -> str:
+    async def document(self, choice: Choice, **context: Any) -> str:
         """The whole page with its present contents."""
-        parts = zip(self.page.panels, await self.fragments(), strict=True)
+        parts = zip(self.page.panels, await self.fragments(choice), strict=True)
         return self._templates.get_template("page.html").render(
             page=self.page, parts=list(parts), shape_id=self.shape_id, **context
         )
 
-    async def _fragment(self, panel: Panel) -> Fragment:
+    async def file(self) -> str:
+        """The page as one file that needs nothing else and stays as it is: no charts, for these need a script."""
+        parts = zip(self.page.panels, await self.fragments({}), strict=True)
+        return self._templates.get_template("file.html").render(
+            page=self.page, parts=list(parts), style=(HERE / "static" / "ops.css").read_text()
+        )
+
+    async def _fragment(self, panel: Panel, choice: Choice) -> Fragment:
         try:
             if isinstance(panel, Chart):
                 return Fragment(chart=columns(await _ask(panel.series)))
             template = self._templates.get_template(f"{panel.kind}.html")
-            return Fragment(html=template.render(**await _context(panel)))
+            return Fragment(html=template.render(**await _context(panel, choice)))
         except Exception as error:   # one broken panel must not hide the others
             problem = f"{type(error).__name__}: {error}"
             if self._problems.get(panel.title) != problem:   # said once, not at every refresh
@@ -75,7 +97,10 @@ class Renderer:
             return Fragment(html=self._templates.get_template("failed.html").render(problem=problem))
 
 
-async def _context(panel: Table | Tiles | Log) -> dict[str, Any]:
+async def _context(panel: Table | Tiles | Log | Plots, choice: Choice) -> dict[str, Any]:
+    if isinstance(panel, Plots):
+        plots = await _ask(lambda: panel.plots(choice))
+        return {"panel": panel, "plots": [(plot, svg(plot)) for plot in plots]}
     if isinstance(panel, Table):
         rows = list(islice(await _ask(panel.rows), panel.limit + 1))
         return {"panel": panel, "rows": rows[: panel.limit], "more": len(rows) > panel.limit}

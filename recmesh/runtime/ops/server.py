@@ -19,11 +19,13 @@ from starlette.staticfiles import StaticFiles
 
 from recmesh.runtime.net import is_loopback
 from recmesh.runtime.ops.http import HttpServer
-from recmesh.runtime.ops.panels import Page
+from recmesh.runtime.ops.panels import Choice, Page
 from recmesh.runtime.ops.render import HERE, Fragment, Renderer
 
 MAX_VIEWERS = 64
 """Live pages at once; more are told to come back later."""
+MAX_CHOICE = 128
+"""Characters of what a viewer may choose."""
 _SILENCE_S = 10.0
 _HEADERS = {
     "Content-Security-Policy": (
@@ -40,7 +42,7 @@ Readiness = Callable[[], "str | Awaitable[str]"]
 
 
 class Live:
-    """A page and its viewers; one rendering serves all who look at the same moment."""
+    """A page and its viewers; one rendering serves all who look at the same moment and chose the same."""
 
     def __init__(self, service: str, page: Page, *, version: str = "") -> None:
         self._service = service
@@ -49,15 +51,15 @@ class Live:
         self._refresh_s = page.refresh_s
         self._started = time.time()
         self._viewers = 0
-        self._rendered_at = 0.0
-        self._fragments: list[Fragment] = []
+        self._rendered: dict[tuple[tuple[str, str], ...], tuple[float, list[Fragment]]] = {}
+        """By what was chosen: when, and what it looked like."""
         self._rendering = asyncio.Lock()
         self.closing = asyncio.Event()
 
     async def page(self, request: Request) -> Response:
         """GET /"""
         html = await self._renderer.document(
-            service=self._service, version=self._version, started=self._started
+            self._choice(request), service=self._service, version=self._version, started=self._started
         )
         return HTMLResponse(html, headers=_HEADERS)
 
@@ -66,10 +68,15 @@ class Live:
         if self._viewers >= MAX_VIEWERS:
             return PlainTextResponse("too many viewers", status_code=503, headers={"Retry-After": "10"})
         return StreamingResponse(
-            self._stream(), media_type="text/event-stream", headers=_HEADERS | {"X-Accel-Buffering": "no"}
+            self._stream(self._choice(request)), media_type="text/event-stream",
+            headers=_HEADERS | {"X-Accel-Buffering": "no"},
         )
 
-    async def _stream(self) -> AsyncIterator[bytes]:
+    def _choice(self, request: Request) -> Choice:
+        names = self._renderer.page.choices
+        return {name: request.query_params[name][:MAX_CHOICE] for name in names if name in request.query_params}
+
+    async def _stream(self, choice: Choice) -> AsyncIterator[bytes]:
         self._viewers += 1
         shown: list[Fragment] = []
         spoke_at = time.monotonic()
@@ -77,7 +84,7 @@ class Live:
             hello = {"shape": self._renderer.shape_id, "started": self._started}
             yield b"retry: 1000\n\n" + _event("hello", hello)
             while not self.closing.is_set():
-                fragments = await self._current()
+                fragments = await self._current(choice)
                 changed = {
                     str(index): {"html": item.html, "chart": item.chart}
                     for index, item in enumerate(fragments) if not shown or shown[index] != item
@@ -93,12 +100,15 @@ class Live:
         finally:
             self._viewers -= 1
 
-    async def _current(self) -> list[Fragment]:
+    async def _current(self, choice: Choice) -> list[Fragment]:
+        key = tuple(sorted(choice.items()))
         async with self._rendering:
-            if time.monotonic() - self._rendered_at > self._refresh_s * 0.9:
-                self._fragments = await self._renderer.fragments()
-                self._rendered_at = time.monotonic()
-            return self._fragments
+            fresh = time.monotonic() - self._refresh_s * 0.9
+            self._rendered = {each: found for each, found in self._rendered.items() if found[0] >= fresh}
+            if key not in self._rendered:
+                fragments = await self._renderer.fragments(choice)
+                self._rendered[key] = time.monotonic(), fragments
+            return self._rendered[key][1]
 
     async def _pause(self) -> None:
         try:

@@ -35,7 +35,11 @@ class Explanation:
     look: Look | None
     changes: list[Change]
     """The newest first."""
+    decisions: list[Look]
+    """Looks that led to a plan, the newest first."""
     text: str
+    first: Plan | None = None
+    """What it began with: the oldest plan that is kept."""
 
 
 class Jobs:
@@ -90,20 +94,26 @@ class Jobs:
 
     async def explain(self, job_id: str) -> Explanation:
         """What brain knows of a job, and what it means."""
-        plans, profiles, look, changes = await asyncio.gather(
+        plans, first, profiles, look, changes, decisions = await asyncio.gather(
             asyncio.to_thread(self._store.plans, job_id=job_id, limit=1),
+            asyncio.to_thread(self._store.first_plan, job_id),
             asyncio.to_thread(self._store.profiles, job_id),
             asyncio.to_thread(self._store.look, job_id),
             asyncio.to_thread(self._store.changes, job_id=job_id, limit=SHOWN_CHANGES),
+            asyncio.to_thread(self._store.decisions, job_id=job_id, limit=SHOWN_CHANGES),
         )
         if not plans and not profiles:
             raise NotFound(f"brain knows nothing of job {job_id!r}")
         plan = plans[0] if plans else None
-        return Explanation(plan, profiles, look, changes, explain(plan, profiles, look, changes))
+        return Explanation(plan, profiles, look, changes, decisions, explain(plan, profiles, look, changes), first)
 
     async def looks(self, *, limit: int) -> list[Look]:
         """The newest looks at jobs that train."""
         return await asyncio.to_thread(self._store.looks, limit=limit)
+
+    async def decisions(self, *, limit: int) -> list[Look]:
+        """The newest looks that led to a plan."""
+        return await asyncio.to_thread(self._store.decisions, limit=limit)
 
     async def changes(self, *, limit: int) -> list[Change]:
         """What came of the newest changes."""

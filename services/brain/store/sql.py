@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from recmesh.runtime.sql import migrate, open_engine, reading, writing
 from services.brain.domain.model import Change, History, Look, Plan, Profile
 from services.brain.store.documents import to_change, to_document, to_history, to_look, to_plan, to_profile
-from services.brain.store.tables import VERSION_TABLE, changes, jobs, looks, plans, profiles
+from services.brain.store.tables import VERSION_TABLE, changes, decisions, jobs, looks, plans, profiles
 
 REVISIONS = Path(__file__).parent / "revisions"
 
@@ -81,6 +81,13 @@ class SqlStore:
         with reading(self.engine) as connection:
             return [to_plan(document) for (document,) in connection.execute(query)]
 
+    def first_plan(self, job_id: str) -> Plan | None:
+        """The oldest one of a job that is kept."""
+        query = select(plans.c.document).where(plans.c.job_id == job_id).order_by(plans.c.at, plans.c.plan_id).limit(1)
+        with reading(self.engine) as connection:
+            found = connection.execute(query).first()
+        return to_plan(found[0]) if found is not None else None
+
     def put_profile(self, profile: Profile) -> None:
         """Insert or replace the profile of that job and moment."""
         self._upsert(
@@ -106,8 +113,12 @@ class SqlStore:
         return found[::-1]
 
     def put_look(self, look: Look) -> None:
-        """Insert or replace the newest look at a job."""
-        self._upsert(looks, ["job_id"], {"job_id": look.job_id, "at": look.at, "document": to_document(look)})
+        """Insert or replace the newest look at a job; one that led to a plan is kept beyond the next, too."""
+        row = {"job_id": look.job_id, "at": look.at, "document": to_document(look)}
+        with writing(self.engine) as connection:
+            connection.execute(self._upserting(looks, ["job_id"], row))
+            if look.plan_id:
+                connection.execute(self._upserting(decisions, ["plan_id"], row | {"plan_id": look.plan_id}))
 
     def look(self, job_id: str) -> Look | None:
         """The newest one at that job."""
@@ -118,6 +129,14 @@ class SqlStore:
     def looks(self, *, limit: int = 100) -> list[Look]:
         """Of all jobs, the newest first."""
         query = select(looks.c.document).order_by(desc(looks.c.at), looks.c.job_id).limit(limit)
+        with reading(self.engine) as connection:
+            return [to_look(document) for (document,) in connection.execute(query)]
+
+    def decisions(self, *, job_id: str = "", limit: int = 100) -> list[Look]:
+        """Looks that led to a plan, the newest first."""
+        query = select(decisions.c.document).order_by(desc(decisions.c.at), decisions.c.plan_id).limit(limit)
+        if job_id:
+            query = query.where(decisions.c.job_id == job_id)
         with reading(self.engine) as connection:
             return [to_look(document) for (document,) in connection.execute(query)]
 
@@ -166,7 +185,7 @@ class SqlStore:
             bounds = connection.execute(found).all()
         removed = 0
         with writing(self.engine) as connection:
-            for table in (profiles, plans, looks, changes):
+            for table in (profiles, plans, looks, decisions, changes):
                 removed += connection.execute(delete(table).where(table.c.at < before)).rowcount
             for job_id, at in bounds:
                 where = (profiles.c.job_id == job_id) & (profiles.c.at <= at)
@@ -174,8 +193,11 @@ class SqlStore:
         return removed
 
     def _upsert(self, table: Table, keys: Sequence[str], row: dict[str, Any]) -> None:
+        with writing(self.engine) as connection:
+            connection.execute(self._upserting(table, keys, row))
+
+    def _upserting(self, table: Table, keys: Sequence[str], row: dict[str, Any]) -> Any:
         dialect: Any = postgresql if self.engine.dialect.name == "postgresql" else sqlite
         statement = dialect.insert(table).values(row)
         rest = {name: statement.excluded[name] for name in row if name not in keys}
-        with writing(self.engine) as connection:
-            connection.execute(statement.on_conflict_do_update(index_elements=list(keys), set_=rest))
+        return statement.on_conflict_do_update(index_elements=list(keys), set_=rest)

@@ -61,3 +61,14 @@ changes = Table(
     Index("brain_changes_job", "job_id", "at"),
     Index("brain_changes_at", "at"),
 )
+
+decisions = Table(
+    "brain_decisions",
+    metadata,
+    Column("plan_id", String(64), primary_key=True),
+    Column("job_id", String(200), nullable=False),
+    Column("at", Float(53), nullable=False),
+    Column("document", JSON, nullable=False),
+    Index("brain_decisions_job", "job_id", "at"),
+    Index("brain_decisions_at", "at"),
+)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -127,3 +128,68 @@ async def test_a_database_that_cannot_be_is_one_clear_error(nats: NatsServer, tm
         process.start()
     log = process.log_path.read_text()
     assert "RECMESH_DATABASE_URL" in log and "secret" not in log
+
+
+def sized(workers: int) -> list[pb.RolePlan]:
+    return [
+        pb.RolePlan(role="ps", replicas=1, cpu=1, memory_bytes=GIB),
+        pb.RolePlan(role="worker", replicas=workers, cpu=1, memory_bytes=GIB),
+    ]
+
+
+async def measured(stub: Stub, job_id: str, workers: int, *, at: float) -> float:
+    rate = 1e5 * workers / (1.0 + 0.05 * workers)
+    for back in (2.0, 1.0, 0.0):
+        await stub.Observe(pb.Profile(
+            job_id=job_id, at=at - back, workers=workers, ps=1, batch_size=4096, samples_per_s=rate, compute_s=0.5,
+            worker_cpu_limit=1, ps_cpu_limit=1, hardware="cpu", is_steady=True,
+        ))  # fmt: skip
+    return rate
+
+
+async def test_its_page_shows_fit_front_and_changes_of_a_job_also_after_a_restart(brain: ServiceProcess) -> None:
+    limits = [pb.RoleLimits(role="ps", pinned=1, cpu=1), pb.RoleLimits(role="worker", min=1, max=16, cpu=1)]
+    began = time.time() - 3600.0
+    async with connected(brain) as stub:
+        first = await stub.Plan(pb.PlanRequest(job=meta("grows"), limits=limits))
+        for step, workers in enumerate((1, 2, 3, 4)):
+            rate = await measured(stub, "grows", workers, at=began + 60.0 * step)
+        decided = await stub.Decide(pb.DecideRequest(
+            job=meta("grows"), limits=limits, now=sized(4), samples_per_s=rate, remaining=10**10,
+            free_cpu=64, free_memory_bytes=64 * GIB,
+        ))  # fmt: skip
+        assert decided.change, decided
+        await stub.Conclude(pb.ChangeOutcome(
+            plan_id=decided.plan_id, job_id="grows", verdict="taken back", why="slower than before", before=sized(4),
+            after=decided.roles, rate_before=rate, rate_expected=decided.samples_per_s, rate_after=1e5, overhead_s=2,
+        ))  # fmt: skip
+        await stub.Decide(pb.DecideRequest(
+            job=meta("other"), limits=limits, now=sized(1), samples_per_s=1.0, remaining=1,
+        ))  # fmt: skip
+    brain.kill()
+    brain.start()
+    async with connected(brain) as stub:
+        explained = await stub.Explain(pb.ExplainRequest(job_id="grows"))
+        assert (explained.first.plan_id, explained.plan.plan_id) == (first.plan_id, decided.plan_id)
+        (decision,) = explained.decisions
+        assert decision == explained.look and decision.plan_id == decided.plan_id
+        assert sum(candidate.is_chosen for candidate in decision.front) == 1
+        assert [point.workers for point in decision.fit.points] == [1, 2, 3, 4] and decision.fit.form
+    async with httpx.AsyncClient(base_url=brain.address("ops")) as http:
+        newest = (await http.get("/")).text
+        assert "other · Fit" in newest and "grows · Fit" not in newest, "it shows what was looked at last"
+        assert "slower than before" in newest and 'href="/?job=grows"' in newest and decided.reason in newest
+        chosen = (await http.get("/", params={"job": "grows"})).text
+        assert "grows · Fit" in chosen and "cannot be read" not in chosen
+        assert chosen.count('class="plot"') == 3 and 'class="diagonal"' in chosen
+        assert chosen.count('class="ring"') == 1 and chosen.count('class="moment warn"') == 1
+        assert "grows · " in await first_panels(http, "/events?job=grows")
+        assert "knows nothing of job" in (await http.get("/", params={"job": "<ghost>"})).text
+
+
+async def first_panels(http: httpx.AsyncClient, path: str) -> str:
+    async with http.stream("GET", path) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: ") and '"html"' in line:
+                return line
+    raise AssertionError("the stream ended without panels")

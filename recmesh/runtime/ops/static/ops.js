@@ -110,7 +110,7 @@
   }
 
   function connect() {
-    const source = new EventSource("events");
+    const source = new EventSource("events" + location.search);   // it may say what to show
     source.addEventListener("hello", (event) => {
       const hello = JSON.parse(event.data);
       if (hello.shape !== root.dataset.shape) location.reload();   // the service came back with another page
