@@ -12,6 +12,9 @@ RESTORE_BYTES_PER_S = 200e6
 """Of one server: read, verified and put into its store."""
 LEAST_S = 2.0
 """What came in less time says nothing."""
+MARKED_S = 5.0
+"""While a snapshot is cut handoffs wait for it: so long that is no fault of the hot server's. One that takes longer to cut its
+own part is as slow at that as at everything."""
 
 
 def rollback_s(status: JobStatus, *, since: float, waiting: float, now: float, limits: Limits) -> float:
@@ -26,15 +29,18 @@ def rollback_s(status: JobStatus, *, since: float, waiting: float, now: float, l
     return limits.rollback_s + reading_s + before_s + meanwhile_s
 
 
-def is_futile(relief: Relief, *, owned: int, copied: float, waiting: float, cost_s: float, now: float) -> str:
+def is_futile(
+    relief: Relief, *, owned: int, copied: float, waiting: float, cost_s: float, now: float, marking: bool = False
+) -> str:
     """Why a rollback costs less than what the live move still will; empty: it does not.
 
     owned: slots that the server has now. copied: the part of them (in slots) that the move under way has copied.
-    waiting: the part of workers' time that is lost meanwhile. cost_s: what a rollback would cost now.
+    waiting: the part of workers' time that is lost meanwhile. cost_s: what a rollback would cost now. marking: a snapshot is
+    being cut.
     """
     spent_s, kept = now - relief.since, int((placement.decode(relief.goal) == relief.ps).sum())
     left = max(0.0, owned - kept - copied)
-    if spent_s < LEAST_S or not left:
+    if spent_s < (MARKED_S if marking else LEAST_S) or not left:
         return ""
     done, lost = relief.owned - kept - left, min(1.0, waiting)
     rest_s = spent_s * left / done if done > 0 else spent_s

@@ -144,11 +144,10 @@ def _hot(at: Situation) -> list[Action]:
 
 
 def _starved(at: Situation) -> list[Action]:
-    """A hot server that cannot even give its slots away in time; freezes wait for a snapshot's mark, and it is not
-    to blame for that."""
+    """A hot server that cannot even give its slots away in time."""
     relief, record = at.status.relief, at.record
     role = at.status.role(("ps", relief.ps)) if relief is not None else None
-    is_moot = role is None or role.stage != "running" or record.phase != "open" or record.moving or record.marking
+    is_moot = role is None or role.stage != "running" or record.phase != "open" or record.moving
     if relief is None or role is None or is_moot or role.since > relief.since:
         return []
     if fleet.ends_soon(at.job.intent, record):
@@ -156,7 +155,8 @@ def _starved(at: Situation) -> list[Action]:
     copied = at.seen.copied if record.move is not None and record.move.source == relief.ps else 0.0
     owned = counts_of(record.owner_of).get(relief.ps, 0)
     cost_s = rollback_s(at.status, since=relief.since, waiting=at.seen.waiting, now=at.now, limits=at.limits)
-    why = is_futile(relief, owned=owned, copied=copied, waiting=at.seen.waiting, cost_s=cost_s, now=at.now)
+    why = is_futile(relief, owned=owned, copied=copied, waiting=at.seen.waiting, cost_s=cost_s, now=at.now,
+                    marking=bool(record.marking))
     return [Abandon(role.key, why)] if why else []
 
 

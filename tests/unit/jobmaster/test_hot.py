@@ -1,6 +1,7 @@
 """Hot parameter servers: popular rows and a throttled CPU look alike, and are answered alike."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,14 +156,17 @@ def test_a_live_move_is_futile_when(sentence: str) -> None:
     assert bool(found) is expected
 
 
-def test_nothing_is_futile_while_a_snapshot_is_cut() -> None:
-    hot = Relief(ps=0, since=NOW - 90.0, owned=2048, goal=placement.encode(even([1])))
-    status = {"relief": hot, "rebalance": "PS 0 is relieved", "snapshot_at": NOW - 5.0}
-    found = decide(situation(status=status, waiting=0.9))
-    assert [type(action) for action in found] == [Abandon]
-    assert Abandon not in map(type, decide(situation(
-        status=status, waiting=0.9, record=an_open_record(pending="mark:7"), operation="snapshot"
-    )))
+@pytest.mark.parametrize(("ago_s", "marked", "given_up"), [(4.0, False, True), (4.0, True, False), (90.0, True, True)])
+def test_a_snapshot_that_is_cut_excuses_a_slow_relief_for_moments_only(
+    ago_s: float, marked: bool, given_up: bool
+) -> None:
+    hot = Relief(ps=0, since=NOW - ago_s, owned=2048, goal=placement.encode(even([1])))
+    status = {"relief": hot, "rebalance": "PS 0 is relieved", "snapshot_at": NOW - ago_s - 1.0}
+    cut = {"record": an_open_record(pending="mark:7"), "operation": "snapshot"} if marked else {}
+    # Nothing has come so far: the rest is taken to need as long again.
+    at = situation(status=status, waiting=0.9, **cut)
+    found = decide(replace(at, limits=Limits(rollback_s=1.0)))
+    assert (Abandon in map(type, found)) is given_up
 
 
 def test_the_cost_of_a_rollback_grows_with_what_would_be_trained_again() -> None:
