@@ -47,10 +47,13 @@ class Kernels:
 def matern(a: Floats, b: Floats, scales: Floats) -> Floats:
     """Matérn 5/2 between rows of a (n, d) and b (m, d), for each row of `scales` (kernels, d): (kernels, n, m)."""
     gaps = (a.T[:, :, None] - b.T[:, None, :]) ** 2
-    squared = (5.0 * scales**-2.0) @ gaps.reshape(len(gaps), -1)
+    squared: Floats = (5.0 * scales**-2.0) @ gaps.reshape(len(gaps), -1)
     distance = np.sqrt(squared)
-    result: Floats = (1.0 + distance + squared / 3.0) * np.exp(-distance)
-    return result.reshape(len(scales), len(a), len(b))
+    squared /= 3.0
+    squared += distance
+    squared += 1.0
+    squared *= np.exp(np.negative(distance, out=distance), out=distance)
+    return squared.reshape(len(scales), len(a), len(b))
 
 
 def kernels(inputs: Floats, precision: Floats) -> Kernels:
@@ -78,74 +81,92 @@ class Scores:
     """Mean |ln| error of each observation, predicted from all others."""
 
 
-def leave_one_out(grid: Kernels, residual: Floats, shares: Floats) -> Scores:
-    """`residual` (n,) is ln y − ln ŷ; `shares` (n, a) are θ_k·x_k/ŷ of the coefficients above 0.
+def padded(shares: Sequence[Floats]) -> Floats:
+    """Of several forms, (forms, n, a): a share of 0 is of no coefficient, so it changes nothing."""
+    result = np.zeros((len(shares), len(shares[0]), max(each.shape[1] for each in shares)))
+    for each, place in zip(shares, result, strict=True):
+        place[:, : each.shape[1]] = each
+    return result
+
+
+def leave_one_out(grid: Kernels, residuals: Floats, shares: Floats) -> list[Scores]:
+    """Of forms: `residuals` (forms, n) is ln y − ln ŷ; `shares` (forms, n, a) are θ_k·x_k/ŷ of coefficients above 0.
 
     With P = C⁻¹ − C⁻¹G(G'C⁻¹G + I)⁻¹G'C⁻¹, observation i is missed by (P·r)_i/P_ii, with variance 1/P_ii.
     """
+    many, n, a = shares.shape
     root = np.sqrt(grid.precision)
     index = grid.index
-    rotated = np.einsum("knm,nj->kmj", grid.vectors, np.column_stack([shares, residual]) * root[:, None])
-    spread = rotated[index]  # (H, n, a + 1) in the eigenvectors' basis
-    scaled = grid.inverses[:, :, None] * spread
-    g, r = spread[:, :, :-1], scaled[:, :, -1:]
-    inner = np.swapaxes(g, 1, 2) @ scaled[:, :, :-1] + np.eye(shares.shape[1])
-    lower = np.linalg.inv(np.linalg.cholesky(inner))
-    half = scaled[:, :, :-1] @ np.swapaxes(lower, 1, 2)  # C⁻¹G·L⁻ᵀ
-    vectors = grid.vectors[index]
-    projected = r[:, :, 0] - (half @ (lower @ (np.swapaxes(g, 1, 2) @ r)))[:, :, 0]
-    a = np.einsum("hnm,hm->hn", vectors, projected)
-    diagonal = np.einsum("hnm,hm->hn", vectors**2, grid.inverses) - ((vectors @ half) ** 2).sum(axis=2)
-    diagonal = np.maximum(diagonal, 1e-12)
+    # 1. In the eigenvectors' basis, one matrix product for all forms: (H, n, forms, a + 1).
+    both = np.concatenate([shares, residuals[:, :, None]], axis=2) * root[:, None]
+    rotated = np.swapaxes(grid.vectors, 1, 2) @ both.transpose(1, 0, 2).reshape(n, -1)
+    spread = rotated.reshape(-1, n, many, a + 1)[index].transpose(0, 2, 1, 3)  # (H, forms, n, a + 1)
+    scaled = grid.inverses[:, None, :, None] * spread
+    # 2. What the coefficients explain.
+    products = np.swapaxes(spread[:, :, :, :-1], 2, 3) @ scaled  # (H, forms, a, a + 1): G'C⁻¹[G, r]
+    lower = np.linalg.inv(np.linalg.cholesky(products[:, :, :, :-1] + np.eye(a)))
+    half = scaled[:, :, :, :-1] @ np.swapaxes(lower, 2, 3)  # C⁻¹G·L⁻ᵀ
+    projected = scaled[:, :, :, -1:] - half @ (lower @ products[:, :, :, -1:])
+    # 3. Back to observations.
+    back = grid.vectors[index][:, None] @ np.concatenate([half, projected], axis=3)
+    of_kernels = (grid.vectors[index] ** 2 @ grid.inverses[:, :, None])[:, None, :, 0]
+    diagonal = np.maximum(of_kernels - (back[:, :, :, :-1] ** 2).sum(axis=3), 1e-12)
+    missed = back[:, :, :, -1]
     # Densities are of the observations themselves, not of rows multiplied by √precision: a constant, left out.
-    density = 0.5 * (np.log(diagonal) - a**2 / diagonal).sum(axis=1)
-    error = np.abs(a / diagonal / root).mean(axis=1)
-    return Scores(density, error)
+    density = 0.5 * (np.log(diagonal) - missed**2 / diagonal).sum(axis=2)
+    error = np.abs(missed / diagonal / root).mean(axis=2)
+    return [Scores(density[:, f].copy(), error[:, f].copy()) for f in range(many)]
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
-    """g at one point of the grid, and the uncertainty that it leaves."""
+class Corrections:
+    """g at some points of the grid, each for a form of its own, and the uncertainty that they leave; (parts,) each."""
 
-    scale: Floats
-    size: float
-    noise: float
+    inputs: Floats
+    """(n, 4): of the observations."""
+    scales: Floats
+    """(kernels, 4): the length scales that any of them uses."""
+    kernel: NDArray[np.intp]
+    """Which of these."""
     alpha: Floats
-    inverse: Floats
-    """C⁻¹, (n, n)."""
-    shares: Floats
-    inner: Floats
-    """(G'C⁻¹G + I)⁻¹."""
+    """(parts, n): of each observation's kernel, what it adds to ln T."""
+    quadratic: Floats
+    """(parts, n + a, n + a): what kernels and shares of a row take off the variance."""
+    variance: Floats
+    """Where nothing was measured: of g, and of the noise."""
 
 
-def correction(grid: Kernels, at: int, residual: Floats, shares: Floats) -> Correction:
-    """Of grid point `at`."""
+def corrections(grid: Kernels, at: Sequence[int], residuals: Floats, shares: Floats) -> Corrections:
+    """At grid points `at`: `residuals` (parts, n), `shares` (parts, n, a) as in `leave_one_out`.
+
+    With k the kernel of a row and g its shares, Var = σ² + s² − k'C⁻¹k + (g − G'C⁻¹k)'(G'C⁻¹G + I)⁻¹(g − G'C⁻¹k).
+    """
+    points = np.array(at, dtype=np.intp)
+    n, a = shares.shape[1:]
     root = np.sqrt(grid.precision)
-    kernel = int(grid.index[at])
-    vectors = grid.vectors[kernel]
-    inverse = (vectors * grid.inverses[at]) @ vectors.T * root[:, None] * root[None, :]
-    inner = np.linalg.inv(shares.T @ inverse @ shares + np.eye(shares.shape[1]))
-    return Correction(
-        grid.scales[kernel],
-        float(grid.sizes[at]),
-        float(grid.noises[at]),
-        inverse @ residual,
-        inverse,
-        shares,
-        inner,
-    )
+    vectors = grid.vectors[grid.index[points]]
+    inverse = (vectors * grid.inverses[points][:, None, :]) @ np.swapaxes(vectors, 1, 2) * np.outer(root, root)
+    sizes = grid.sizes[points]
+    known = inverse @ shares
+    inner = np.linalg.inv(np.swapaxes(shares, 1, 2) @ known + np.eye(a))
+    across = -known @ inner
+    quadratic = np.empty((len(points), n + a, n + a))
+    quadratic[:, :n, :n] = (inverse + across @ np.swapaxes(known, 1, 2)) * sizes[:, None, None] ** 2
+    quadratic[:, :n, n:] = -across * sizes[:, None, None]
+    quadratic[:, n:, :n] = np.swapaxes(quadratic[:, :n, n:], 1, 2)
+    quadratic[:, n:, n:] = -inner
+    alpha = sizes[:, None] * (inverse @ residuals[:, :, None])[:, :, 0]
+    used, kernel = np.unique(grid.index[points], return_inverse=True)
+    return Corrections(grid.inputs, grid.scales[used], kernel, alpha, quadratic, sizes + grid.noises[points])
 
 
-def corrected(each: Correction, across: Floats, shares: Floats) -> tuple[Floats, Floats]:
-    """g and the variance of ln T at new rows: `across` is the kernel (rows, n), `shares` (rows, a)."""
-    if not each.size:
-        return np.zeros(len(across)), np.einsum("ra,ra->r", shares @ each.inner, shares) + each.noise
-    weights = each.size * across
-    known = weights @ each.inverse
-    left = shares - known @ each.shares
-    variance = np.maximum(each.size - np.einsum("rn,rn->r", known, weights), 0.0)
-    variance += np.einsum("ra,ra->r", left @ each.inner, left) + each.noise
-    return weights @ each.alpha, variance
+def corrected(each: Corrections, inputs: Floats, shares: Floats) -> tuple[Floats, Floats]:
+    """g and the variance of ln T at new rows, (parts, rows): `inputs` (rows, 4), `shares` (parts, rows, a)."""
+    across = matern(inputs, each.inputs, each.scales)[each.kernel]
+    mean = (across @ each.alpha[:, :, None])[:, :, 0]
+    both = np.concatenate([across, shares], axis=2)
+    variance = each.variance[:, None] - np.einsum("pra,pra->pr", both @ each.quadratic, both)
+    return mean, variance
 
 
 def mixture(log_scores: Floats, kept: int) -> tuple[Sequence[int], Floats]:
