@@ -12,7 +12,7 @@ from services.brain.domain.throughput.forms import Rows
 from services.brain.domain.throughput.learned import Batching, Learned, Mixture, Unknown, inputs_of
 from services.brain.domain.throughput.observations import Observation
 from services.brain.domain.throughput.regime import current
-from services.brain.domain.throughput.residual import Kernels, corrections, kernels, mixture, padded
+from services.brain.domain.throughput.residual import Kernels, corrections, kernels, mixture
 
 LEAST_CONFIGURATIONS = 3
 """Of an own model: with two, any form fits, and nothing tells which."""
@@ -119,8 +119,7 @@ def _mixed(candidates: Sequence[Tried], grid: Kernels) -> tuple[Mixture, Tried]:
     kept = np.flatnonzero(weight_of)
     forms = [candidates[k] for k in kept.tolist()]
     form = np.searchsorted(kept, which)
-    residuals = np.stack([each.residual for each in forms])[form]
-    by = corrections(grid, points.tolist(), residuals, padded([each.shares for each in forms])[form])
+    by = corrections(grid, points, weights, form, [each.residual for each in forms], [each.shares for each in forms])
     parts = Mixture(tuple((each.candidate, each.coefficients) for each in forms), form, weights, by)
     return parts, candidates[int(np.argmax(np.round(weight_of, 9)))]  # of equals the first
 

@@ -13,9 +13,9 @@ from services.brain.domain.throughput.fit import reaches
 from services.brain.domain.throughput.forms import Rows
 from services.brain.domain.throughput.hull import Hull
 from services.brain.domain.throughput.observations import Observation
-from services.brain.domain.throughput.residual import Corrections, corrected, padded
+from services.brain.domain.throughput.residual import Corrections, corrected
 
-ROWS_AT_ONCE = 512
+ROWS_AT_ONCE = 256
 """Of a prediction: what lies between stays in the processor's cache."""
 
 _WITHIN = 1e-3
@@ -49,15 +49,15 @@ class Mixture:
         """Mean and variance of ln T, (n,) each."""
         points = inputs_of(rows)
         fits = [shares_of(candidate.columns(rows), coefficients) for candidate, coefficients in self.forms]
-        logs = np.log(np.stack([step_s for step_s, _ in fits]))[self.form]
-        shares = padded([of_form for _, of_form in fits])
+        logs = np.log(np.stack([step_s for step_s, _ in fits], axis=1))[:, self.form]
+        shares = np.concatenate([of_form for _, of_form in fits], axis=1)
         mean, variance = np.empty(len(rows)), np.empty(len(rows))
         for first in range(0, len(rows), ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)
-            means, variances = corrected(self.corrections, points[some], shares[:, some][self.form])
-            means += logs[:, some]
-            mean[some] = self.weights @ means
-            variance[some] = self.weights @ (variances + (means - mean[some]) ** 2)
+            means, variances = corrected(self.corrections, points[some], shares[some])
+            means += logs[some]
+            mean[some] = means @ self.weights
+            variance[some] = variances + (means - mean[some, None]) ** 2 @ self.weights
         return mean, variance
 
 

@@ -120,53 +120,74 @@ def leave_one_out(grid: Kernels, residuals: Floats, shares: Floats) -> list[Scor
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """g at some points of the grid, each for a form of its own, and the uncertainty that they leave; (parts,) each."""
+    """g at some points of the grid, each for one of some forms (a part), and the uncertainty that they leave.
+
+    Parts with the same kernel share all that costs time; their variances are summed beforehand, by weight.
+    """
 
     inputs: Floats
     """(n, 4): of the observations."""
     scales: Floats
-    """(kernels, 4): the length scales that any of them uses."""
-    kernel: NDArray[np.intp]
-    """Which of these."""
+    """(kernels, 4): those length scales that any part uses."""
     alpha: Floats
-    """(parts, n): of each observation's kernel, what it adds to ln T."""
+    """(kernels, n, parts): what each observation's kernel adds to ln T; 0 where the part is of another kernel."""
     quadratic: Floats
-    """(parts, n + a, n + a): what kernels and shares of a row take off the variance."""
-    variance: Floats
+    """(kernels, n + a, n + a): what kernels and shares of a row take off the variance; a counts shares of all forms."""
+    variance: float
     """Where nothing was measured: of g, and of the noise."""
 
 
-def corrections(grid: Kernels, at: Sequence[int], residuals: Floats, shares: Floats) -> Corrections:
-    """At grid points `at`: `residuals` (parts, n), `shares` (parts, n, a) as in `leave_one_out`.
+def corrections(
+    grid: Kernels,
+    at: NDArray[np.intp],
+    weights: Floats,
+    form: NDArray[np.intp],
+    residuals: Sequence[Floats],
+    shares: Sequence[Floats],
+) -> Corrections:
+    """Of parts at grid points `at`, of forms `form`, all three (parts,); residuals and shares of each form as above.
 
     With k the kernel of a row and g its shares, Var = σ² + s² − k'C⁻¹k + (g − G'C⁻¹k)'(G'C⁻¹G + I)⁻¹(g − G'C⁻¹k).
     """
-    points = np.array(at, dtype=np.intp)
-    n, a = shares.shape[1:]
-    root = np.sqrt(grid.precision)
-    vectors = grid.vectors[grid.index[points]]
-    inverse = (vectors * grid.inverses[points][:, None, :]) @ np.swapaxes(vectors, 1, 2) * np.outer(root, root)
-    sizes = grid.sizes[points]
-    known = inverse @ shares
-    inner = np.linalg.inv(np.swapaxes(shares, 1, 2) @ known + np.eye(a))
-    across = -known @ inner
-    quadratic = np.empty((len(points), n + a, n + a))
-    quadratic[:, :n, :n] = (inverse + across @ np.swapaxes(known, 1, 2)) * sizes[:, None, None] ** 2
-    quadratic[:, :n, n:] = -across * sizes[:, None, None]
-    quadratic[:, n:, :n] = np.swapaxes(quadratic[:, :n, n:], 1, 2)
+    # 1. The parts one beside the other; each has its form's shares in their place, and 0 in the places of others.
+    parts, n, a = len(at), len(grid.inputs), sum(each.shape[1] for each in shares)
+    own = np.repeat(np.arange(len(shares)), [each.shape[1] for each in shares]) == form[:, None]
+    explained = np.concatenate(shares, axis=1) * own[:, None, :]
+    sizes, root = grid.sizes[at], np.sqrt(grid.precision)
+    vectors = grid.vectors[grid.index[at]]
+    inverse = (vectors * grid.inverses[at][:, None, :]) @ np.swapaxes(vectors, 1, 2) * np.outer(root, root)
+    # 2. Var as one quadratic form of (k, g) of each part.
+    known = inverse @ explained
+    inner = np.linalg.inv(np.swapaxes(explained, 1, 2) @ known + np.eye(a)) * (own[:, :, None] & own[:, None, :])
+    across = known @ inner * sizes[:, None, None]
+    quadratic = np.empty((parts, n + a, n + a))
+    quadratic[:, :n, :n] = inverse * sizes[:, None, None] ** 2
+    quadratic[:, :n, :n] -= across @ np.swapaxes(known, 1, 2) * sizes[:, None, None]
+    quadratic[:, :n, n:] = across
+    quadratic[:, n:, :n] = np.swapaxes(across, 1, 2)
     quadratic[:, n:, n:] = -inner
-    alpha = sizes[:, None] * (inverse @ residuals[:, :, None])[:, :, 0]
-    used, kernel = np.unique(grid.index[points], return_inverse=True)
-    return Corrections(grid.inputs, grid.scales[used], kernel, alpha, quadratic, sizes + grid.noises[points])
+    # 3. Summed by kernel; a part whose g is 0 needs none of its own.
+    index = np.where(sizes > 0.0, grid.index[at], grid.index[at[np.argmax(sizes)]])
+    used, kernel = np.unique(index, return_inverse=True)
+    is_of = kernel == np.arange(len(used))[:, None]
+    summed = (is_of * weights) @ quadratic.reshape(parts, -1)
+    alpha = sizes[:, None] * (inverse @ np.stack(residuals)[form][:, :, None])[:, :, 0]
+    return Corrections(
+        grid.inputs,
+        grid.scales[used],
+        is_of[:, None, :] * alpha.T,
+        summed.reshape(len(used), n + a, n + a),
+        float(weights @ (sizes + grid.noises[at])),
+    )
 
 
 def corrected(each: Corrections, inputs: Floats, shares: Floats) -> tuple[Floats, Floats]:
-    """g and the variance of ln T at new rows, (parts, rows): `inputs` (rows, 4), `shares` (parts, rows, a)."""
-    across = matern(inputs, each.inputs, each.scales)[each.kernel]
-    mean = (across @ each.alpha[:, :, None])[:, :, 0]
-    both = np.concatenate([across, shares], axis=2)
-    variance = each.variance[:, None] - np.einsum("pra,pra->pr", both @ each.quadratic, both)
-    return mean, variance
+    """g of each part (rows, parts), and the parts' mean variance of ln T (rows,), at new rows: `inputs` (rows, 4),
+    `shares` (rows, a) of all forms."""
+    across = matern(inputs, each.inputs, each.scales)
+    both = np.concatenate([across, np.broadcast_to(shares, (len(across), *shares.shape))], axis=2)
+    variance = each.variance - np.einsum("kra,kra->r", both @ each.quadratic, both)
+    return (across @ each.alpha).sum(axis=0), variance
 
 
 def mixture(log_scores: Floats, kept: int) -> tuple[Sequence[int], Floats]:
