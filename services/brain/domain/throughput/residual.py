@@ -104,13 +104,14 @@ def leave_one_out(grid: Kernels, residuals: Floats, shares: Floats) -> list[Scor
     scaled = grid.inverses[:, None, :, None] * spread
     # 2. What the coefficients explain.
     products = np.swapaxes(spread[:, :, :, :-1], 2, 3) @ scaled  # (H, forms, a, a + 1): G'C⁻¹[G, r]
-    lower = np.linalg.inv(np.linalg.cholesky(products[:, :, :, :-1] + np.eye(a)))
-    half = scaled[:, :, :, :-1] @ np.swapaxes(lower, 2, 3)  # C⁻¹G·L⁻ᵀ
-    projected = scaled[:, :, :, -1:] - half @ (lower @ products[:, :, :, -1:])
-    # 3. Back to observations.
-    back = grid.vectors[index][:, None] @ np.concatenate([half, projected], axis=3)
-    of_kernels = (grid.vectors[index] ** 2 @ grid.inverses[:, :, None])[:, None, :, 0]
-    diagonal = np.maximum(of_kernels - (back[:, :, :, :-1] ** 2).sum(axis=3), 1e-12)
+    inner = np.linalg.inv(products[:, :, :, :-1] + np.eye(a))
+    projected = scaled[:, :, :, -1:] - scaled[:, :, :, :-1] @ (inner @ products[:, :, :, -1:])
+    # 3. Back to observations: P·r, and the diagonal of P.
+    vectors = grid.vectors[index]
+    back = vectors[:, None] @ np.concatenate([scaled[:, :, :, :-1], projected], axis=3)
+    of_kernels = (vectors**2 @ grid.inverses[:, :, None])[:, None, :, 0]
+    off = (back[:, :, :, :-1] @ inner * back[:, :, :, :-1]).sum(axis=3)
+    diagonal = np.maximum(of_kernels - off, 1e-12)
     missed = back[:, :, :, -1]
     # Densities are of the observations themselves, not of rows multiplied by √precision: a constant, left out.
     density = 0.5 * (np.log(diagonal) - missed**2 / diagonal).sum(axis=2)
