@@ -121,23 +121,21 @@ class Learned:
         apart = np.zeros(len(rows), dtype=bool)
         if self.unidentified:
             apart = reaches(self.candidate.columns(rows), self.directions)
-        clear = (between & ~apart).tolist()
-        kinds = self._kinds
+        answers = zip(table.tolist(), beyond.tolist(), between.tolist(), apart.tolist(), strict=True)
         return [
-            "" if clear[k] and each.gpu_kind in kinds
-            else "; ".join(self._doubts(each.gpu_kind, table[k], beyond[k], between[k], apart[k]))
-            for k, each in enumerate(allocations)
-        ]  # fmt: skip
+            "; ".join(self._doubts(each.gpu_kind, *answer)) for each, answer in zip(allocations, answers, strict=True)
+        ]
 
     def _doubts(
-        self, kind: str, values: Floats, beyond: NDArray[np.bool_], between: np.bool_, apart: np.bool_
+        self, kind: str, values: Sequence[float], beyond: Sequence[bool], between: bool, apart: bool
     ) -> Sequence[str]:
         if kind not in self._kinds:
             measured = ", ".join(sorted(each or "CPU" for each in self._kinds))
             return [f"{kind or 'CPU'} was not measured, only {measured}"]
         found = [
-            f"{values[axis]:g} {_AXES[axis]}: {_range(self._ranges[0][axis], self._ranges[1][axis])}"
-            for axis in np.flatnonzero(beyond).tolist()
+            f"{value:g} {what}: {measured}"
+            for value, what, measured, is_beyond in zip(values, _AXES, self._measured, beyond, strict=True)
+            if is_beyond
         ]
         if not found and not between:
             found.append("each number lies within what was measured, but not their combination")
@@ -154,6 +152,11 @@ class Learned:
         """From least to most of what was measured, (4,) each."""
         table = np.array([(each.workers, each.ps, each.worker_cpu, each.ps_cpu) for each in self.observations])
         return table.min(axis=0), table.max(axis=0)
+
+    @cached_property
+    def _measured(self) -> list[str]:
+        """The same in words."""
+        return [_range(low, high) for low, high in zip(*(ends.tolist() for ends in self._ranges), strict=True)]
 
     @cached_property
     def _hull(self) -> Hull:
