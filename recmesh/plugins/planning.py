@@ -106,7 +106,10 @@ class Prediction:
 
 
 class Throughput(Protocol):
-    """What brain has learned of a job's speed."""
+    """What brain has learned of a job's speed.
+
+    It may have a method `doubt_each(allocations) -> Sequence[str]`, too, where asking `doubt` of each takes longer.
+    """
 
     def predict(self, shapes: Shapes) -> Prediction:
         """Vectorised; rates are finite and above 0."""

@@ -6,7 +6,7 @@ Of everything that its limits allow: what is believed, is worth a change, and ha
 
 import numpy as np
 
-from recmesh.plugins.planning import Candidate, ClusterView, JobView, Proposal, Reason
+from recmesh.plugins.planning import Allocation, Candidate, ClusterView, JobView, Proposal, Reason
 from services.brain.domain.planning.deadline import seconds_left
 from services.brain.domain.planning.front import Rows, pareto, thinned
 from services.brain.domain.planning.grid import Axes, axes, enumerated, thinned_out
@@ -20,7 +20,7 @@ from services.brain.domain.planning.survey import (
     present,
     survey,
 )
-from services.brain.domain.planning.trust import Reach, reach, within
+from services.brain.domain.planning.trust import Reach, doubts, reach, within
 from services.brain.domain.planning.wishes import Deadline, Wishes, deadline_of, wishes
 from services.brain.domain.planning.wording import shape
 
@@ -46,8 +46,7 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
     wanted = wishes(job, cluster, at, seen, deadline, asked_rate, rules)
     credible = _credible(seen, near, rules)
     rows = _front(seen, wanted, credible & seen.within_free & seen.within_quota, rules)
-    listed = [_candidate(job, cluster, seen, int(row), wanted, near) for row in rows]
-    chosen = tuple(each for each in listed if each is not None)
+    chosen = _listed(job, cluster, seen, rows, wanted, near)
     if chosen:
         return Proposal(job, chosen)
     # 3. Without any, say what stands in the way.
@@ -92,15 +91,26 @@ def _front(seen: Survey, wanted: Wishes, possible: Mask, rules: Rules) -> Rows:
     return thinned(rows[pareto(seen.cost[rows], seen.gain[rows])], seen.gain, rules.candidates)
 
 
-def _candidate(
-    job: JobView, cluster: ClusterView, seen: Survey, row: int, wanted: Wishes, near: Reach
-) -> Candidate | None:
-    """None where the model doubts it and it is farther than a step."""
+def _listed(
+    job: JobView, cluster: ClusterView, seen: Survey, rows: Rows, wanted: Wishes, near: Reach
+) -> tuple[Candidate, ...]:
+    """Those rows that the model does not doubt, or that lie within a step; any of them for a queued job."""
     assert job.throughput is not None
-    allocation = allocation_at(job, seen.shapes, row)
-    doubt = job.throughput.doubt(allocation)
-    if doubt and not job.queued and not within(near.step, seen.shapes.at(np.array([row])))[0]:
-        return None
+    if not len(rows):
+        return ()
+    allocations = [allocation_at(job, seen.shapes, row) for row in rows.tolist()]
+    stepped = within(near.step, seen.shapes.at(rows)).tolist()
+    asked = zip(rows.tolist(), allocations, stepped, doubts(job.throughput, allocations), strict=True)
+    return tuple(
+        _candidate(job, cluster, seen, row, allocation, wanted, doubt)
+        for row, allocation, is_step, doubt in asked
+        if not doubt or job.queued or is_step
+    )
+
+
+def _candidate(
+    job: JobView, cluster: ClusterView, seen: Survey, row: int, allocation: Allocation, wanted: Wishes, doubt: str
+) -> Candidate:
     notes = [doubt] if doubt else []
     if job.queued:
         reason = Reason.STARTED

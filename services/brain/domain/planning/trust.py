@@ -2,10 +2,10 @@
 
 A model says of an allocation why its prediction is an extrapolation. Asking for each of thousands takes longer than all
 the rest, so the believed region is taken as a box around what the job has: along each axis the values up to the last
-one that is not doubted. What is then proposed is asked about one by one.
+one that is not doubted. What is then proposed is asked about by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,11 +56,17 @@ def reach(job: JobView, of: Axes) -> Reach:
     """Around what the job has (a queued one: what it asks for)."""
     now = _values(job.now)
     step = tuple(_one_step(values, value) for values, value in zip(of, now, strict=True))
-    model = job.throughput
-    assert model is not None
-    if model.doubt(job.now):
-        return Reach(None, step, now)
-    return Reach(tuple(_believed(model, job.now, of, axis, step[axis]) for axis in range(4)), step, now)
+    assert job.throughput is not None
+    return Reach(_believed(job.throughput, job.now, of, step), step, now)
+
+
+def doubts(model: Throughput, allocations: Sequence[Allocation]) -> Sequence[str]:
+    """The model's doubt of each, in one question where it has a `doubt_each` for that."""
+    of_many = getattr(model, "doubt_each", None)
+    if of_many is None:
+        return [model.doubt(each) for each in allocations]
+    answered: Sequence[str] = of_many(allocations)
+    return answered
 
 
 def one_step(count: int) -> int:
@@ -90,39 +96,43 @@ def _one_step(values: Sequence[float], now: float) -> tuple[float, float]:
     return min(down, now - now // 2), max(up, now + now // 2)
 
 
-def _believed(
-    model: Throughput, now: Allocation, of: Axes, axis: int, step: tuple[float, float]
-) -> tuple[float, float]:
-    """Values of one axis, the others as now, up to the last without a doubt; at least as far as a step, which may be
-    taken anyway; open where there is no doubt at the end."""
-    values = tuple(of)[axis]
-
-    def doubted(candidate: float) -> bool:
-        return bool(model.doubt(_moved(now, axis, candidate)))
-
-    below = [each for each in reversed(values) if each < step[0] - 1e-9]
-    above = [each for each in values if each > step[1] + 1e-9]
-    low, high = _sure(below, doubted), _sure(above, doubted)
-    return (
-        -np.inf if low == len(below) else (below[low - 1] if low else step[0]),
-        np.inf if high == len(above) else (above[high - 1] if high else step[1]),
-    )
-
-
-def _sure(values: Sequence[float], doubted: Callable[[float], bool]) -> int:
-    """How many of them come before the first doubt, by bisection: farther is never surer. Most often none does."""
-    if not values or doubted(values[0]):
-        return 0
-    if not doubted(values[-1]):
-        return len(values)
-    sure, unsure = 1, len(values) - 1
-    while sure < unsure:
-        middle = (sure + unsure) // 2
-        if doubted(values[middle]):
-            unsure = middle
-        else:
-            sure = middle + 1
-    return sure
+def _believed(model: Throughput, now: Allocation, of: Axes, step: Box) -> Box | None:
+    """Values of each axis, the others as now, up to the last without a doubt; at least as far as a step, which may be
+    taken anyway; open where there is no doubt at the end. None where there is a doubt about now."""
+    # 1. Down and up each axis, what lies beyond a step; both ends of it are asked about first.
+    sides = [
+        (axis, beyond)
+        for axis, (values, (low, high)) in enumerate(zip(of, step, strict=True))
+        for beyond in (
+            [each for each in reversed(values) if each < low - 1e-9],
+            [each for each in values if each > high + 1e-9],
+        )
+    ]
+    ends = [_moved(now, axis, beyond[k]) for axis, beyond in sides if beyond for k in (0, -1)]
+    about_now, *about_ends = doubts(model, [now, *ends])
+    if about_now:
+        return None
+    # 2. How many values of each side come before the first doubt, by bisection of all at once: farther is never surer.
+    answers = iter(about_ends)
+    sure, unsure = [], []
+    for _, beyond in sides:
+        first, last = (next(answers), next(answers)) if beyond else ("", "")
+        sure.append(0 if first else (1 if last else len(beyond)))
+        unsure.append(0 if first else (len(beyond) - 1 if last else len(beyond)))
+    while between := [side for side in range(len(sides)) if sure[side] < unsure[side]]:
+        middle = [(sure[side] + unsure[side]) // 2 for side in between]
+        asked = [_moved(now, sides[side][0], sides[side][1][k]) for side, k in zip(between, middle, strict=True)]
+        for side, k, doubt in zip(between, middle, doubts(model, asked), strict=True):
+            if doubt:
+                unsure[side] = k
+            else:
+                sure[side] = k + 1
+    # 3. As limits.
+    limits = [
+        (np.inf if up else -np.inf) if count == len(beyond) else (beyond[count - 1] if count else step[axis][up])
+        for up, (axis, beyond), count in zip((0, 1) * len(step), sides, sure, strict=True)
+    ]
+    return tuple(zip(limits[::2], limits[1::2], strict=True))
 
 
 def _moved(now: Allocation, axis: int, value: float) -> Allocation:

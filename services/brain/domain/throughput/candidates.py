@@ -22,7 +22,7 @@ from services.brain.domain.throughput.forms import (
     Rows,
 )
 from services.brain.domain.throughput.observations import Mode, Observation
-from services.brain.domain.throughput.residual import Kernels, Scores, leave_one_out
+from services.brain.domain.throughput.residual import Kernels, Scores, leave_one_out, padded
 
 FORMS: Mapping[Mode, tuple[Form, ...]] = MappingProxyType(
     {
@@ -97,32 +97,34 @@ def tried(
 ) -> list[Tried]:
     """Every candidate: the forms of the job's mode if `own`, one fitted by parts where these are known, the prior."""
     step_s = np.array([each.step_s for each in observations])
-    found = []
+    found: list[tuple[Candidate, Floats, Floats, float]] = []
     for form in _forms(observations[-1].mode, rows) if own else ():
         columns = form.columns(rows)
         coefficients = rmsle_fit(columns, step_s, weights=grid.precision)
-        odds = GROWING_LOG_ODDS if "ps count" in form.terms else 0.0
-        found.append(_tried(form, columns, coefficients, step_s, grid, odds))
+        found.append((form, columns, coefficients, GROWING_LOG_ODDS if "ps count" in form.terms else 0.0))
     parts = from_breakdown(observations, rows)
     if isinstance(parts, Parts) and own:
-        found.append(_tried(parts, parts.columns(rows), parts.coefficients, step_s, grid, PARTS_LOG_ODDS))
+        found.append((parts, parts.columns(rows), parts.coefficients, PARTS_LOG_ODDS))
     if prior is not None:
         other = Scaled(prior)
         columns = other.columns(rows)
-        coefficients = rmsle_fit(columns, step_s, weights=grid.precision)
-        found.append(_tried(other, columns, coefficients, step_s, grid, OTHER_LOG_ODDS))
-    return found
+        found.append((other, columns, rmsle_fit(columns, step_s, weights=grid.precision), OTHER_LOG_ODDS))
+    fits = [shares_of(columns, coefficients) for _, columns, coefficients, _ in found]
+    residuals = np.log(step_s / np.stack([fitted for fitted, _ in fits]))
+    scores = leave_one_out(grid, residuals, padded([shares for _, shares in fits]))
+    return [
+        Tried(candidate, columns, coefficients, residual, shares, score, odds)
+        for (candidate, columns, coefficients, odds), (_, shares), residual, score in zip(
+            found, fits, residuals, scores, strict=True
+        )
+    ]
 
 
-def _tried(
-    candidate: Candidate, columns: Floats, coefficients: Floats, step_s: Floats, grid: Kernels, log_odds: float
-) -> Tried:
-    fitted = np.maximum(columns @ coefficients, 1e-12)
+def shares_of(columns: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
+    """Step time ŷ (n,), and which share of it each coefficient above 0 makes, (n, coefficients above 0)."""
+    step_s: Floats = np.maximum(columns @ coefficients, 1e-12)
     used = coefficients > 0
-    shares = columns[:, used] * coefficients[used] / fitted[:, None]
-    residual = np.log(step_s / fitted)
-    scores = leave_one_out(grid, residual, shares)
-    return Tried(candidate, columns, coefficients, residual, shares, scores, log_odds)
+    return step_s, columns[:, used] * coefficients[used] / step_s[:, None]
 
 
 def _forms(mode: Mode, rows: Rows) -> tuple[Form, ...]:

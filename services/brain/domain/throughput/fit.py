@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from recmesh.plugins.planning import Floats
@@ -93,9 +94,9 @@ def _joined(names: Sequence[str]) -> str:
     return ", ".join(quoted[:-1]) + " and " + quoted[-1]
 
 
-def reaches(row: Floats, directions: Floats) -> bool:
-    """Whether the step time of a configuration with terms `row` (k,) moves along an unknown direction."""
-    if not len(directions):
-        return False
-    sizes = np.abs(directions) @ np.abs(row)
-    return bool((np.abs(directions @ row) > 1e-3 * np.maximum(sizes, 1e-300)).any())
+def reaches(rows: Floats, directions: Floats) -> NDArray[np.bool_]:
+    """Whether the step time of configurations with terms `rows` (n, k) moves along an unknown direction, (n,)."""
+    moves = np.abs(rows @ directions.T)
+    sizes = np.abs(rows) @ np.abs(directions).T
+    found: NDArray[np.bool_] = (moves > 1e-3 * np.maximum(sizes, 1e-300)).any(axis=1)
+    return found

@@ -9,10 +9,10 @@ from services.brain.domain.throughput.breakdown import Parts
 from services.brain.domain.throughput.candidates import Scaled, Tried, tried
 from services.brain.domain.throughput.fit import in_words, told_apart, unknown_directions
 from services.brain.domain.throughput.forms import Rows
-from services.brain.domain.throughput.learned import Batching, Learned, Part, Unknown, inputs_of
+from services.brain.domain.throughput.learned import Batching, Learned, Mixture, Unknown, inputs_of
 from services.brain.domain.throughput.observations import Observation
 from services.brain.domain.throughput.regime import current
-from services.brain.domain.throughput.residual import Kernels, correction, kernels, mixture
+from services.brain.domain.throughput.residual import Kernels, corrections, kernels, mixture
 
 LEAST_CONFIGURATIONS = 3
 """Of an own model: with two, any form fits, and nothing tells which."""
@@ -88,14 +88,14 @@ def _fit(
     rows = rows_of(observations)
     grid = kernels(inputs_of(rows), _precision(observations, now))
     candidates = tried(observations, rows, grid, own=own, prior=prior)
-    parts, best = _mixed(candidates, grid)
+    mixed, best = _mixed(candidates, grid)
     directions = best.candidate.directions if isinstance(best.candidate, Parts) else unknown_directions(best.columns)
     newest = observations[-1]
     notes = [f"the speed changed: {forgotten} older measurements are used for the shape alone"] if forgotten else []
     if isinstance(best.candidate, Scaled):
         notes.append("too little was measured here: this is the speed of something similar, times a factor")
     return Learned(
-        parts=parts,
+        mixture=mixed,
         batching=Batching(newest.batch * (newest.workers if shared_batch else 1.0), shared_batch),
         observations=tuple(observations),
         inputs=grid.inputs,
@@ -110,19 +110,18 @@ def _fit(
     )
 
 
-def _mixed(candidates: Sequence[Tried], grid: Kernels) -> tuple[tuple[Part, ...], Tried]:
+def _mixed(candidates: Sequence[Tried], grid: Kernels) -> tuple[Mixture, Tried]:
     """Candidates with their corrections, weighted by the density that each gives to what it did not see; the best."""
     scores = np.concatenate([each.scores.log_density + each.log_odds for each in candidates])
     chosen, weights = mixture(scores, PARTS_KEPT)
-    weight_of = np.zeros(len(candidates))
-    parts = []
-    for place, weight in zip(chosen, weights, strict=True):
-        which, point = divmod(place, len(grid.sizes))
-        each = candidates[which]
-        weight_of[which] += weight
-        corrected_by = correction(grid, point, each.residual, each.shares)
-        parts.append(Part(each.candidate, each.coefficients, corrected_by, float(weight)))
-    return tuple(parts), candidates[int(np.argmax(weight_of))]
+    which, points = np.divmod(chosen, len(grid.sizes))
+    weight_of = np.bincount(which, weights, len(candidates))
+    kept = np.flatnonzero(weight_of)
+    forms = [candidates[k] for k in kept.tolist()]
+    form = np.searchsorted(kept, which)
+    by = corrections(grid, points, weights, form, [each.residual for each in forms], [each.shares for each in forms])
+    parts = Mixture(tuple((each.candidate, each.coefficients) for each in forms), form, weights, by)
+    return parts, candidates[int(np.argmax(np.round(weight_of, 9)))]  # of equals the first
 
 
 def _newest(ordered: Sequence[Observation]) -> list[Observation]:

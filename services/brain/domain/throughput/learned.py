@@ -2,19 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes
-from services.brain.domain.throughput.candidates import Candidate
+from services.brain.domain.throughput.candidates import Candidate, shares_of
 from services.brain.domain.throughput.fit import reaches
 from services.brain.domain.throughput.forms import Rows
+from services.brain.domain.throughput.hull import Hull
 from services.brain.domain.throughput.observations import Observation
-from services.brain.domain.throughput.residual import Correction, corrected, matern
+from services.brain.domain.throughput.residual import Corrections, corrected
+
+ROWS_AT_ONCE = 256
+"""Of a prediction: what lies between stays in the processor's cache."""
 
 _WITHIN = 1e-3
+_AXES = ("workers", "PS", "cores per worker", "cores per PS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +35,30 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One form with its coefficients, and one correction of it."""
+class Mixture:
+    """Forms with their coefficients, each corrected in one way or several, and the weights of these parts."""
 
-    candidate: Candidate
-    coefficients: Floats
-    correction: Correction
-    weight: float
+    forms: tuple[tuple[Candidate, Floats], ...]
+    form: NDArray[np.intp]
+    """(parts,): which form each part corrects."""
+    weights: Floats
+    """(parts,): their sum is 1."""
+    corrections: Corrections
 
-    @property
-    def used(self) -> NDArray[np.bool_]:
-        """Which coefficients are above 0."""
-        above: NDArray[np.bool_] = self.coefficients > 0
-        return above
+    def log_step_s(self, rows: Rows) -> tuple[Floats, Floats]:
+        """Mean and variance of ln T, (n,) each."""
+        points = inputs_of(rows)
+        fits = [shares_of(candidate.columns(rows), coefficients) for candidate, coefficients in self.forms]
+        logs = np.log(np.stack([step_s for step_s, _ in fits], axis=1))[:, self.form]
+        shares = np.concatenate([of_form for _, of_form in fits], axis=1)
+        mean, variance = np.empty(len(rows)), np.empty(len(rows))
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = slice(first, first + ROWS_AT_ONCE)
+            means, variances = corrected(self.corrections, points[some], shares[some])
+            means += logs[some]
+            mean[some] = means @ self.weights
+            variance[some] = variances + (means - mean[some, None]) ** 2 @ self.weights
+        return mean, variance
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +72,7 @@ class Unknown:
 class Learned:
     """A mean of forms, weighted by how well each predicts what it was not fitted on; it is a `Throughput`."""
 
-    parts: tuple[Part, ...]
+    mixture: Mixture
     batching: Batching
     observations: tuple[Observation, ...]
     """That it was fitted on: of the present regime."""
@@ -86,75 +102,72 @@ class Learned:
     def predict(self, shapes: Shapes) -> Prediction:
         """Rates above 0, and the standard deviation of their logarithm, noise of one window included."""
         rows = Rows.of(shapes, self.batching.per_worker(shapes.workers))
-        points = inputs_of(rows)
-        scales = np.unique(np.stack([part.correction.scale for part in self.parts]), axis=0)
-        across = dict(zip(map(tuple, scales.tolist()), matern(points, self.inputs, scales), strict=True))
-        means, variances = [], []
-        columns: dict[str, Floats] = {}
-        for part in self.parts:
-            x = columns.get(part.candidate.name)
-            if x is None:
-                x = columns[part.candidate.name] = part.candidate.columns(rows)
-            step_s = np.maximum(x @ part.coefficients, 1e-12)
-            shares = x[:, part.used] * part.coefficients[part.used] / step_s[:, None]
-            mean, variance = corrected(part.correction, across[tuple(part.correction.scale.tolist())], shares)
-            means.append(np.log(step_s) + mean)
-            variances.append(variance)
-        weights = np.array([part.weight for part in self.parts])
-        mean = weights @ np.stack(means)
-        spread = weights @ (np.stack(variances) + (np.stack(means) - mean) ** 2)
-        rate = rows.workers * rows.batch * np.exp(-np.clip(mean, -60.0, 60.0))
-        return Prediction(rate, np.sqrt(spread))
+        mean, variance = self.mixture.log_step_s(rows)
+        return Prediction(rows.workers * rows.batch * np.exp(-np.clip(mean, -60.0, 60.0)), np.sqrt(variance))
 
     def doubt(self, allocation: Allocation) -> str:
         """Why it is an extrapolation; "" within what was measured."""
-        return "; ".join(self._doubts(allocation))
+        return self.doubt_each([allocation])[0]
 
-    def _doubts(self, allocation: Allocation) -> Sequence[str]:
-        kinds = {each.hardware for each in self.observations}
-        if allocation.gpu_kind not in kinds:
-            measured = ", ".join(sorted(kind or "CPU" for kind in kinds))
-            return [f"{allocation.gpu_kind or 'CPU'} was not measured, only {measured}"]
-        found = [
-            f"{_amount(value)} {what}: {_range(values)}"
-            for what, value, values in (
-                ("workers", allocation.workers, [each.workers for each in self.observations]),
-                ("PS", allocation.ps, [each.ps for each in self.observations]),
-                ("cores per worker", allocation.worker_cpu, [each.worker_cpu for each in self.observations]),
-                ("cores per PS", allocation.ps_cpu, [each.ps_cpu for each in self.observations]),
-            )
-            if not min(values) * (1 - _WITHIN) <= value <= max(values) * (1 + _WITHIN)
-        ]
-        rows = self._row(allocation)
-        if not found and not within_hull(inputs_of(rows)[0], self.inputs):
-            found.append("each number lies within what was measured, but not their combination")
+    def doubt_each(self, allocations: Sequence[Allocation]) -> list[str]:
+        """`doubt` of each: of many at once it takes a fraction of the time."""
+        shapes = Shapes.of(allocations)
+        rows = Rows.of(shapes, self.batching.per_worker(shapes.workers))
+        table = np.stack([shapes.workers, shapes.ps, shapes.worker_cpu, shapes.ps_cpu], axis=1)
+        low, high = self._ranges
+        beyond = (table < low * (1 - _WITHIN)) | (table > high * (1 + _WITHIN))
+        between: NDArray[np.bool_] = ~np.logical_or.reduce(beyond, axis=1)
+        between[between] = self._hull.holds(inputs_of(rows)[between])
+        apart = np.zeros(len(rows), dtype=bool)
         if self.unidentified:
-            row = self.candidate.columns(rows)[0]
-            if reaches(row, self.directions):
-                found += [f"{each}, and this needs them apart" for each in self.unidentified]
+            apart = reaches(self.candidate.columns(rows), self.directions)
+        answers = zip(table.tolist(), beyond.tolist(), between.tolist(), apart.tolist(), strict=True)
+        return [
+            "; ".join(self._doubts(each.gpu_kind, *answer)) for each, answer in zip(allocations, answers, strict=True)
+        ]
+
+    def _doubts(
+        self, kind: str, values: Sequence[float], beyond: Sequence[bool], between: bool, apart: bool
+    ) -> Sequence[str]:
+        if kind not in self._kinds:
+            measured = ", ".join(sorted(each or "CPU" for each in self._kinds))
+            return [f"{kind or 'CPU'} was not measured, only {measured}"]
+        found = [
+            f"{value:g} {what}: {measured}"
+            for value, what, measured, is_beyond in zip(values, _AXES, self._measured, beyond, strict=True)
+            if is_beyond
+        ]
+        if not found and not between:
+            found.append("each number lies within what was measured, but not their combination")
+        if apart:
+            found += [f"{each}, and this needs them apart" for each in self.unidentified]
         return found
 
-    def _row(self, allocation: Allocation) -> Rows:
-        shapes = Shapes.of([allocation])
-        return Rows.of(shapes, self.batching.per_worker(shapes.workers))
+    @cached_property
+    def _kinds(self) -> frozenset[str]:
+        return frozenset(each.hardware for each in self.observations)
+
+    @cached_property
+    def _ranges(self) -> tuple[Floats, Floats]:
+        """From least to most of what was measured, (4,) each."""
+        table = np.array([(each.workers, each.ps, each.worker_cpu, each.ps_cpu) for each in self.observations])
+        return table.min(axis=0), table.max(axis=0)
+
+    @cached_property
+    def _measured(self) -> list[str]:
+        """The same in words."""
+        return [_range(low, high) for low, high in zip(*(ends.tolist() for ends in self._ranges), strict=True)]
+
+    @cached_property
+    def _hull(self) -> Hull:
+        return Hull(self.inputs)
 
 
 def inputs_of(rows: Rows) -> Floats:
     """ln w, ln p, ln λw, ln λp: (n, 4)."""
-    return np.log(np.stack([rows.workers, rows.ps, rows.worker_cpu, rows.ps_cpu], axis=1))
+    table: Floats = np.log(np.array([rows.workers, rows.ps, rows.worker_cpu, rows.ps_cpu]).T)
+    return table
 
 
-def within_hull(point: Floats, points: Floats) -> bool:
-    """Whether `point` (d,) is a convex combination of `points` (n, d): non-negative weights that sum to 1."""
-    columns = np.vstack([points.T, np.ones(len(points))])
-    _, left = nnls(columns, np.append(point, 1.0))
-    return bool(left < _WITHIN)
-
-
-def _amount(value: float) -> str:
-    return f"{value:g}"
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return f"only {_amount(low)} was measured" if low == high else f"{_amount(low)} to {_amount(high)} were measured"
+def _range(low: float, high: float) -> str:
+    return f"only {low:g} was measured" if low == high else f"{low:g} to {high:g} were measured"

@@ -50,19 +50,16 @@ def _change(observations: Sequence[Observation], rows: Rows, inputs: Floats, fir
     shares = columns[:, used] * coefficients[used] / fitted[:, None]
     residual = np.log(step_s / fitted)
     smooth = _SIZE**2 * matern(inputs, inputs, np.full((1, inputs.shape[1]), _LENGTH))[0] + shares @ shares.T
-    steps = np.tri(n, dtype=np.float64)[:, 1 : n - LEAST_AFTER + 1]  # column c: from observation c + 1 on
-    best_without, best_with, moment, factor = -np.inf, -np.inf, 0, 0.0
-    for noise in _NOISES:
-        covariance = smooth + noise**2 * np.eye(n)
-        inverse = np.linalg.inv(covariance)
-        without = -0.5 * float(residual @ inverse @ residual + np.linalg.slogdet(covariance)[1])
-        along = steps.T @ inverse
-        known = np.einsum("cn,nc->c", along, steps) + _FACTOR_SD**-2
-        pull = along @ residual
-        gain = 0.5 * pull**2 / known - 0.5 * np.log(known * _FACTOR_SD**2)
-        at = int(np.argmax(gain))
-        best_without = max(best_without, without)
-        if without + gain[at] > best_with:
-            best_with, moment, factor = without + float(gain[at]), at + 1, float(pull[at] / known[at])
-    believed = best_with - best_without > LEAST_LOG_ODDS and abs(factor) > LEAST_CHANGE
-    return moment if believed else 0
+    steps = np.tri(n, dtype=np.float64)[:, 1 : n - LEAST_AFTER + 1].T  # row c: from observation c + 1 on
+    # Of each size of the noise (first axis), ln of the likelihood without a change, and what one at each moment adds.
+    covariance = smooth + np.array(_NOISES)[:, None, None] ** 2 * np.eye(n)
+    inverse = np.linalg.inv(covariance)
+    without = -0.5 * (inverse @ residual @ residual + np.linalg.slogdet(covariance)[1])
+    along = steps @ inverse
+    known = (along * steps).sum(axis=2) + _FACTOR_SD**-2
+    pull = along @ residual
+    gain = 0.5 * pull**2 / known - 0.5 * np.log(known * _FACTOR_SD**2)
+    best = np.unravel_index(np.argmax(without[:, None] + gain), gain.shape)
+    factor = float(pull[best] / known[best])
+    odds = float((without[:, None] + gain)[best] - without.max())
+    return int(best[1]) + 1 if odds > LEAST_LOG_ODDS and abs(factor) > LEAST_CHANGE else 0

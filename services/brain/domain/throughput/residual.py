@@ -47,10 +47,13 @@ class Kernels:
 def matern(a: Floats, b: Floats, scales: Floats) -> Floats:
     """Matérn 5/2 between rows of a (n, d) and b (m, d), for each row of `scales` (kernels, d): (kernels, n, m)."""
     gaps = (a.T[:, :, None] - b.T[:, None, :]) ** 2
-    squared = (5.0 * scales**-2.0) @ gaps.reshape(len(gaps), -1)
+    squared: Floats = (5.0 * scales**-2.0) @ gaps.reshape(len(gaps), -1)
     distance = np.sqrt(squared)
-    result: Floats = (1.0 + distance + squared / 3.0) * np.exp(-distance)
-    return result.reshape(len(scales), len(a), len(b))
+    squared /= 3.0
+    squared += distance
+    squared += 1.0
+    squared *= np.exp(np.negative(distance, out=distance), out=distance)
+    return squared.reshape(len(scales), len(a), len(b))
 
 
 def kernels(inputs: Floats, precision: Floats) -> Kernels:
@@ -78,74 +81,114 @@ class Scores:
     """Mean |ln| error of each observation, predicted from all others."""
 
 
-def leave_one_out(grid: Kernels, residual: Floats, shares: Floats) -> Scores:
-    """`residual` (n,) is ln y − ln ŷ; `shares` (n, a) are θ_k·x_k/ŷ of the coefficients above 0.
+def padded(shares: Sequence[Floats]) -> Floats:
+    """Of several forms, (forms, n, a): a share of 0 is of no coefficient, so it changes nothing."""
+    result = np.zeros((len(shares), len(shares[0]), max(each.shape[1] for each in shares)))
+    for each, place in zip(shares, result, strict=True):
+        place[:, : each.shape[1]] = each
+    return result
+
+
+def leave_one_out(grid: Kernels, residuals: Floats, shares: Floats) -> list[Scores]:
+    """Of forms: `residuals` (forms, n) is ln y − ln ŷ; `shares` (forms, n, a) are θ_k·x_k/ŷ of coefficients above 0.
 
     With P = C⁻¹ − C⁻¹G(G'C⁻¹G + I)⁻¹G'C⁻¹, observation i is missed by (P·r)_i/P_ii, with variance 1/P_ii.
     """
+    many, n, a = shares.shape
     root = np.sqrt(grid.precision)
     index = grid.index
-    rotated = np.einsum("knm,nj->kmj", grid.vectors, np.column_stack([shares, residual]) * root[:, None])
-    spread = rotated[index]  # (H, n, a + 1) in the eigenvectors' basis
-    scaled = grid.inverses[:, :, None] * spread
-    g, r = spread[:, :, :-1], scaled[:, :, -1:]
-    inner = np.swapaxes(g, 1, 2) @ scaled[:, :, :-1] + np.eye(shares.shape[1])
-    lower = np.linalg.inv(np.linalg.cholesky(inner))
-    half = scaled[:, :, :-1] @ np.swapaxes(lower, 1, 2)  # C⁻¹G·L⁻ᵀ
+    # 1. In the eigenvectors' basis, one matrix product for all forms: (H, n, forms, a + 1).
+    both = np.concatenate([shares, residuals[:, :, None]], axis=2) * root[:, None]
+    rotated = np.swapaxes(grid.vectors, 1, 2) @ both.transpose(1, 0, 2).reshape(n, -1)
+    spread = rotated.reshape(-1, n, many, a + 1)[index].transpose(0, 2, 1, 3)  # (H, forms, n, a + 1)
+    scaled = grid.inverses[:, None, :, None] * spread
+    # 2. What the coefficients explain.
+    products = np.swapaxes(spread[:, :, :, :-1], 2, 3) @ scaled  # (H, forms, a, a + 1): G'C⁻¹[G, r]
+    inner = np.linalg.inv(products[:, :, :, :-1] + np.eye(a))
+    projected = scaled[:, :, :, -1:] - scaled[:, :, :, :-1] @ (inner @ products[:, :, :, -1:])
+    # 3. Back to observations: P·r, and the diagonal of P.
     vectors = grid.vectors[index]
-    projected = r[:, :, 0] - (half @ (lower @ (np.swapaxes(g, 1, 2) @ r)))[:, :, 0]
-    a = np.einsum("hnm,hm->hn", vectors, projected)
-    diagonal = np.einsum("hnm,hm->hn", vectors**2, grid.inverses) - ((vectors @ half) ** 2).sum(axis=2)
-    diagonal = np.maximum(diagonal, 1e-12)
+    back = vectors[:, None] @ np.concatenate([scaled[:, :, :, :-1], projected], axis=3)
+    of_kernels = (vectors**2 @ grid.inverses[:, :, None])[:, None, :, 0]
+    off = (back[:, :, :, :-1] @ inner * back[:, :, :, :-1]).sum(axis=3)
+    diagonal = np.maximum(of_kernels - off, 1e-12)
+    missed = back[:, :, :, -1]
     # Densities are of the observations themselves, not of rows multiplied by √precision: a constant, left out.
-    density = 0.5 * (np.log(diagonal) - a**2 / diagonal).sum(axis=1)
-    error = np.abs(a / diagonal / root).mean(axis=1)
-    return Scores(density, error)
+    density = 0.5 * (np.log(diagonal) - missed**2 / diagonal).sum(axis=2)
+    error = np.abs(missed / diagonal / root).mean(axis=2)
+    return [Scores(density[:, f].copy(), error[:, f].copy()) for f in range(many)]
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
-    """g at one point of the grid, and the uncertainty that it leaves."""
+class Corrections:
+    """g at some points of the grid, each for one of some forms (a part), and the uncertainty that they leave.
 
-    scale: Floats
-    size: float
-    noise: float
+    Parts with the same kernel share all that costs time; their variances are summed beforehand, by weight.
+    """
+
+    inputs: Floats
+    """(n, 4): of the observations."""
+    scales: Floats
+    """(kernels, 4): those length scales that any part uses."""
     alpha: Floats
-    inverse: Floats
-    """C⁻¹, (n, n)."""
-    shares: Floats
-    inner: Floats
-    """(G'C⁻¹G + I)⁻¹."""
+    """(kernels, n, parts): what each observation's kernel adds to ln T; 0 where the part is of another kernel."""
+    quadratic: Floats
+    """(kernels, n + a, n + a): what kernels and shares of a row take off the variance; a counts shares of all forms."""
+    variance: float
+    """Where nothing was measured: of g, and of the noise."""
 
 
-def correction(grid: Kernels, at: int, residual: Floats, shares: Floats) -> Correction:
-    """Of grid point `at`."""
-    root = np.sqrt(grid.precision)
-    kernel = int(grid.index[at])
-    vectors = grid.vectors[kernel]
-    inverse = (vectors * grid.inverses[at]) @ vectors.T * root[:, None] * root[None, :]
-    inner = np.linalg.inv(shares.T @ inverse @ shares + np.eye(shares.shape[1]))
-    return Correction(
-        grid.scales[kernel],
-        float(grid.sizes[at]),
-        float(grid.noises[at]),
-        inverse @ residual,
-        inverse,
-        shares,
-        inner,
+def corrections(
+    grid: Kernels,
+    at: NDArray[np.intp],
+    weights: Floats,
+    form: NDArray[np.intp],
+    residuals: Sequence[Floats],
+    shares: Sequence[Floats],
+) -> Corrections:
+    """Of parts at grid points `at`, of forms `form`, all three (parts,); residuals and shares of each form as above.
+
+    With k the kernel of a row and g its shares, Var = σ² + s² − k'C⁻¹k + (g − G'C⁻¹k)'(G'C⁻¹G + I)⁻¹(g − G'C⁻¹k).
+    """
+    # 1. The parts one beside the other; each has its form's shares in their place, and 0 in the places of others.
+    parts, n, a = len(at), len(grid.inputs), sum(each.shape[1] for each in shares)
+    own = np.repeat(np.arange(len(shares)), [each.shape[1] for each in shares]) == form[:, None]
+    explained = np.concatenate(shares, axis=1) * own[:, None, :]
+    sizes, root = grid.sizes[at], np.sqrt(grid.precision)
+    vectors = grid.vectors[grid.index[at]]
+    inverse = (vectors * grid.inverses[at][:, None, :]) @ np.swapaxes(vectors, 1, 2) * np.outer(root, root)
+    # 2. Var as one quadratic form of (k, g) of each part.
+    known = inverse @ explained
+    inner = np.linalg.inv(np.swapaxes(explained, 1, 2) @ known + np.eye(a)) * (own[:, :, None] & own[:, None, :])
+    across = known @ inner * sizes[:, None, None]
+    quadratic = np.empty((parts, n + a, n + a))
+    quadratic[:, :n, :n] = inverse * sizes[:, None, None] ** 2
+    quadratic[:, :n, :n] -= across @ np.swapaxes(known, 1, 2) * sizes[:, None, None]
+    quadratic[:, :n, n:] = across
+    quadratic[:, n:, :n] = np.swapaxes(across, 1, 2)
+    quadratic[:, n:, n:] = -inner
+    # 3. Summed by kernel; a part whose g is 0 needs none of its own.
+    index = np.where(sizes > 0.0, grid.index[at], grid.index[at[np.argmax(sizes)]])
+    used, kernel = np.unique(index, return_inverse=True)
+    is_of = kernel == np.arange(len(used))[:, None]
+    summed = (is_of * weights) @ quadratic.reshape(parts, -1)
+    alpha = sizes[:, None] * (inverse @ np.stack(residuals)[form][:, :, None])[:, :, 0]
+    return Corrections(
+        grid.inputs,
+        grid.scales[used],
+        is_of[:, None, :] * alpha.T,
+        summed.reshape(len(used), n + a, n + a),
+        float(weights @ (sizes + grid.noises[at])),
     )
 
 
-def corrected(each: Correction, across: Floats, shares: Floats) -> tuple[Floats, Floats]:
-    """g and the variance of ln T at new rows: `across` is the kernel (rows, n), `shares` (rows, a)."""
-    if not each.size:
-        return np.zeros(len(across)), np.einsum("ra,ra->r", shares @ each.inner, shares) + each.noise
-    weights = each.size * across
-    known = weights @ each.inverse
-    left = shares - known @ each.shares
-    variance = np.maximum(each.size - np.einsum("rn,rn->r", known, weights), 0.0)
-    variance += np.einsum("ra,ra->r", left @ each.inner, left) + each.noise
-    return weights @ each.alpha, variance
+def corrected(each: Corrections, inputs: Floats, shares: Floats) -> tuple[Floats, Floats]:
+    """g of each part (rows, parts), and the parts' mean variance of ln T (rows,), at new rows: `inputs` (rows, 4),
+    `shares` (rows, a) of all forms."""
+    across = matern(inputs, each.inputs, each.scales)
+    both = np.concatenate([across, np.broadcast_to(shares, (len(across), *shares.shape))], axis=2)
+    variance = each.variance - np.einsum("kra,kra->r", both @ each.quadratic, both)
+    return (across @ each.alpha).sum(axis=0), variance
 
 
 def mixture(log_scores: Floats, kept: int) -> tuple[Sequence[int], Floats]:

@@ -77,8 +77,7 @@ def test_identifiability_is_not_a_count_of_configurations() -> None:
 def test_an_unknown_direction_matters_only_where_it_leads() -> None:
     seen = [(w, p, float(CORES[i % 5][0]), 8.0) for i, (w, p) in enumerate(COUNTS)]
     directions = unknown_directions(DLROVER.columns(rows(seen)))
-    assert not reaches(DLROVER.columns(rows([(30, 3, 4, 8)]))[0], directions)
-    assert reaches(DLROVER.columns(rows([(4, 2, 4, 2)]))[0], directions)
+    assert reaches(DLROVER.columns(rows([(30, 3, 4, 8), (4, 2, 4, 2)])), directions).tolist() == [False, True]
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.05, 0.2, 0.4]))

@@ -81,6 +81,19 @@ def test_at_a_fixed_ratio_kales_narrow_form_is_tried_too() -> None:
     assert KALE_ASYNC_RATIO.name not in known(observed(VARIED)).errors
 
 
+def test_many_allocations_are_doubted_as_each_is_alone() -> None:
+    model = known(observed(VARIED[:6]))
+    asked = [
+        Allocation(w, p, c, 8.0, gpu_kind=kind)
+        for w in (3, 8, 40)
+        for p in (1, 4)
+        for c in (4, 8)
+        for kind in ("", "t4")
+    ]
+    assert model.doubt_each(asked) == [model.doubt(each) for each in asked]
+    assert len(set(model.doubt_each(asked))) > 3
+
+
 def test_within_what_was_measured_there_is_no_doubt() -> None:
     assert known(observed(VARIED)).doubt(INSIDE) == ""
 
