@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 from recmesh.runtime.ops.panels import Tone
 from recmesh.runtime.ops.text import count
 
-WIDTH, HEIGHT = 560.0, 350.0
+WIDTH, HEIGHT = 440.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 34.0, 46.0
 _LARGEST = 1e100
 _CHARACTER = 6.0
@@ -258,7 +258,7 @@ def _legend(kinds: Sequence[Dots], has_diagonal: bool) -> Iterator[str]:
         yield f'<circle class="dot {kind.tone}" cx="{at + 4:.1f}" cy="14" r="4.2"/>' + _text(at + 13, 18, kind.name)
         at += 30 + _CHARACTER * len(kind.name)
     if has_diagonal:
-        yield _line("diagonal", at, 14, at + 16, 14) + _text(at + 21, 18, "as predicted")
+        yield _line("diagonal", at, 14, at + 16, 14) + _text(at + 21, 18, "as measured")
 
 
 def _line(name: str, x1: float, y1: float, x2: float, y2: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recmesh.cli import explain_verbs
+from recmesh.cli import explain_verbs, output
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 AT = 1_700_000_000.0
@@ -113,7 +113,7 @@ def test_all_that_is_known_is_told(mesh: FakeMesh, capsys: pytest.CaptureFixture
     ]  # fmt: skip
     assert [row[8] for row in fit] == ["-5.0%", "+4.1%"]
     assert "3.4%" in out and "gradient 0.0008" in out and "cannot be told apart" in out
-    chosen, other = section(out, f"Front at {explain_verbs.output.clock(AT + 5)}, the last time there was a choice")
+    chosen, other = section(out, f"Front at {output.clock(AT + 5)}, the last time there was a choice")
     assert chosen[0] == "chosen" and chosen[-2:] == ["worth", "it"] and other[0] == "4"
     assert "KEEP: nothing is better" in out
     assert "worker 2 → 3  2,000  2,500     worth it" in out
