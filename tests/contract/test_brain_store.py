@@ -113,7 +113,7 @@ def test_forgetting_keeps_the_newest_profiles_of_each_job_and_all_histories(stor
     store.put_plan(plan("old", 1))
     store.put_plan(plan("new", 9))
     store.put_history(history())
-    assert store.forget(before=2, profiles_per_job=3) == 2 * 7 + 1
+    assert store.forget(before=2, profiles_per_job=3, per_counts=2) == 2 * 7 + 1
     assert [each.at for each in store.profiles("a")] == [7, 8, 9]
     assert [each.plan_id for each in store.plans()] == ["new"]
     assert len(store.histories()) == 1
@@ -203,3 +203,14 @@ def test_old_looks_and_changes_are_forgotten(store: SqlStore) -> None:
     assert store.forget(before=5.0, profiles_per_job=10) == 2
     assert [each.job_id for each in store.looks()] == ["job-10"]
     assert [each.plan_id for each in store.changes()] == ["p-10"]
+
+
+def test_what_was_measured_long_ago_with_other_counts_is_kept(store: SqlStore) -> None:
+    for at in range(30):
+        store.put_profile(Profile("a", at=at, workers=1 if at < 5 else 2, ps=1))
+    store.put_profile(Profile("b", at=100, workers=3, ps=1))
+    assert [(each.workers, each.at) for each in store.shown("a", each=3)] == [
+        (1, 2), (1, 3), (1, 4), (2, 27), (2, 28), (2, 29),
+    ]  # fmt: skip
+    assert store.forget(before=0, profiles_per_job=10, per_counts=3) == 2 + 15
+    assert [each.at for each in store.profiles("a")] == [2, 3, 4, *range(20, 30)]

@@ -42,8 +42,8 @@ from services.brain.domain.views import (
 from services.brain.domain.warmstart import SUCCEEDED, WarmStart, most_similar
 from services.brain.store import SqlStore
 
-PROFILES = 500
-"""The newest of a job, from which its speed is learned."""
+WATCHED = 500
+"""The newest profiles of a job, in which its use is seen."""
 CHANGES = 200
 """The newest of all jobs, from which overheads are learned."""
 RESIZER = "vertical"
@@ -94,6 +94,8 @@ class Deciding:
         self._store, self._planner, self._policy = store, planner, policy
         self._rule, self._seed, self._clock, self._told = rule, seed, clock, told
         self._priors: dict[str, Prior] = {}
+        self._promised: dict[str, tuple[float, Resources]] = {}
+        """By job: when it was given a plan, and what that takes beyond what it had; until it asks again."""
         self._live: dict[str, tuple[float, Proposal]] = {}
         """By job: when it last asked, and what was proposed for it then."""
         self._choosing = asyncio.Lock()
@@ -102,18 +104,22 @@ class Deciding:
         """What the job should change to; None: nothing. What is chosen is stored before it is given out."""
         _check(ask)
         began, now = self._clock.monotonic(), self._clock.now()
-        profiles, changes = await asyncio.gather(
-            asyncio.to_thread(self._store.profiles, ask.job.job_id, limit=PROFILES),
+        shown, profiles, changes, own = await asyncio.gather(
+            asyncio.to_thread(self._store.shown, ask.job.job_id),
+            asyncio.to_thread(self._store.profiles, ask.job.job_id, limit=WATCHED),
             asyncio.to_thread(self._store.changes, limit=CHANGES),
+            asyncio.to_thread(self._store.changes, job_id=ask.job.job_id, limit=CHANGES),
         )
+        changes = list({change.plan_id: change for change in (*changes, *own)}.values())
         # What it asks with is measured over a steady window, and may be all that is known of what it has now.
         asked = _measured(ask.job.job_id, ask.now.values(), ask.samples_per_s, now, ask.job.batch_size, profiles)
         if asked is not None:
             await asyncio.to_thread(self._store.put_profile, asked)
-            profiles = [*profiles, asked]
+            shown, profiles = [*shown, asked], [*profiles, asked]
         prior = await self._prior(ask.job, now)
-        async with self._choosing:
-            look, plan = await asyncio.to_thread(self._choose, ask, profiles, changes, prior, now)
+        # Carried through also when the caller has given up: no two choices at a time.
+        choice = asyncio.create_task(self._chosen(ask, shown, profiles, changes, prior, now))
+        look, plan = await asyncio.shield(choice)
         if plan is not None:
             await asyncio.to_thread(self._store.put_plan, plan)
         await asyncio.to_thread(self._store.put_look, look)
@@ -134,6 +140,7 @@ class Deciding:
         if seen is not None:
             await asyncio.to_thread(self._store.put_profile, seen)
         _changes.labels(change.verdict).inc()
+        self._promised.pop(change.job_id, None)
 
     async def _prior(self, job: Job, now: float) -> Prior:
         """What the most similar past job has shown; asked for once per job."""
@@ -147,16 +154,24 @@ class Deciding:
     def _look_for_prior(self, job: Job, now: float) -> Prior:
         past = self._store.histories(outcome=SUCCEEDED, limit=PAST_JOBS)
         for similar, history in reversed(most_similar(job, past, self._rule)):
-            model, _ = learned(self._store.profiles(history.job.job_id, limit=PROFILES), now=now)
+            model, _ = learned(self._store.shown(history.job.job_id), now=now)
             if model is not None:
                 return Prior(model, f"{similar.job_id} ({similar.similarity:.2f}: {similar.why})")
         return Prior()
 
+    async def _chosen(
+        self, ask: Ask, shown: Sequence[Profile], profiles: Sequence[Profile], changes: Sequence[Change],
+        prior: Prior, now: float,
+    ) -> tuple[Look, Plan | None]:  # fmt: skip
+        async with self._choosing:
+            return await asyncio.to_thread(self._choose, ask, shown, profiles, changes, prior, now)
+
     def _choose(
-        self, ask: Ask, profiles: Sequence[Profile], changes: Sequence[Change], prior: Prior, now: float
-    ) -> tuple[Look, Plan | None]:
+        self, ask: Ask, shown: Sequence[Profile], profiles: Sequence[Profile], changes: Sequence[Change],
+        prior: Prior, now: float,
+    ) -> tuple[Look, Plan | None]:  # fmt: skip
         # 1. What is known of the job's speed, from itself and, while that is little, from a job like it.
-        throughput, fit = learned(profiles, now=now, prior=prior.throughput, prior_name=prior.name)
+        throughput, fit = learned(shown, now=now, prior=prior.throughput, prior_name=prior.name)
         # 2. Its candidates; those of other live jobs are as they were when these last asked.
         before = self._live.get(ask.job.job_id)
         seen = view(
@@ -165,12 +180,13 @@ class Deciding:
             fit=fit, ps_bytes=profiles[-1].ps_memory_bytes if profiles else 0,
             front=tuple(each.allocation for each in before[1].candidates) if before else (),
         )  # fmt: skip
+        self._promised.pop(ask.job.job_id, None)
         cluster = self._cluster(ask.free, now)
         rng = np.random.default_rng([self._seed, _number(ask.job.job_id), int(now)])
         made = without_avoided(self._planner.propose(seen, cluster, rng), changes, now=now)
         self._remember(made, now)
         # 3. A choice among all of them, of which this job's part is the answer.
-        everybody = [proposal for _, proposal in self._live.values()]
+        everybody = [proposal for _, proposal in list(self._live.values())]
         cluster = replace(cluster, quotas=self._quotas_left(everybody))
         decided = next(
             each for each in self._planner.select(everybody, cluster, rng) if each.job_id == ask.job.job_id
@@ -180,7 +196,7 @@ class Deciding:
         expected = decided.chosen.rate if decided.chosen is not None else 0.0
         planner, reason, why = self._planner.name, decided.reason.name, decided.why
         # 4. What the planner leaves as it is may still be larger than it is used, or at its edge.
-        sizing = None if roles else self._resized(ask, profiles, changes, now)
+        sizing = None if roles else self._resized(ask, profiles, changes, cluster, grows=throughput is None)
         if sizing is not None:
             roles, expected, planner, why = sizing.roles, ask.samples_per_s, RESIZER, sizing.why
             reason = (Reason.GROW if sizing.grows else Reason.SHRINK).name
@@ -188,6 +204,9 @@ class Deciding:
         if roles:
             plan = Plan(roles, planner, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now,
                         samples_per_s=expected)  # fmt: skip
+            # What it was given is its own until it asks again; what else it could have had is free for others.
+            self._promised[ask.job.job_id] = now, _more(roles, ask.now)
+            self._live[ask.job.job_id] = now, Proposal(seen, (), Reason.KEEP, "it was given a plan")
         look = Look(
             job_id=ask.job.job_id, at=now, planner=planner, reason=reason, why=why,
             samples_per_s=ask.samples_per_s, now=tuple(ask.now.values()), chosen=roles,
@@ -197,29 +216,34 @@ class Deciding:
         return look, plan
 
     def _resized(
-        self, ask: Ask, profiles: Sequence[Profile], changes: Sequence[Change], now: float
+        self, ask: Ask, profiles: Sequence[Profile], changes: Sequence[Change], cluster: ClusterView, *, grows: bool
     ) -> Resizing | None:
+        """grows: cores may become more. Where a model tells what they bring, that is the planner's to say."""
         policy = self._policy
+        most = policy.sizes.most if grows else 0.0
         sizing = resized(
-            ask.job, ask.now, ask.limits, profiles, cores=Limits(policy.sizes.least, policy.sizes.most),
-            window_s=policy.resize_window_s, at=now,
+            ask.job, ask.now, ask.limits, profiles, cores=Limits(policy.sizes.least, most),
+            window_s=policy.resize_window_s, at=cluster.now,
         )  # fmt: skip
-        if sizing is None or is_avoided(ask.job.job_id, sizing.roles, changes, now=now):
+        if sizing is None or is_avoided(ask.job.job_id, sizing.roles, changes, now=cluster.now):
             return None
         more = total(sizing.roles).plus(total(tuple(ask.now.values())), times=-1)
-        return sizing if more.within(self._cluster(ask.free, now).free) else None
+        quota = cluster.quotas.get(ask.job.owner)
+        return sizing if more.within(cluster.free) and (quota is None or more.within(quota)) else None
 
     def _remember(self, proposal: Proposal, now: float) -> None:
         self._live.pop(proposal.job.job_id, None)
         self._live[proposal.job.job_id] = now, proposal
         oldest = now - 3 * self._policy.interval_s
-        gone = [job_id for job_id, (at, _) in self._live.items() if at < oldest]
+        gone = [job_id for job_id, (at, _) in list(self._live.items()) if at < oldest]
         for job_id in [*gone, *list(self._live)[: max(0, len(self._live) - MAX_LIVE)]]:
             self._live.pop(job_id, None)
+            self._promised.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:
         """The job has ended: what was meant for it is free."""
         self._live.pop(job_id, None)
+        self._promised.pop(job_id, None)
         self._priors.pop(job_id, None)
 
     def _cluster(self, free: Free, now: float) -> ClusterView:
@@ -228,6 +252,8 @@ class Deciding:
             math.inf if free.cpu is None else free.cpu,
             math.inf if free.memory_bytes is None else free.memory_bytes,
         )  # fmt: skip
+        for at, more in list(self._promised.values()):
+            room = room.plus(more, times=-1) if now - at <= self._policy.interval_s else room
         return ClusterView(
             now=now, free=room, prices=policy.prices, pod_price=policy.pod_price, interval_s=policy.interval_s,
             horizon_s=policy.horizon_s, epsilon=policy.epsilon, rho=policy.rho,
@@ -261,6 +287,12 @@ def _measured(
 
 def _held(job: JobView) -> Resources:
     return job.now.resources
+
+
+def _more(roles: Sequence[RolePlan], now: Mapping[str, RolePlan]) -> Resources:
+    """What a plan takes beyond what the job has; what it gives back is free when it is given back."""
+    more = total(roles).plus(total(tuple(now.values())), times=-1)
+    return Resources(max(0.0, more.cpu), max(0.0, more.memory_bytes))
 
 
 def _number(job_id: str) -> int:

@@ -1,5 +1,6 @@
 """Between what jobs tell and what planners see: a job's view, its overheads, and decisions as plans of roles."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -25,6 +26,8 @@ UNLIMITED_CPU = 1.0
 """A process without a limit counts as one core, and keeps having none."""
 PS_MARGIN = 1.5
 """Of what parameter servers use: their share after a change, rows to come, and the copies that snapshots make."""
+MEMORY_ROOM = 1.2
+"""Of what they use, parameter servers must have at least, where fewer of them hold the same rows."""
 AVOID_S = 3600.0
 """A plan that was taken back is not proposed again for so long: what made it slow may still be there."""
 
@@ -114,7 +117,7 @@ def view(
             worker.memory_bytes, ps.memory_bytes, worker.gpu, worker.gpu_kind,
         ),
         bounds=Bounds(
-            workers=_counts(bounds.get("worker"), worker), ps=_counts(bounds.get("ps"), ps),
+            workers=_counts(bounds.get("worker"), worker), ps=_servers(bounds.get("ps"), ps, ps_bytes),
             worker_cpu=_cores(bounds.get("worker"), worker, sizes), ps_cpu=_cores(bounds.get("ps"), ps, sizes),
         ),
         throughput=throughput, rate=rate, remaining=remaining, deadline=job.deadline or None, owner=job.owner,
@@ -130,6 +133,15 @@ def _counts(bound: RoleLimits | None, plan: RolePlan) -> tuple[int, int]:
     if bound.pinned is not None:
         return bound.pinned, bound.pinned
     return max(1, bound.min), max(1, bound.min, bound.max)
+
+
+def _servers(bound: RoleLimits | None, plan: RolePlan, used: int) -> tuple[int, int]:
+    """Where the user named their memory, not fewer than can hold what all of them use now."""
+    least, most = _counts(bound, plan)
+    if bound is None or bound.pinned is not None or not bound.memory_bytes:
+        return least, most
+    needed = math.ceil(MEMORY_ROOM * used * plan.replicas / bound.memory_bytes) if used else plan.replicas
+    return max(least, min(needed, plan.replicas, most)), most
 
 
 def _cores(bound: RoleLimits | None, plan: RolePlan, sizes: Sizes) -> tuple[float, float]:

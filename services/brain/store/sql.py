@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, Table, delete, desc, func, select
+from sqlalchemy import ColumnElement, Engine, Table, delete, desc, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from recmesh.runtime.sql import migrate, open_engine, reading, writing
@@ -173,23 +173,29 @@ class SqlStore:
             found = [(str(job_id), float(at), float(rate)) for job_id, at, rate in connection.execute(query)]
         return found[::-1]
 
-    def forget(self, *, before: float, profiles_per_job: int) -> int:
-        """Remove what is older than `before` but for histories, and all but the newest profiles of each job."""
-        newest = select(
-            profiles.c.job_id,
-            profiles.c.at,
-            func.row_number().over(partition_by=profiles.c.job_id, order_by=desc(profiles.c.at)).label("place"),
-        ).subquery()
+    def shown(self, job_id: str, *, each: int = 60) -> list[Profile]:
+        """What the job has shown: of each number of workers and servers that it had the newest `each`, oldest first."""
+        ranked = select(profiles.c.document, profiles.c.at, _newest_of_its_counts()).where(profiles.c.job_id == job_id)
+        found = ranked.subquery()
+        query = select(found.c.document).where(found.c.place <= each).order_by(found.c.at)
         with reading(self.engine) as connection:
-            found = select(newest.c.job_id, newest.c.at).where(newest.c.place == profiles_per_job + 1)
-            bounds = connection.execute(found).all()
+            return [to_profile(document) for (document,) in connection.execute(query)]
+
+    def forget(self, *, before: float, profiles_per_job: int, per_counts: int = 60) -> int:
+        """Remove what is older than `before` but for histories, and all but the newest profiles of each job: so many in
+        all, and in any case some of each number of workers and servers."""
+        newest = func.row_number().over(partition_by=profiles.c.job_id, order_by=desc(profiles.c.at)).label("of_all")
+        ranked = select(profiles.c.job_id, profiles.c.at, newest, _newest_of_its_counts()).subquery()
+        surplus = select(ranked.c.job_id, ranked.c.at).where(
+            ranked.c.of_all > profiles_per_job, ranked.c.place > per_counts
+        )
         removed = 0
         with writing(self.engine) as connection:
-            for table in (profiles, plans, looks, decisions, changes):
+            for table in (profiles, plans, looks, changes, decisions):
                 removed += connection.execute(delete(table).where(table.c.at < before)).rowcount
-            for job_id, at in bounds:
-                where = (profiles.c.job_id == job_id) & (profiles.c.at <= at)
-                removed += connection.execute(delete(profiles).where(where)).rowcount
+            removed += connection.execute(
+                delete(profiles).where(tuple_(profiles.c.job_id, profiles.c.at).in_(surplus))
+            ).rowcount
         return removed
 
     def _upsert(self, table: Table, keys: Sequence[str], row: dict[str, Any]) -> None:
@@ -201,3 +207,15 @@ class SqlStore:
         statement = dialect.insert(table).values(row)
         rest = {name: statement.excluded[name] for name in row if name not in keys}
         return statement.on_conflict_do_update(index_elements=list(keys), set_=rest)
+
+
+def _newest_of_its_counts() -> ColumnElement[int]:
+    """1 for the newest profile of a job with so many workers and servers, and so on."""
+    return (
+        func.row_number()
+        .over(
+            partition_by=(profiles.c.job_id, profiles.c.workers, profiles.c.ps),
+            order_by=desc(profiles.c.at),
+        )
+        .label("place")
+    )

@@ -104,11 +104,13 @@ async def record(run: Run) -> None:
     """The job's history goes to brain; tried again while brain is away."""
     status = run.status
     if status.plan:
-        seconds = max(1e-9, status.ended - status.started)
+        seconds, trial = max(1e-9, status.ended - status.started), status.trial
+        # Jobs like it begin with its last plan: with one that was proved.
+        proved = dict(trial.before) if trial is not None and not trial.taken_back else status.plan
         await run.context.peers.brain.record_job(
             JobEnd(
                 facts=facts_of(run.spec, run.job), outcome=status.phase, reason=status.reason,
-                started=status.started, ended=status.ended, plan=status.plan,
+                started=status.started, ended=status.ended, plan=proved,
                 samples_per_s=status.samples_per_s or status.samples / seconds, samples=status.samples,
                 metrics=status.metrics,
             )

@@ -8,7 +8,7 @@ from services.jobmaster.app.generation import open_queue
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.facts import facts_of
-from services.jobmaster.domain.job import RolePlan
+from services.jobmaster.domain.job import RolePlan, Size
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.peers import OpenedRun, Planned, RoleBounds
 
@@ -50,11 +50,11 @@ def bounds_of(run: Run) -> list[RoleBounds]:
     """What the job's user allows for each role."""
     bounds = []
     for name in ("ps", "worker", "evaluator"):
-        role = getattr(run.spec.roles, name)
+        role, asked = getattr(run.spec.roles, name), run.job.intent.sizes.get(name, Size())
         bounds.append(
             RoleBounds(
                 role=name, min=role.min, max=role.max, pinned=plans.pin(run.spec, run.job.intent, name) or 0,
-                cpu=role.cpu or 0.0, memory_bytes=role.memory or 0,
+                cpu=asked.cpu or role.cpu or 0.0, memory_bytes=asked.memory_bytes or role.memory or 0,
             )
         )
     return bounds

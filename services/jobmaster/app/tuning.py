@@ -48,7 +48,10 @@ class Tuner:
         run, limits = self._run, self._run.context.limits
         now, is_steady = run.context.clock.now(), self._is_steady()
         run.steady.hear(now, run.status.samples, is_steady=is_steady, limits=limits)
-        if run.status.has_ended or run.status.ending is not None:
+        if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
+            if run.status.trial is not None:
+                trial = run.status.trial
+                await self._let_go(trial, now, "the job ended first", plan=dict(trial.before))
             return
         if run.status.trial is not None:
             await self._judge(run.status.trial, now, is_steady=is_steady)
@@ -99,7 +102,8 @@ class Tuner:
                 free_memory_bytes=capacity.memory_bytes,
             )
         )
-        if advice is not None:
+        is_as_it_was = has == {name: self._has(name) for name in ROLES} and self._is_steady()
+        if advice is not None and is_as_it_was and run.status.ending is None:
             await self._begin(advice, has, rate, now)
 
     def _has(self, role: str) -> RolePlan:
@@ -112,6 +116,10 @@ class Tuner:
     async def _begin(self, advice: Advice, before: Mapping[str, RolePlan], rate: float, now: float) -> None:
         run, old = self._run, dict(self._run.status.plan)
         after = {**old, **before, **{role: planned for role, planned in advice.roles.items() if role in ROLES}}
+        for role in ROLES:      # what the user has fixed since is not brain's to change
+            size = plans.size(run.spec, run.job.intent, after, role)
+            count = plans.wanted(run.spec, run.job.intent, after, role)
+            after[role] = size.model_copy(update={"replicas": count})
         told = differences(before, {role: after[role] for role in ROLES if role in after})
         if not told:
             return
@@ -136,22 +144,25 @@ class Tuner:
     async def _judge(self, trial: Trial, now: float, *, is_steady: bool) -> None:
         run, limits = self._run, self._run.context.limits
         if not trial.taken_back and any(self._has(role) != trial.after[role] for role in ROLES):
-            await self._let_go(trial, now)
+            # A user, or the answer to a want of memory. That stays.
+            await self._let_go(trial, now, "changed by others meanwhile")
+            return
+        is_late = now - max(trial.began, trial.settled, trial.taken_back_at) > limits.plan_deadline_s
+        if trial.taken_back:
+            if is_steady or is_late:
+                self._conclude(trial, f"taken back: {trial.taken_back}")
+                run.update(trial=None)
+                await run.flush()
             return
         if not is_steady:
-            if not trial.taken_back and not trial.settled and now - trial.began > limits.plan_deadline_s:
-                why = f"not carried out within {limits.plan_deadline_s:,.0f} s"
-                await self._take_back(trial, why, verdict="cancelled", rate=0.0)
-            return
-        if trial.taken_back:
-            conclude(run, trial.decision, effect=f"taken back: {trial.taken_back}")
-            run.update(trial=None)
-            await run.flush()
+            if is_late:
+                what = "measured" if trial.settled else "carried out"
+                await self._take_back(trial, f"not {what} within {limits.plan_deadline_s:,.0f} s", rate=0.0)
             return
         if not trial.settled:
-            trial = trial.model_copy(
-                update={"settled": now, "overhead_s": overhead_s(trial, now=now, samples=run.status.samples)}
-            )
+            is_same = run.record.gen == trial.generation      # what a rollback cost is not the change's price
+            cost_s = overhead_s(trial, now=now, samples=run.status.samples) if is_same else 0.0
+            trial = trial.model_copy(update={"settled": now, "overhead_s": cost_s})
             run.update(trial=trial)
             conclude(run, trial.decision, done=f"done after {now - trial.began:.0f} s")
             await run.flush()
@@ -160,32 +171,37 @@ class Tuner:
         if rate is None:
             return
         fault = fault_of(trial, rate, limits=limits)
-        if fault and run.record.gen == trial.generation:
-            await self._take_back(trial, fault, verdict="taken back", rate=rate)
+        if fault:
+            await self._take_back(trial, fault, rate=rate)
             return
-        why = "a rollback came between; nothing can be compared" if fault else ""
         effect = f"{rate:,.0f} samples/s, {trial.rate_before:,.0f} before, {trial.rate_expected:,.0f} expected"
-        conclude(run, trial.decision, effect=f"{effect}; {why}" if why else effect)
+        self._conclude(trial, effect)
         run.update(trial=None, asked_plan_at=now)
         await run.flush()
-        await self._tell(trial, now, verdict="kept", why=why or effect, rate=rate)
+        await self._tell(trial, now, verdict="kept", why=effect, rate=rate)
 
-    async def _let_go(self, trial: Trial, now: float) -> None:
-        """Somebody else has changed what the job has: a user, or the answer to a want of memory. That stays."""
-        run, why = self._run, "changed by others meanwhile"
-        conclude(run, trial.decision, effect=f"not measured: {why}")
-        run.update(trial=None, asked_plan_at=now)
+    async def _let_go(self, trial: Trial, now: float, why: str, **changes: object) -> None:
+        """It cannot be measured any more, and nothing is taken back."""
+        run = self._run
+        self._conclude(trial, f"not measured: {why}")
+        run.update(trial=None, asked_plan_at=now, **changes)
         await run.flush()
         await self._tell(trial, now, verdict="cancelled", why=why, rate=0.0)
 
-    async def _take_back(self, trial: Trial, why: str, *, verdict: str, rate: float) -> None:
+    def _conclude(self, trial: Trial, effect: str) -> None:
+        """Its effect is measured here; the timeline's own look some seconds after would say less."""
+        self._run.effects_due.pop(trial.decision, None)
+        conclude(self._run, trial.decision, effect=effect)
+
+    async def _take_back(self, trial: Trial, why: str, *, rate: float) -> None:
         run, now = self._run, self._run.context.clock.now()
         logger.info("job %s: plan %s is taken back: %s", run.job_id, trial.plan_id, why)
-        run.update(plan=dict(trial.before), trial=trial.model_copy(update={"taken_back": why}), asked_plan_at=now)
+        run.update(plan=dict(trial.before), trial=trial.model_copy(update={"taken_back": why, "taken_back_at": now}),
+                   asked_plan_at=now)
         run.steady = SteadyRate()
         await run.flush()
         run.wake()
-        await self._tell(trial, now, verdict=verdict, why=why, rate=rate)
+        await self._tell(trial, now, verdict="taken back", why=why, rate=rate)
 
     async def _tell(self, trial: Trial, now: float, *, verdict: str, why: str, rate: float) -> None:
         """brain's experience; when it is away the job's next profiles tell it as well."""

@@ -48,7 +48,8 @@ class LocalController:
         self._command = tuple(command)
         self._handles: dict[tuple[str, str], ProcessHandle] = {}
         self._quotas: dict[tuple[str, str], float] = {}
-        """Of processes whose quota was changed while they run."""
+        self._memory: dict[tuple[str, str], int] = {}
+        """Of processes whose quota, or limit of memory, was changed while they run."""
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._killers: set[asyncio.Task[None]] = set()
         self._on_change: Callable[[str], None] = lambda job_id: None
@@ -189,17 +190,20 @@ class LocalController:
         handle = self._handles.get((job_id, name))
         if handle is None:
             return False
+        held = self._memory.get((job_id, name), handle.start.memory_bytes or 0)
+        if memory_bytes != held:
+            if memory_bytes < self.usage(job_id, name)[0]:
+                return False                             # the kernel would kill it
+            if not await asyncio.to_thread(handle.raise_memory, memory_bytes):
+                return False
+            self._memory[job_id, name] = memory_bytes
         if cpu is not None and handle.limits_enforced:
             if bool(handle.start.cpu_cores) != bool(cpu):
                 return False
             if cpu and not await asyncio.to_thread(handle.set_cpu, cpu):
                 return False
             self._quotas[job_id, name] = cpu
-        if not memory_bytes and not handle.start.memory_bytes:
-            return True
-        if memory_bytes < self.usage(job_id, name)[0]:
-            return False                                 # the kernel would kill it
-        return await asyncio.to_thread(handle.raise_memory, memory_bytes)
+        return True
 
     async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:
         """See `Controller`."""
@@ -216,6 +220,7 @@ class LocalController:
             self._handles[key].forget()
             del self._handles[key]
             self._quotas.pop(key, None)
+            self._memory.pop(key, None)
         for root in (self._run_root, self._log_root, self._work_root):
             await asyncio.to_thread(shutil.rmtree, root / job_id, ignore_errors=True)
 

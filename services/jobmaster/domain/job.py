@@ -216,6 +216,7 @@ class Trial(Stored):
     """When all that it asks for was there; 0: not yet."""
     overhead_s: float = 0.0
     """Seconds of training that the change itself cost, measured."""
+    taken_back_at: float = 0.0
     taken_back: str = ""
     """Why the plan of before holds again; empty: it does not."""
 

@@ -13,8 +13,8 @@ RESTORE_BYTES_PER_S = 200e6
 LEAST_S = 2.0
 """What came in less time says nothing."""
 MARKED_S = 5.0
-"""While a snapshot is cut handoffs wait for it: so long that is no fault of the hot server's. One that takes longer to cut its
-own part is as slow at that as at everything."""
+"""While a snapshot is cut handoffs wait for it: so long that is no fault of the hot server's. One that takes longer to
+cut its own part is as slow at that as at everything."""
 
 
 def rollback_s(status: JobStatus, *, since: float, waiting: float, now: float, limits: Limits) -> float:
@@ -35,8 +35,8 @@ def is_futile(
     """Why a rollback costs less than what the live move still will; empty: it does not.
 
     owned: slots that the server has now. copied: the part of them (in slots) that the move under way has copied.
-    waiting: the part of workers' time that is lost meanwhile. cost_s: what a rollback would cost now. marking: a snapshot is
-    being cut.
+    waiting: the part of workers' time that is lost meanwhile. cost_s: what a rollback would cost now. marking: a
+    snapshot is being cut.
     """
     spent_s, kept = now - relief.since, int((placement.decode(relief.goal) == relief.ps).sum())
     left = max(0.0, owned - kept - copied)

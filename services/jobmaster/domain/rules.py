@@ -93,6 +93,9 @@ def _generation(at: Situation) -> list[Action]:
 def _fleet(at: Situation) -> list[Action]:
     if at.seen.moving or at.now < at.seen.moving_retry_at or at.record.phase not in ("open", "finishing"):
         return []
+    short = _short_of_memory(at)
+    if short:
+        return short
     step = fleet_step(at)
     if step is not None:
         return [Operate("move", fleet.sentence(step))]
@@ -122,6 +125,16 @@ def _misfits(at: Situation) -> list[Action]:
     if first.role == "ps":
         return [Replace(first.key, why)]
     return [Drain(first.key, why)] if all(role.stage == "running" for role in workers) else []
+
+
+def _short_of_memory(at: Situation) -> list[Action]:
+    """Servers that are to have more memory get it before slots come to them."""
+    wanted = plan.size(at.spec, at.job.intent, at.status.plan, "ps").memory_bytes
+    return [
+        Refit(role.key) for role in at.status.live("ps")
+        if role.size is not None and role.size.memory_bytes < wanted and role.stage == "running"
+        and role.size.memory_bytes and role.name not in at.seen.unfit
+    ]
 
 
 def _is_misfit(at: Situation, role: RoleState) -> bool:

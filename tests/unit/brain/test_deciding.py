@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from recmesh.plugins.planning import Allocation, Resources, Shapes
+from recmesh.plugins.planning import Allocation, Overheads, Resources, Shapes
 from recmesh.runtime.errors import InvalidArgument
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.jobs import Jobs
-from services.brain.domain.model import Ask, Change, Free, History, Job, Plan, Profile, RoleLimits, RolePlan
+from services.brain.domain.model import Ask, Change, Fit, Free, History, Job, Plan, Profile, RoleLimits, RolePlan
 from services.brain.domain.planning.built_in import PLANNERS
-from services.brain.domain.views import learned
+from services.brain.domain.views import Sizes, learned, view
 from services.brain.domain.warmstart import WarmStart
 from services.brain.store import SqlStore
 
@@ -250,3 +250,26 @@ async def test_another_kind_of_hardware_has_a_model_of_its_own(store: SqlStore) 
         assert model is not None and {round(point.measured) for point in fit.points}
         guess = model.predict(Shapes.of([Allocation(3, 1, 1.0, 1.0)])).rate[0]
         assert guess == pytest.approx(factor * truth(3, 1, 1.0, 1.0), rel=0.15)
+
+
+async def test_what_one_job_was_promised_another_does_not_get(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    got = []
+    for name in ("b", "a"):
+        await mesh._measure(name, roles(1, 1), 1000.0)
+        _, plan = await mesh.deciding.decide(Ask(Job(name), LIMITS, roles(1, 1), 1000.0, 10**9, Free(1.0, 500 * GIB)))
+        got.append(plan is not None)
+    assert got == [True, False]
+    mesh.deciding.forget("b")
+    _, plan = await mesh.deciding.decide(Ask(Job("a"), LIMITS, roles(1, 1), 1000.0, 10**9, Free(1.0, 500 * GIB)))
+    assert plan is not None
+
+
+async def test_servers_whose_memory_the_user_named_are_not_fewer_than_can_hold_their_rows(store: SqlStore) -> None:
+    named = [RoleLimits("worker", 1, 8, pinned=1, cpu=1.0), RoleLimits("ps", 1, 4, cpu=1.0, memory_bytes=2 * GIB)]
+    for used, least in ((int(1.9 * GIB), 4), (GIB // 4, 1), (0, 4)):
+        seen = view(
+            Job("full"), named, roles(1, 4), throughput=None, rate=1.0, remaining=1.0, overheads=Overheads(),
+            sizes=Sizes(), fit=Fit(), ps_bytes=used,
+        )  # fmt: skip
+        assert seen.bounds.ps == (least, 4), used

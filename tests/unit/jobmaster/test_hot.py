@@ -162,7 +162,7 @@ def test_a_snapshot_that_is_cut_excuses_a_slow_relief_for_moments_only(
 ) -> None:
     hot = Relief(ps=0, since=NOW - ago_s, owned=2048, goal=placement.encode(even([1])))
     status = {"relief": hot, "rebalance": "PS 0 is relieved", "snapshot_at": NOW - ago_s - 1.0}
-    cut = {"record": an_open_record(pending="mark:7"), "operation": "snapshot"} if marked else {}
+    cut: dict[str, Any] = {"record": an_open_record(pending="mark:7"), "operation": "snapshot"} if marked else {}
     # Nothing has come so far: the rest is taken to need as long again.
     at = situation(status=status, waiting=0.9, **cut)
     found = decide(replace(at, limits=Limits(rollback_s=1.0)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.jobmaster.domain.job import RolePlan, Trial
 from services.jobmaster.domain.limits import Limits
-from services.jobmaster.domain.placement import SLOTS
+from services.jobmaster.domain.placement import SLOTS, counts_of
 from services.jobmaster.domain.tuning import SteadyRate, differences, fault_of, overhead_s
 from services.jobmaster.peers import Advice
 from tests.support.job_world import JobWorld, spec
@@ -92,12 +92,55 @@ async def test_a_smaller_plan_may_cost_what_it_said(world: JobWorld) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.looptime
-async def test_other_cores_are_given_in_place_where_that_can_be(world: JobWorld) -> None:
+async def test_what_the_user_fixed_is_not_changed(world: JobWorld) -> None:
     job_id = await training(world, advice(worker=(2, 1.0)), advice("p2", expected=1.0, worker=(2, 2.0), ps=(1, 0.5)))
-    await world.until(lambda: len(world.brain.outcomes) == 2)
-    known = world.cluster.processes_of[job_id]
-    assert {known[name].order.cpu for name in ("worker-0-1", "worker-1-1")} == {1.0}, "the user fixed the cores"
-    assert world.brain.outcomes[1].verdict == "cancelled"
+    await world.until(lambda: len(world.brain.asks) >= 3, timeout_s=400.0)
+    assert [outcome.plan_id for outcome in world.brain.outcomes] == ["p1"] and len(lines(world, job_id)) == 1
+    await world.jobs.resize(job_id, role="worker", cpu=3.0, memory_bytes=0)
+    asked = len(world.brain.asks)
+    await world.until(lambda: len(world.brain.asks) > asked + 1, timeout_s=400.0)
+    assert {bound.role: bound.cpu for bound in world.brain.asks[-1].bounds}["worker"] == 3.0
+    assert world.brain.asks[-1].now["worker"].cpu == 3.0
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_job_that_ends_during_a_change_is_remembered_as_it_was(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(4, 1.0)))
+    await world.until(lambda: world.jobs.run_of(job_id).status.trial is not None)
+    await world.jobs.stop(job_id, reason="enough", finish=True)
+    await world.until_phase(job_id, "Succeeded")
+    assert world.brain.ends[0].plan["worker"].replicas == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_change_that_cannot_be_measured_does_not_last_for_ever(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(2, 1.0)))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: run.status.trial is not None and run.status.trial.settled > 0)
+    world.cluster.processes_of[job_id]["worker-1-1"].stuck = True
+    world.start_s = 1e6
+    world.cluster.kill(job_id, "worker-1-1")        # its place stays empty: nothing is steady any more
+    await world.until(lambda: bool(world.brain.outcomes), timeout_s=600.0)
+    assert world.brain.outcomes[0].verdict == "taken back" and "not measured within" in world.brain.outcomes[0].why
+    await world.until(lambda: run.status.trial is None, timeout_s=600.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_memory_is_there_before_the_slots_that_need_it(world: JobWorld) -> None:
+    free = FREE | {"roles": {"ps": {"min": 1, "max": 4}, "worker": {"replicas": 1}}}
+    world.brain.planned = replace(
+        world.brain.planned, roles={"ps": RolePlan(replicas=2, cpu=1.0, memory_bytes=1 << 30)}
+    )
+    fewer = {"ps": RolePlan(replicas=1, cpu=1.0, memory_bytes=2 << 30)}
+    world.brain.advice.append(Advice("p1", "pareto-greedy", fewer, "SHRINK", "it pays", 1.0))
+    job_id = await world.submit(spec(**free))
+    await world.until(lambda: bool(world.cluster.resized))
+    owned = counts_of(world.jobs.run_of(job_id).record.owner_of)
+    assert set(owned) == {0, 1}, "slots move when the memory is there"
+    await world.until(lambda: set(counts_of(world.jobs.run_of(job_id).record.owner_of)) == {0})
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -140,7 +183,7 @@ async def test_a_change_that_does_not_arrive_is_taken_back(world: JobWorld) -> N
     world.start_s = 1e6
     world.brain.advice.append(advice(worker=(3, 1.0)))
     await world.until(lambda: bool(world.brain.outcomes), timeout_s=600.0)
-    assert world.brain.outcomes[0].verdict == "cancelled" and "within 120 s" in world.brain.outcomes[0].why
+    assert world.brain.outcomes[0].verdict == "taken back" and "within 120 s" in world.brain.outcomes[0].why
     assert world.jobs.run_of(job_id).status.plan["worker"].replicas == 1
 
 
