@@ -25,7 +25,7 @@ from services.brain.domain.warmstart import SUCCEEDED
 from services.brain.simulator.cluster import Cluster, Pods
 from services.brain.simulator.costs import Measured, kinds
 from services.brain.simulator.faults import Clock, Faults, Recovery
-from services.brain.simulator.job import Job
+from services.brain.simulator.job import SPARE, Job
 from services.brain.simulator.policy import Policy
 from services.brain.simulator.pool import Pool
 from services.brain.simulator.run import Phase, Run, size_of
@@ -455,7 +455,8 @@ class _Simulation:
             job_id=job.job_id, now=run.allocation or run.wanted, bounds=job.bounds, throughput=self._throughput(run),
             rate=rate, remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
             overheads=self.measured.overheads(), queued=run.phase is Phase.QUEUED, asked=job.asked,
-            ps_state_bytes=job.facts.ps_state_bytes if run.seen else 0.0, front=run.front,
+            ps_state_bytes=SPARE * job.facts.ps_state_bytes if run.seen else 0.0, front=run.front,
+            measured=tuple(replace(job.asked, workers=size[0], ps=size[1], worker_cpu=size[2], ps_cpu=size[3]) for size in run.seen),
         )  # fmt: skip
 
     def _measure(self, run: Run) -> float:
@@ -495,7 +496,7 @@ class _Simulation:
             return prior
         known = run.learned_from
         rates = {size: seen.rate for size, seen in run.seen.items()}
-        fresh = prior is not run.prior and run.learned is None
+        fresh = prior is not run.prior
         if (
             fresh
             or len(rates) != len(known)

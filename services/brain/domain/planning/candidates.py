@@ -20,6 +20,7 @@ from services.brain.domain.planning.survey import (
     present,
     survey,
 )
+from services.brain.domain.planning.to_learn import to_learn
 from services.brain.domain.planning.trust import Reach, reach, within
 from services.brain.domain.planning.wishes import Deadline, Wishes, deadline_of, wishes
 from services.brain.domain.planning.wording import shape
@@ -48,9 +49,18 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
     rows = _front(seen, wanted, credible & seen.within_free & seen.within_quota, rules)
     listed = [_candidate(job, cluster, seen, int(row), wanted, near) for row in rows]
     chosen = tuple(each for each in listed if each is not None)
+    if listed and not chosen:  # all guesses: what hides behind them is less, and known
+        sure = credible & _sure(job, seen, near)
+        rows = _front(seen, wanted, sure & seen.within_free & seen.within_quota, rules)
+        again = [_candidate(job, cluster, seen, int(row), wanted, near) for row in rows]
+        chosen = tuple(each for each in again if each is not None)
     if chosen:
         return Proposal(job, chosen)
-    # 3. Without any, say what stands in the way.
+    # 3. Without any, one step to learn, where what may be won outweighs what it costs to find out.
+    step = to_learn(job, cluster, at, seen, credible, near, rules) if _may_grow(job, deadline) else None
+    if step is not None:
+        return Proposal(job, (step,))
+    # 4. Or else say what stands in the way.
     share = float(seen.gain[credible].max(initial=0.0)) / max(at.rate, 1e-12)
     beyond = beyond or _beyond(job, cluster, of, at)
     elsewhere = wishes(job, cluster, at, beyond, deadline, asked_rate, rules)
@@ -79,6 +89,15 @@ def _credible(seen: Survey, near: Reach, rules: Rules) -> Mask:
     return seen.allowed & near.mask(seen.shapes, seen.log_sd, rules.uncertain_log_sd)
 
 
+def _sure(job: JobView, seen: Survey, near: Reach) -> Mask:
+    """What was measured or is a step away."""
+    return near.known(seen.shapes) | (within(near.step, seen.shapes) & (not job.queued))
+
+
+def _may_grow(job: JobView, deadline: Deadline) -> bool:
+    return not job.queued and deadline is not Deadline.HELD
+
+
 def _front(seen: Survey, wanted: Wishes, possible: Mask, rules: Rules) -> Rows:
     """By rising cost and gain. Who can gain gives nothing back; who can be in time needs no more than that."""
     growth = wanted.growth & possible
@@ -99,7 +118,10 @@ def _candidate(
     assert job.throughput is not None
     allocation = allocation_at(job, seen.shapes, row)
     doubt = job.throughput.doubt(allocation)
-    if doubt and not job.queued and not within(near.step, seen.shapes.at(np.array([row])))[0]:
+    here = seen.shapes.at(np.array([row]))
+    if doubt and near.known(here)[0]:
+        doubt = ""  # it was measured, whatever the rest of the model lacks
+    if doubt and (job.queued or not within(near.step, here)[0]):
         return None
     notes = [doubt] if doubt else []
     if job.queued:

@@ -27,13 +27,17 @@ class Reach:
     step: Box
     now: tuple[float, ...]
     """What the job has, by axis."""
+    measured: tuple[tuple[float, ...], ...] = ()
+    """What it has had, by axis: never an extrapolation, so the way back is always open."""
 
     def axes(self, of: Axes) -> Axes:
         """What is worth a look: all that is believed; where no more is than a step, its ends and what is next to now.
 
         Predictions take most of the time of a plan, and whoever steps into the unknown need not choose to the core.
         """
-        return Axes(*(self._values(values, axis) for axis, values in enumerate(of)))
+        had = [{each[axis] for each in self.measured} for axis in range(4)]
+        near = [self._values(values, axis) for axis, values in enumerate(of)]
+        return Axes(*(tuple(sorted({*values, *more})) for values, more in zip(near, had, strict=True)))
 
     def _values(self, values: tuple[float, ...], axis: int) -> tuple[float, ...]:
         low, high = self.step[axis]
@@ -45,22 +49,34 @@ class Reach:
         return tuple(values[k] for k in near if k in (near[0], at - 1, at, at + 1, near[-1]))
 
     def mask(self, shapes: Shapes, log_sd: np.ndarray[tuple[int], np.dtype[np.float64]], most_log_sd: float) -> Mask:
-        """Believed, or within a step."""
-        stepped = within(self.step, shapes)
+        """Believed, within a step, or measured."""
+        stepped = within(self.step, shapes) | self.known(shapes)
         if self.believed is None:
             return stepped
         return stepped | (within(self.believed, shapes) & (log_sd <= most_log_sd))
+
+    def is_step(self, shapes: Shapes, row: int) -> bool:
+        """Whether it is within one step."""
+        return bool(within(self.step, shapes.at(np.array([row])))[0])
+
+    def known(self, shapes: Shapes) -> Mask:
+        """Rows that were measured."""
+        found = np.zeros(len(shapes), dtype=bool)
+        for each in self.measured:
+            found |= within(tuple((value, value) for value in each), shapes)
+        return found
 
 
 def reach(job: JobView, of: Axes) -> Reach:
     """Around what the job has (a queued one: what it asks for)."""
     now = _values(job.now)
+    measured = tuple(_values(each) for each in job.measured if job.bounds.hold(each))
     step = tuple(_one_step(values, value) for values, value in zip(of, now, strict=True))
     model = job.throughput
     assert model is not None
     if model.doubt(job.now):
-        return Reach(None, step, now)
-    return Reach(tuple(_believed(model, job.now, of, axis, step[axis]) for axis in range(4)), step, now)
+        return Reach(None, step, now, measured)
+    return Reach(tuple(_believed(model, job.now, of, axis, step[axis]) for axis in range(4)), step, now, measured)
 
 
 def one_step(count: int) -> int:
