@@ -455,7 +455,7 @@ class _Simulation:
             job_id=job.job_id, now=run.allocation or run.wanted, bounds=job.bounds, throughput=self._throughput(run),
             rate=rate, remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
             overheads=self.measured.overheads(), queued=run.phase is Phase.QUEUED, asked=job.asked,
-            ps_state_bytes=SPARE * job.facts.ps_state_bytes if run.seen else 0.0, front=run.front,
+            ps_state_bytes=SPARE * job.facts.ps_state_bytes, front=run.front,
             measured=tuple(replace(job.asked, workers=size[0], ps=size[1], worker_cpu=size[2], ps_cpu=size[3]) for size in run.seen),
         )  # fmt: skip
 
@@ -489,7 +489,7 @@ class _Simulation:
         """
         if self.policy.oracle:
             return Oracle(self.truth, run.job.facts.model)
-        if self.policy.learn is None or run.phase is Phase.QUEUED:
+        if self.policy.learn is None:
             return None
         prior = self._pool(run.job).model(self.now) if self.policy.shared else None
         if not run.seen:

@@ -8,7 +8,7 @@ import numpy as np
 
 from recmesh.plugins.planning import Candidate, ClusterView, JobView, Proposal, Reason
 from services.brain.domain.planning.deadline import seconds_left
-from services.brain.domain.planning.front import Rows, pareto, thinned
+from services.brain.domain.planning.front import Rows, pareto, thinned, worth
 from services.brain.domain.planning.grid import Axes, axes, enumerated, thinned_out
 from services.brain.domain.planning.rules import Rules
 from services.brain.domain.planning.survey import (
@@ -22,9 +22,12 @@ from services.brain.domain.planning.survey import (
 )
 from services.brain.domain.planning.to_learn import to_learn
 from services.brain.domain.planning.trust import Reach, reach, within
+from services.brain.domain.planning.unmeasured import started
 from services.brain.domain.planning.wishes import Deadline, Wishes, deadline_of, wishes
 from services.brain.domain.planning.wording import shape
 
+_PEELED = 4
+"""Fronts that are looked at, each without the guesses of the one before."""
 _IMPRESSION = 6
 """Values of each axis that are looked at to tell what lies beyond reach or room."""
 
@@ -46,16 +49,16 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
     # 2. Keep what is wanted, and of that the front.
     wanted = wishes(job, cluster, at, seen, deadline, asked_rate, rules)
     credible = _credible(seen, near, rules)
-    rows = _front(seen, wanted, credible & seen.within_free & seen.within_quota, rules)
-    listed = [_candidate(job, cluster, seen, int(row), wanted, near) for row in rows]
-    chosen = tuple(each for each in listed if each is not None)
-    if listed and not chosen:  # all guesses: what hides behind them is less, and known
-        sure = credible & _sure(job, seen, near)
-        rows = _front(seen, wanted, sure & seen.within_free & seen.within_quota, rules)
-        again = [_candidate(job, cluster, seen, int(row), wanted, near) for row in rows]
-        chosen = tuple(each for each in again if each is not None)
-    if chosen:
-        return Proposal(job, chosen)
+    possible = credible & seen.within_free & seen.within_quota
+    for _ in range(_PEELED):
+        rows = _front(seen, wanted, possible, at, cluster.epsilon, rules)
+        listed = [_candidate(job, cluster, seen, int(row), wanted, near) for row in rows]
+        chosen = tuple(each for each in listed if each is not None)
+        if chosen:
+            return Proposal(job, chosen)
+        possible[rows] = False  # all guesses: what hides behind them may be known
+    if job.queued and not near.known(seen.shapes).any() and (wanted.any & credible).any():
+        return started(job, cluster)
     # 3. Without any, one step to learn, where what may be won outweighs what it costs to find out.
     step = to_learn(job, cluster, at, seen, credible, near, rules) if _may_grow(job, deadline) else None
     if step is not None:
@@ -89,17 +92,13 @@ def _credible(seen: Survey, near: Reach, rules: Rules) -> Mask:
     return seen.allowed & near.mask(seen.shapes, seen.log_sd, rules.uncertain_log_sd)
 
 
-def _sure(job: JobView, seen: Survey, near: Reach) -> Mask:
-    """What was measured or is a step away."""
-    return near.known(seen.shapes) | (within(near.step, seen.shapes) & (not job.queued))
-
-
 def _may_grow(job: JobView, deadline: Deadline) -> bool:
     return not job.queued and deadline is not Deadline.HELD
 
 
-def _front(seen: Survey, wanted: Wishes, possible: Mask, rules: Rules) -> Rows:
-    """By rising cost and gain. Who can gain gives nothing back; who can be in time needs no more than that."""
+def _front(seen: Survey, wanted: Wishes, possible: Mask, at: Present, epsilon: float, rules: Rules) -> Rows:
+    """By rising cost and gain. Who can gain gives nothing back; who can be in time needs no more than that; without a
+    deadline each must be worth what it costs beyond the one before."""
     growth = wanted.growth & possible
     rows = np.flatnonzero(growth | (wanted.free_gain & possible) if growth.any() else wanted.any & possible)
     if wanted.deadline is Deadline.REACHABLE:
@@ -108,7 +107,10 @@ def _front(seen: Survey, wanted: Wishes, possible: Mask, rules: Rules) -> Rows:
             rows = rows[seen.cost[rows] <= seen.cost[saved].min()]
     if not len(rows):
         return rows
-    return thinned(rows[pareto(seen.cost[rows], seen.gain[rows])], seen.gain, rules.candidates)
+    front = rows[pareto(seen.cost[rows], seen.gain[rows])]
+    if wanted.deadline is not Deadline.REACHABLE and wanted.growth[front].any():
+        front = front[worth(at.cost + seen.cost[front], at.rate + seen.gain[front], epsilon)]
+    return thinned(front, seen.gain, rules.candidates)
 
 
 def _candidate(

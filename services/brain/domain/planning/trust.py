@@ -81,7 +81,7 @@ def reach(job: JobView, of: Axes) -> Reach:
 
 def one_step(count: int) -> int:
     """How far a count may move at once where nothing was measured: by one, or by half of a larger one."""
-    return max(1, count // 2)
+    return max(1, count)
 
 
 def within(box: Box, shapes: Shapes) -> Mask:
@@ -103,7 +103,7 @@ def _one_step(values: Sequence[float], now: float) -> tuple[float, float]:
     """Half as much again, or the next value where that is farther; half as far down."""
     up = next((value for value in values if value > now + 1e-9), now)
     down = next((value for value in reversed(values) if value < now - 1e-9), now)
-    return min(down, now - now // 2), max(up, now + now // 2)
+    return min(down, now - now // 2), max(up, now + now)
 
 
 def _believed(

@@ -42,7 +42,7 @@ def explored(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Pr
         reason = lacking(job, allowed[0], cluster)
         assert reason is not None
         return Proposal(job, (), *reason)
-    step = fitting[int(rng.integers(len(fitting)))]
+    step = fitting[0]
     cost = price(step, cluster) - price(job.now, cluster)
     why = "too little is measured to predict its speed: one step, to learn"
     return Proposal(job, (Candidate(step, job.rate, 0.0, cost, Reason.EXPLORE, why),))
@@ -50,8 +50,11 @@ def explored(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Pr
 
 def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
     core = bounds.cpu_step or (1.0 if bounds.worker_cpu[1] >= 2.0 else 0.25)
+    more = min(now.workers + one_step(now.workers), bounds.workers[1])
+    servers = min(now.ps + one_step(now.ps), bounds.ps[1])
     return [
-        replace(now, workers=min(now.workers + one_step(now.workers), bounds.workers[1])),
+        replace(now, workers=more, ps=servers),
+        replace(now, workers=more),
         replace(now, ps=min(now.ps + one_step(now.ps), bounds.ps[1])),
         replace(now, worker_cpu=min(now.worker_cpu + max(core, now.worker_cpu / 2), bounds.worker_cpu[1])),
         replace(now, ps_cpu=min(now.ps_cpu + max(core, now.ps_cpu / 2), bounds.ps_cpu[1])),
