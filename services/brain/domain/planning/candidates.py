@@ -109,7 +109,8 @@ def _front(seen: Survey, wanted: Wishes, possible: Mask, at: Present, epsilon: f
         return rows
     front = rows[pareto(seen.cost[rows], seen.gain[rows])]
     if wanted.deadline is not Deadline.REACHABLE and wanted.growth[front].any():
-        front = front[worth(at.cost + seen.cost[front], at.rate + seen.gain[front], epsilon)]
+        noise = seen.log_sd[front]
+        front = front[worth(at.cost + seen.cost[front], at.rate + seen.gain[front], epsilon, noise)]
     return thinned(front, seen.gain, rules.candidates)
 
 

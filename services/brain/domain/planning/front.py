@@ -42,13 +42,13 @@ def thinned(front: Rows, gain: Floats, most: int) -> Rows:
     return kept
 
 
-def worth(cost: Floats, gain: Floats, epsilon: float) -> Rows:
-    """Of a front by rising cost those that gain more than ε, and more than ε times the share of cost that they add, over
-    the last one that did."""
+def worth(cost: Floats, gain: Floats, epsilon: float, noise: Floats) -> Rows:
+    """Of a front by rising cost those that gain more than ε, than ε times the share of cost that they add, and than
+    their noise (a share of their gain), over the last one that did."""
     kept = [0] if len(cost) else []
     for row in range(1, len(cost)):
         added = (cost[row] - cost[kept[-1]]) / max(float(cost[kept[-1]]), 1e-12)
-        if gain[row] - gain[kept[-1]] > epsilon * gain[kept[-1]] * max(1.0, added):
+        if gain[row] - gain[kept[-1]] > gain[kept[-1]] * max(epsilon, epsilon * added, float(noise[row])):
             kept.append(row)
     return np.array(kept, dtype=np.intp)
 

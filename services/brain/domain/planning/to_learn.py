@@ -26,7 +26,9 @@ def to_learn(
     # 2. What it may win, net of what it would have to win at its cost.
     may_win = seen.gain + seen.rate * np.expm1(seen.log_sd)
     needed = cluster.epsilon * at.rate * np.maximum(1.0, seen.cost / max(at.cost, 1e-12))
-    open_to = credible & seen.within_free & seen.within_quota & ~near.known(seen.shapes)
+    cores = seen.shapes.workers * seen.shapes.worker_cpu + seen.shapes.ps * seen.shapes.ps_cpu - job.now.resources.cpu
+    spare = cores <= rules.learning_room * cluster.free.cpu
+    open_to = credible & spare & seen.within_free & seen.within_quota & ~near.known(seen.shapes)
     rows = np.flatnonzero(open_to & (may_win > needed))
     # 3. The best of them that is a step away, or believed.
     for row in rows[np.argsort(-(may_win - needed)[rows], kind="stable")][: rules.candidates].tolist():
