@@ -456,7 +456,7 @@ class _Simulation:
             rate=rate, remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
             overheads=self.measured.overheads(), queued=run.phase is Phase.QUEUED, asked=job.asked,
             ps_state_bytes=SPARE * job.facts.ps_state_bytes, front=run.front,
-            measured=tuple(replace(job.asked, workers=size[0], ps=size[1], worker_cpu=size[2], ps_cpu=size[3]) for size in run.seen),
+            measured=tuple(Allocation(*size) for size in run.seen),
         )  # fmt: skip
 
     def _measure(self, run: Run) -> float:
@@ -484,8 +484,7 @@ class _Simulation:
     def _throughput(self, run: Run) -> Throughput | None:
         """What was learned of it, with what is known of its model behind that.
 
-        None before it has run: where it begins is its first plan's affair, which no guess beyond what was measured may
-        override.
+        A job that waits is planned with that, too: the planner starts none at a guess.
         """
         if self.policy.oracle:
             return Oracle(self.truth, run.job.facts.model)

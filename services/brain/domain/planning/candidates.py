@@ -57,7 +57,7 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
         if chosen:
             return Proposal(job, chosen)
         possible[rows] = False  # all guesses: what hides behind them may be known
-    if job.queued and not near.known(seen.shapes).any() and (wanted.any & credible).any():
+    if job.queued and (wanted.any & credible).any():  # nothing is believed: as asked
         return started(job, cluster)
     # 3. Without any, one step to learn, where what may be won outweighs what it costs to find out.
     step = to_learn(job, cluster, at, seen, credible, near, rules) if _may_grow(job, deadline) else None

@@ -80,7 +80,7 @@ def reach(job: JobView, of: Axes) -> Reach:
 
 
 def one_step(count: int) -> int:
-    """How far a count may move at once where nothing was measured: by one, or by half of a larger one."""
+    """How far a count may move at once where nothing was measured: by one, or to twice as many."""
     return max(1, count)
 
 
@@ -100,7 +100,7 @@ def _values(allocation: Allocation) -> tuple[float, float, float, float]:
 
 
 def _one_step(values: Sequence[float], now: float) -> tuple[float, float]:
-    """Half as much again, or the next value where that is farther; half as far down."""
+    """Twice as much, or the next value where that is farther; half as far down."""
     up = next((value for value in values if value > now + 1e-9), now)
     down = next((value for value in reversed(values) if value < now - 1e-9), now)
     return min(down, now - now // 2), max(up, now + now)

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from recmesh.plugins.planning import Allocation, Bounds, Candidate, ClusterView, JobView, Proposal, Reason
 from services.brain.domain.planning.room import lacking
 from services.brain.domain.planning.survey import price, resized
@@ -26,9 +24,9 @@ def started(job: JobView, cluster: ClusterView) -> Proposal:
     return Proposal(job, (), *reason)
 
 
-def explored(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Proposal:
-    """A running job: one step up in one dimension, drawn among those that its limits and the room allow; one that has
-    all that its limits allow goes a step down, for it may have too much."""
+def explored(job: JobView, cluster: ClusterView) -> Proposal:
+    """A running job: the first step up that its limits and the room allow; one that has all that its limits allow goes
+    a step down, for it may have too much."""
     if job.rate <= 0.0:
         return Proposal(job, (), Reason.KEEP, "nothing is measured yet")
     known = {_shape(each) for each in (*job.measured, job.now)}
@@ -49,6 +47,7 @@ def explored(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Pr
 
 
 def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
+    """Workers and servers together first: where one is the bottleneck, more of the other alone brings nothing."""
     core = bounds.cpu_step or (1.0 if bounds.worker_cpu[1] >= 2.0 else 0.25)
     more = min(now.workers + one_step(now.workers), bounds.workers[1])
     servers = min(now.ps + one_step(now.ps), bounds.ps[1])
@@ -63,8 +62,8 @@ def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
 
 def _steps_down(now: Allocation, bounds: Bounds) -> list[Allocation]:
     return [
-        replace(now, workers=max(now.workers - one_step(now.workers - 1), bounds.workers[0])),
-        replace(now, ps=max(now.ps - one_step(now.ps - 1), bounds.ps[0])),
+        replace(now, workers=max(now.workers - now.workers // 2, bounds.workers[0])),
+        replace(now, ps=max(now.ps - now.ps // 2, bounds.ps[0])),
         replace(now, worker_cpu=max(now.worker_cpu / 2, bounds.worker_cpu[0])),
         replace(now, ps_cpu=max(now.ps_cpu / 2, bounds.ps_cpu[0])),
     ]
