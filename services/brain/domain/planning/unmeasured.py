@@ -26,7 +26,7 @@ def started(job: JobView, cluster: ClusterView) -> Proposal:
 
 def explored(job: JobView, cluster: ClusterView) -> Proposal:
     """A running job: the first step up that its limits and the room allow; one that has all that its limits allow goes
-    a step down, for it may have too much."""
+    a step down to a quarter, far enough to show how much of it is too much."""
     if job.rate <= 0.0:
         return Proposal(job, (), Reason.KEEP, "nothing is measured yet")
     known = {_shape(each) for each in (*job.measured, job.now)}
@@ -62,8 +62,8 @@ def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
 
 def _steps_down(now: Allocation, bounds: Bounds) -> list[Allocation]:
     return [
-        replace(now, workers=max(now.workers - now.workers // 2, bounds.workers[0])),
-        replace(now, ps=max(now.ps - now.ps // 2, bounds.ps[0])),
+        replace(now, workers=max(1, now.workers // 4, bounds.workers[0])),
+        replace(now, ps=max(1, now.ps // 4, bounds.ps[0])),
         replace(now, worker_cpu=max(now.worker_cpu / 2, bounds.worker_cpu[0])),
         replace(now, ps_cpu=max(now.ps_cpu / 2, bounds.ps_cpu[0])),
     ]
