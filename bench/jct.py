@@ -16,11 +16,12 @@ from bench.figures import Result
 from recmesh.plugins.planning import ClusterView, Resources
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator.costs import Costs
-from services.brain.simulator.engine import Settings, simulate
+from services.brain.simulator.engine import simulate
 from services.brain.simulator.faults import Faults, Recovery
 from services.brain.simulator.job import Job, TraceJob
 from services.brain.simulator.metrics import Figures, figures
 from services.brain.simulator.policies import policy_named
+from services.brain.simulator.scenario import Settings
 from services.brain.simulator.tables import DLRM_LIKE, truth_named
 from services.brain.simulator.traces import trace_named, window
 from services.brain.simulator.truth import Truth

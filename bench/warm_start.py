@@ -13,10 +13,11 @@ from bench.figures import Result
 from recmesh.plugins.planning import Allocation, Resources
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator.costs import Costs
-from services.brain.simulator.engine import Outcome, Settings, simulate
+from services.brain.simulator.engine import simulate
 from services.brain.simulator.job import Job, TraceJob
 from services.brain.simulator.policies import policy_named
 from services.brain.simulator.run import Phase, Run
+from services.brain.simulator.scenario import Outcome, Settings
 from services.brain.simulator.tables import DLRM_LIKE, truth_named
 from services.brain.simulator.workload import jobs_of
 

@@ -20,11 +20,12 @@ from recmesh.runtime.errors import CallerError, InvalidArgument, MeshError, Viol
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator import report
 from services.brain.simulator.costs import Costs
-from services.brain.simulator.engine import Outcome, Settings, simulate
+from services.brain.simulator.engine import simulate
 from services.brain.simulator.faults import Faults, Recovery
 from services.brain.simulator.job import Job
 from services.brain.simulator.metrics import course, figures
 from services.brain.simulator.policies import policy_named
+from services.brain.simulator.scenario import Outcome, Settings
 from services.brain.simulator.tables import DLRM_LIKE, TRUTHS, truth_named
 from services.brain.simulator.traces import TRACES, trace_named, window
 from services.brain.simulator.truth import Truth

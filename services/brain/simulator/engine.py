@@ -12,24 +12,23 @@ back; a job that ended well kept exactly its samples; the same seed gives the sa
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import IntEnum
 from itertools import islice
 
 import numpy as np
 
-from recmesh.plugins.planning import Allocation, ClusterView, Decision, JobView, Reason, Resources, Throughput
-from services.brain.domain.first_plan import first_plan
-from services.brain.domain.model import Free, History, RoleLimits, RolePlan
-from services.brain.domain.warmstart import SUCCEEDED
+from recmesh.plugins.planning import Allocation, Decision, JobView, Reason, Resources
 from services.brain.simulator.cluster import Cluster, Pods
-from services.brain.simulator.costs import Measured, kinds
-from services.brain.simulator.faults import Clock, Faults, Recovery
-from services.brain.simulator.job import Job
+from services.brain.simulator.costs import kinds
+from services.brain.simulator.faults import Clock, Recovery
+from services.brain.simulator.job import SPARE, Job
+from services.brain.simulator.knowledge import Knowledge
+from services.brain.simulator.ledger import Ledger, roll_back
 from services.brain.simulator.policy import Policy
-from services.brain.simulator.pool import Pool
-from services.brain.simulator.run import Phase, Run, size_of
-from services.brain.simulator.truth import Oracle, Truth, Use, rate_of
+from services.brain.simulator.run import Phase, Run
+from services.brain.simulator.scenario import Outcome, Settings
+from services.brain.simulator.truth import Truth, Use, rate_of
 
 QUEUE_WINDOW = 16
 """Waiting jobs that are looked at together, the first that came first."""
@@ -39,10 +38,6 @@ AT_REST = (Reason.KEEP, Reason.TOO_SMALL_A_GAIN)
 """Left alone because nothing is better, and not for want of room or of knowledge."""
 SETTLED_S = 60.0
 """A job that changed has shown enough after two heartbeats: changes of one job follow each other by one interval."""
-PAST_JOBS = 20
-"""Of the newest of its model that succeeded, a first plan looks at so many."""
-NEWS = 0.02
-"""A model is fitted again when a job has had a new size, or the mean rate of one has moved by more than this."""
 
 
 class What(IntEnum):
@@ -55,38 +50,6 @@ class What(IntEnum):
     WELL = 4
     ARRIVE = 5
     DECIDE = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Of one simulation, whatever the policy."""
-
-    nodes: tuple[Resources, ...]
-    seed: int = 0
-    interval_s: float = 180.0
-    faults: Faults = field(default_factory=Faults)
-    noise_sd: float = 0.05
-    """Standard deviation of the logarithm of one heartbeat's rate."""
-    until_s: float = math.inf
-    """Jobs that run then are said not to have ended."""
-    view: ClusterView = field(default_factory=lambda: ClusterView(0.0, Resources()))
-    """What planners are told besides the time and what is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What happened under one policy."""
-
-    policy: str
-    runs: tuple[Run, ...]
-    ended_at: float
-    total: Resources
-    held: tuple[tuple[float, float, float, float], ...]
-    """(from, to, cores, bytes) that one job held."""
-    used: tuple[tuple[float, float, float, float], ...]
-    """(from, to, cores, bytes) that one job used, while it trained."""
-    decisions: int
-    reasons: dict[str, int]
 
 
 def simulate(jobs: Sequence[Job], truth: Truth, policy: Policy, settings: Settings) -> Outcome:
@@ -107,14 +70,11 @@ class _Simulation:
         self.coming = len(self.runs)
         self.now = 0.0
         self.deciding_at = math.inf
-        self.measured = Measured()
+        self.known = Knowledge(truth, policy, settings.noise_sd)
         self.planner_rng = np.random.default_rng([settings.seed, 2])
         self.cost_rng = np.random.default_rng([settings.seed, 3])
-        self.past: dict[str, list[History]] = {}
-        self.pools: dict[str, Pool] = {}
         self.rates: dict[tuple[str, Allocation], tuple[float, Use]] = {}
-        self.held: list[tuple[float, float, float, float]] = []
-        self.used: list[tuple[float, float, float, float]] = []
+        self.ledger = Ledger()
         self.decisions = 0
         self.reasons: dict[str, int] = {}
 
@@ -149,11 +109,11 @@ class _Simulation:
                 act[What(what)](self.runs[index], stamp)
         living = [run for run in self.runs if run.phase in (Phase.STARTING, Phase.RUNNING)]
         for run in living:
-            self._advance(run)
-        ended_at = self.now if living else max((end for _, end, _, _ in self.held), default=0.0)
+            self.ledger.advance(run, self.now)
+        ended_at = self.now if living else max((end for _, end, _, _ in self.ledger.held), default=0.0)
         return Outcome(
-            self.policy.name, tuple(self.runs), ended_at, self.cluster.total, tuple(self.held), tuple(self.used),
-            self.decisions, self.reasons,
+            self.policy.name, tuple(self.runs), ended_at, self.cluster.total, tuple(self.ledger.held),
+            tuple(self.ledger.used), self.decisions, self.reasons,
         )  # fmt: skip
 
     def _foretell(self, at: float, what: What, run: Run, stamp: int) -> None:
@@ -177,7 +137,7 @@ class _Simulation:
         self.coming -= 1
         self.queue[run.index] = run
         run.updated = self.now
-        run.wanted = self._first_plan(run)
+        run.wanted = self.known.first_plan(run)
         self._admit()
 
     def _start(self, run: Run, allocation: Allocation) -> bool:
@@ -196,7 +156,7 @@ class _Simulation:
         """Starts what is added; what goes stays until then. Workers and servers of another size are replaced."""
         now = run.allocation
         assert now is not None
-        self._advance(run)
+        self.ledger.advance(run, self.now)
         workers, servers = _pods(target)
         same_workers, same_servers = workers.size == run.worker_pods.size, servers.size == run.ps_pods.size
         more_workers = target.workers - (now.workers if same_workers else 0)
@@ -228,15 +188,15 @@ class _Simulation:
             return
         if run.phase is Phase.STARTING:
             run.phase = Phase.RUNNING
-            self._advance(run)
+            self.ledger.advance(run, self.now)
             self._train_from(run, self.now)
             run.saved_from = self.now
         else:
             assert run.target is not None and run.allocation is not None
-            self._advance(run)
+            self.ledger.advance(run, self.now)
             changes = kinds(run.allocation, run.target)
             pause = self.policy.costs.pause_s(changes, self.cost_rng)
-            self.measured.note(changes, pause)
+            self.known.costs.note(changes, pause)
             for pods, count in run.retiring:
                 self.cluster.remove(pods, count)
             run.retiring.clear()
@@ -255,11 +215,11 @@ class _Simulation:
     def _finish(self, run: Run, stamp: int) -> None:
         if stamp != run.epoch:
             return
-        self._advance(run)
+        self.ledger.advance(run, self.now)
         run.trained += run.remaining  # what rounding left
         run.done = run.job.samples
         self._end(run, Phase.SUCCEEDED)
-        self._remember(run)
+        self.known.remember(run, self.now)
         self._admit()
 
     def _end(self, run: Run, phase: Phase) -> None:
@@ -278,7 +238,7 @@ class _Simulation:
         if stamp != run.epoch or run.allocation is None:
             return
         faults = self.settings.faults
-        self._advance(run)
+        self.ledger.advance(run, self.now)
         run.deaths.again()
         run.faults += 1
         is_worker = run.fate.random() * run.processes < run.worker_pods.count
@@ -293,24 +253,17 @@ class _Simulation:
                 pause = start_s / run.allocation.workers  # the others go on
             else:
                 pause = start_s + self.policy.costs.restore_s
-                self._roll_back(run)
+                roll_back(run, self.now, faults.checkpoint_every_s)
                 run.restarts += not elastic
             run.paused_s += pause
             self._train_from(run, max(self.now, run.train_from) + pause)
         self._replan(run)
 
-    def _roll_back(self, run: Run) -> None:
-        every = self.settings.faults.checkpoint_every_s
-        since = (self.now - run.saved_from) % every if self.now > run.saved_from else 0.0
-        gone = min(run.done, run.rate * run.slow * max(0.0, min(since, self.now - run.train_from)))
-        run.done -= gone
-        run.lost += gone
-
     def _slow(self, run: Run, stamp: int) -> None:
         if stamp != run.epoch or run.allocation is None:
             return
         faults = self.settings.faults
-        self._advance(run)
+        self.ledger.advance(run, self.now)
         run.slowness.again()
         speed = float(run.fate.uniform(*faults.slow_to))
         if run.slow == 1.0 and run.phase is Phase.RUNNING:
@@ -321,34 +274,11 @@ class _Simulation:
 
     def _well(self, run: Run, _: int) -> None:
         if run.phase is Phase.RUNNING:
-            self._advance(run)
+            self.ledger.advance(run, self.now)
             run.slow = 1.0
             self._replan(run)
 
     # --- progress
-
-    def _advance(self, run: Run) -> None:
-        """Accounts for the time since the job was last looked at."""
-        since, run.updated = run.updated, self.now
-        held = self.now - since
-        if held <= 0 or run.allocation is None:
-            return
-        run.deaths.spend(held * run.processes)
-        run.slowness.spend(held * run.worker_pods.count)
-        resources = run.worker_pods.size, run.ps_pods.size
-        cpu = run.worker_pods.count * resources[0].cpu + run.ps_pods.count * resources[1].cpu
-        memory = run.worker_pods.count * resources[0].memory_bytes + run.ps_pods.count * resources[1].memory_bytes
-        for pods, count in run.retiring:
-            if pods is not run.worker_pods and pods is not run.ps_pods:
-                cpu += count * pods.size.cpu
-                memory += count * pods.size.memory_bytes
-        self.held.append((since, self.now, cpu, memory))
-        begin = max(since, run.train_from)
-        if run.phase is Phase.RUNNING and self.now > begin and run.rate:
-            trained = (self.now - begin) * run.rate * run.slow
-            run.done += trained
-            run.trained += trained
-            self.used.append((begin, self.now, run.use.cpu, run.use.memory_bytes))
 
     def _train_from(self, run: Run, at: float) -> None:
         run.train_from = at
@@ -449,93 +379,16 @@ class _Simulation:
         """What a real brain would know of it now."""
         job, rate = run.job, 0.0
         if run.phase is Phase.RUNNING:
-            self._advance(run)
-            rate = self._measure(run)
+            self.ledger.advance(run, self.now)
+            rate = self.known.measure(run, self.now)
         return JobView(
-            job_id=job.job_id, now=run.allocation or run.wanted, bounds=job.bounds, throughput=self._throughput(run),
-            rate=rate, remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
-            overheads=self.measured.overheads(), queued=run.phase is Phase.QUEUED, asked=job.asked,
-            ps_state_bytes=job.facts.ps_state_bytes if run.seen else 0.0, front=run.front,
+            job_id=job.job_id, now=run.allocation or run.wanted, bounds=job.bounds,
+            throughput=self.known.throughput(run, self.now), rate=rate,
+            remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
+            overheads=self.known.costs.overheads(), queued=run.phase is Phase.QUEUED, asked=job.asked,
+            ps_state_bytes=SPARE * job.facts.ps_state_bytes, front=run.front,
+            measured=tuple(Allocation(*size) for size in run.seen),
         )  # fmt: skip
-
-    def _measure(self, run: Run) -> float:
-        """The rate since the last look, or else the mean at this size; 0 while nothing was measured."""
-        assert run.allocation is not None
-        size = size_of(run.allocation)
-        news = run.observe(self.now, self.settings.noise_sd)
-        if news is None:
-            return run.seen[size].rate if size in run.seen else 0.0
-        if self.policy.shared:
-            log = math.log(news.rate)
-            run.factor = self._pool(run.job).add(size, log=log, beats=news.beats, at=self.now, factor=run.factor)
-        return news.rate
-
-    def _pool(self, job: Job) -> Pool:
-        model = job.facts.model
-        if model not in self.pools:
-            shared_batch, learn = job.facts.sync, self.policy.learn
-            assert learn is not None
-            self.pools[model] = Pool(
-                job.facts, lambda found, now: learn(found, now=now, shared_batch=shared_batch, prior=None)
-            )
-        return self.pools[model]
-
-    def _throughput(self, run: Run) -> Throughput | None:
-        """What was learned of it, with what is known of its model behind that.
-
-        None before it has run: where it begins is its first plan's affair, which no guess beyond what was measured may
-        override.
-        """
-        if self.policy.oracle:
-            return Oracle(self.truth, run.job.facts.model)
-        if self.policy.learn is None or run.phase is Phase.QUEUED:
-            return None
-        prior = self._pool(run.job).model(self.now) if self.policy.shared else None
-        if not run.seen:
-            return prior
-        known = run.learned_from
-        rates = {size: seen.rate for size, seen in run.seen.items()}
-        fresh = prior is not run.prior and run.learned is None
-        if (
-            fresh
-            or len(rates) != len(known)
-            or any(abs(math.log(rate / known[size])) > NEWS for size, rate in rates.items())
-        ):
-            run.learned = self.policy.learn(
-                run.observations(), now=self.now, shared_batch=run.job.facts.sync, prior=prior
-            )
-            run.learned_from, run.prior = rates, prior
-        return run.learned
-
-    # --- what brain's store keeps
-
-    def _first_plan(self, run: Run) -> Allocation:
-        """As `brain` makes it at submission, when the policy has it; else what the user asks for."""
-        job, asked = run.job, run.job.asked
-        if self.policy.warm is None:
-            return asked
-        limits = [
-            RoleLimits("worker", *job.bounds.workers, cpu=asked.worker_cpu, memory_bytes=asked.worker_memory_bytes),
-            RoleLimits("ps", *job.bounds.ps, cpu=asked.ps_cpu, memory_bytes=asked.ps_memory_bytes),
-        ]
-        plan = first_plan(job.described, limits, Free(), self.past.get(job.facts.model, ()), self.policy.warm)
-        workers, servers = plan.role("worker"), plan.role("ps")
-        if plan.source != "similar" or workers is None or servers is None:
-            return asked
-        return replace(asked, workers=workers.replicas, ps=servers.replicas)
-
-    def _remember(self, run: Run) -> None:
-        """Its last size, for first plans: of a job that had come to rest, as algorithm 1 asks for steady plans."""
-        if self.policy.warm is None or run.allocation is None or not run.steady:
-            return
-        final = run.allocation
-        roles = (
-            RolePlan("worker", final.workers, final.worker_cpu, final.worker_memory_bytes),
-            RolePlan("ps", final.ps, final.ps_cpu, final.ps_memory_bytes),
-        )
-        past = self.past.setdefault(run.job.facts.model, [])
-        past.append(History(run.job.described, SUCCEEDED, started=run.started, ended=self.now, final_plan=roles))
-        del past[:-PAST_JOBS]
 
 
 def _pods(allocation: Allocation) -> tuple[Pods, Pods]:

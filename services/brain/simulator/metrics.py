@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from recmesh.plugins.planning import Floats
-from services.brain.simulator.engine import Outcome
 from services.brain.simulator.run import Phase, Run
+from services.brain.simulator.scenario import Outcome
 
 LARGE_CPU = 100.0
 """Jobs that ask for so many cores or more are counted apart, as DLRover-RM does."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from recmesh.plugins.planning import Floats
 from services.brain.simulator import svg
-from services.brain.simulator.engine import Outcome
 from services.brain.simulator.metrics import Course, Figures, completion_times, course, figures
+from services.brain.simulator.scenario import Outcome
 
 COLUMNS = (
     "planner", "mean JCT", "median", "p90", "p99", "makespan", "waited", "JCR", "< 100 CPU", "≥ 100 CPU", "CUR", "MUR",

@@ -8,7 +8,7 @@ import numpy as np
 
 from recmesh.plugins.planning import Allocation, Candidate, ClusterView, JobView, Proposal, Reason
 from services.brain.domain.planning.deadline import seconds_left
-from services.brain.domain.planning.front import Rows, pareto, thinned
+from services.brain.domain.planning.front import Rows, pareto, thinned, worth
 from services.brain.domain.planning.grid import Axes, axes, enumerated, thinned_out
 from services.brain.domain.planning.rules import Rules
 from services.brain.domain.planning.survey import (
@@ -20,10 +20,14 @@ from services.brain.domain.planning.survey import (
     present,
     survey,
 )
+from services.brain.domain.planning.to_learn import to_learn
 from services.brain.domain.planning.trust import Reach, doubts, reach, within
+from services.brain.domain.planning.unmeasured import started
 from services.brain.domain.planning.wishes import Deadline, Wishes, deadline_of, wishes
 from services.brain.domain.planning.wording import shape
 
+_PEELED = 4
+"""Fronts that are looked at, each without the guesses of the one before."""
 _IMPRESSION = 6
 """Values of each axis that are looked at to tell what lies beyond reach or room."""
 
@@ -45,11 +49,20 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
     # 2. Keep what is wanted, and of that the front.
     wanted = wishes(job, cluster, at, seen, deadline, asked_rate, rules)
     credible = _credible(seen, near, rules)
-    rows = _front(seen, wanted, credible & seen.within_free & seen.within_quota, rules)
-    chosen = _listed(job, cluster, seen, rows, wanted, near)
-    if chosen:
-        return Proposal(job, chosen)
-    # 3. Without any, say what stands in the way.
+    possible = credible & seen.within_free & seen.within_quota
+    for _ in range(_PEELED):
+        rows = _front(seen, wanted, possible, at, cluster.epsilon, rules)
+        chosen = _listed(job, cluster, seen, rows, wanted, near)
+        if chosen:
+            return Proposal(job, chosen)
+        possible[rows] = False  # all guesses: what hides behind them may be known
+    if job.queued and (wanted.any & credible).any():  # nothing is believed: as asked
+        return started(job, cluster)
+    # 3. Without any, one step to learn, where what may be won outweighs what it costs to find out.
+    step = to_learn(job, cluster, at, seen, credible, near, rules) if _may_grow(job, deadline) else None
+    if step is not None:
+        return Proposal(job, (step,))
+    # 4. Or else say what stands in the way.
     share = float(seen.gain[credible].max(initial=0.0)) / max(at.rate, 1e-12)
     beyond = beyond or _beyond(job, cluster, of, at)
     elsewhere = wishes(job, cluster, at, beyond, deadline, asked_rate, rules)
@@ -78,8 +91,13 @@ def _credible(seen: Survey, near: Reach, rules: Rules) -> Mask:
     return seen.allowed & near.mask(seen.shapes, seen.log_sd, rules.uncertain_log_sd)
 
 
-def _front(seen: Survey, wanted: Wishes, possible: Mask, rules: Rules) -> Rows:
-    """By rising cost and gain. Who can gain gives nothing back; who can be in time needs no more than that."""
+def _may_grow(job: JobView, deadline: Deadline) -> bool:
+    return not job.queued and deadline is not Deadline.HELD
+
+
+def _front(seen: Survey, wanted: Wishes, possible: Mask, at: Present, epsilon: float, rules: Rules) -> Rows:
+    """By rising cost and gain. Who can gain gives nothing back; who can be in time needs no more than that; without a
+    deadline each must be worth what it costs beyond the one before."""
     growth = wanted.growth & possible
     rows = np.flatnonzero(growth | (wanted.free_gain & possible) if growth.any() else wanted.any & possible)
     if wanted.deadline is Deadline.REACHABLE:
@@ -88,23 +106,30 @@ def _front(seen: Survey, wanted: Wishes, possible: Mask, rules: Rules) -> Rows:
             rows = rows[seen.cost[rows] <= seen.cost[saved].min()]
     if not len(rows):
         return rows
-    return thinned(rows[pareto(seen.cost[rows], seen.gain[rows])], seen.gain, rules.candidates)
+    front = rows[pareto(seen.cost[rows], seen.gain[rows])]
+    if wanted.deadline is not Deadline.REACHABLE and wanted.growth[front].any():
+        noise = seen.log_sd[front]
+        front = front[worth(at.cost + seen.cost[front], at.rate + seen.gain[front], epsilon, noise)]
+    return thinned(front, seen.gain, rules.candidates)
 
 
 def _listed(
     job: JobView, cluster: ClusterView, seen: Survey, rows: Rows, wanted: Wishes, near: Reach
 ) -> tuple[Candidate, ...]:
-    """Those rows that the model does not doubt, or that lie within a step; any of them for a queued job."""
+    """Those rows that the model does not doubt, or that lie within a step of what the job has."""
     assert job.throughput is not None
     if not len(rows):
         return ()
     allocations = [allocation_at(job, seen.shapes, row) for row in rows.tolist()]
-    stepped = within(near.step, seen.shapes.at(rows)).tolist()
-    asked = zip(rows.tolist(), allocations, stepped, doubts(job.throughput, allocations), strict=True)
+    here = seen.shapes.at(rows)
+    stepped, known = within(near.step, here).tolist(), near.known(here).tolist()
+    told = doubts(job.throughput, allocations)
+    # What was measured is known, whatever the rest of the model lacks.
+    doubted = ["" if is_known else doubt for is_known, doubt in zip(known, told, strict=True)]
     return tuple(
         _candidate(job, cluster, seen, row, allocation, wanted, doubt)
-        for row, allocation, is_step, doubt in asked
-        if not doubt or job.queued or is_step
+        for row, allocation, is_step, doubt in zip(rows.tolist(), allocations, stepped, doubted, strict=True)
+        if not doubt or (is_step and not job.queued)
     )
 
 

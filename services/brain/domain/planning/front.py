@@ -42,6 +42,17 @@ def thinned(front: Rows, gain: Floats, most: int) -> Rows:
     return kept
 
 
+def worth(cost: Floats, gain: Floats, epsilon: float, noise: Floats) -> Rows:
+    """Of a front by rising cost those that gain more than ε, than ε times the share of cost that they add, and than
+    their noise (a share of their gain), over the last one that did."""
+    kept = [0] if len(cost) else []
+    for row in range(1, len(cost)):
+        added = (cost[row] - cost[kept[-1]]) / max(float(cost[kept[-1]]), 1e-12)
+        if gain[row] - gain[kept[-1]] > gain[kept[-1]] * max(epsilon, epsilon * added, float(noise[row])):
+            kept.append(row)
+    return np.array(kept, dtype=np.intp)
+
+
 def hypervolume(cost: Floats, gain: Floats, worst_cost: float, worst_gain: float) -> float:
     """The area that the points dominate, up to the reference (worst_cost, worst_gain): larger is better."""
     inside = (cost <= worst_cost) & (gain >= worst_gain)

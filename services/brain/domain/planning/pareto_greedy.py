@@ -30,7 +30,7 @@ class ParetoGreedy:
                 return moved_inside(job, cluster)
             job = inside(job)
         if job.throughput is None:
-            return started(job, cluster) if job.queued else explored(job, cluster, rng)
+            return started(job, cluster) if job.queued else explored(job, cluster)
         return candidates(job, cluster, rng, self._rules)
 
     def select(

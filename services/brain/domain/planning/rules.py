@@ -22,6 +22,10 @@ class Rules:
     """From here on a prediction is a guess: wrong by a factor of 1.4 one time in three."""
     least_start: float = 0.25
     """Of the speed that was asked for, with which a queued job may begin when there is no room for more."""
+    learning: float = 0.05
+    """Of the time that a job still runs, for which it may be at a size that is tried to learn."""
+    learning_room: float = 0.1
+    """Of the free cores, that a step to learn may take."""
     candidates: int = 12
     """Of one job, spread evenly over the gain."""
     exact_up_to: int = 100_000

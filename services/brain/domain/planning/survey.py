@@ -106,8 +106,10 @@ def ps_state(job: JobView) -> float:
 
 
 def ps_memory(job: JobView, ps: int) -> int:
-    """Of each of so many servers: as now, and more where fewer have to hold the same rows."""
-    return max(job.now.ps_memory_bytes, math.ceil(ps_state(job) / max(1, ps)))
+    """Of each of so many servers: its share of what they hold. Where that is unknown, and while their number stays,
+    no less than now: memory falls only with a change that is made anyway."""
+    share = math.ceil(ps_state(job) / max(1, ps))
+    return share if job.ps_state_bytes and share and ps != job.now.ps else max(job.now.ps_memory_bytes, share)
 
 
 def allocation_at(job: JobView, shapes: Shapes, row: int) -> Allocation:
@@ -150,7 +152,9 @@ def _ps_memory(job: JobView, ps: Floats) -> tuple[Floats | None, Mask]:
     state = ps_state(job)
     if state <= 0.0:
         return None, np.ones(len(ps), dtype=bool)
-    each = np.maximum(job.now.ps_memory_bytes, np.ceil(state / ps))
+    share = np.ceil(state / ps)
+    least = np.where(ps == job.now.ps, job.now.ps_memory_bytes, 0) if job.ps_state_bytes else job.now.ps_memory_bytes
+    each = np.maximum(least, share)
     most = job.bounds.ps_memory_bytes
     return ps * each, each <= max(most, job.now.ps_memory_bytes) if most else np.ones(len(ps), dtype=bool)
 

@@ -27,13 +27,17 @@ class Reach:
     step: Box
     now: tuple[float, ...]
     """What the job has, by axis."""
+    measured: tuple[tuple[float, ...], ...] = ()
+    """What it has had, by axis: never an extrapolation, so the way back is always open."""
 
     def axes(self, of: Axes) -> Axes:
         """What is worth a look: all that is believed; where no more is than a step, its ends and what is next to now.
 
         Predictions take most of the time of a plan, and whoever steps into the unknown need not choose to the core.
         """
-        return Axes(*(self._values(values, axis) for axis, values in enumerate(of)))
+        had = [{each[axis] for each in self.measured} for axis in range(4)]
+        near = [self._values(values, axis) for axis, values in enumerate(of)]
+        return Axes(*(tuple(sorted({*values, *more})) for values, more in zip(near, had, strict=True)))
 
     def _values(self, values: tuple[float, ...], axis: int) -> tuple[float, ...]:
         low, high = self.step[axis]
@@ -45,19 +49,31 @@ class Reach:
         return tuple(values[k] for k in near if k in (near[0], at - 1, at, at + 1, near[-1]))
 
     def mask(self, shapes: Shapes, log_sd: np.ndarray[tuple[int], np.dtype[np.float64]], most_log_sd: float) -> Mask:
-        """Believed, or within a step."""
-        stepped = within(self.step, shapes)
+        """Believed, within a step, or measured."""
+        stepped = within(self.step, shapes) | self.known(shapes)
         if self.believed is None:
             return stepped
         return stepped | (within(self.believed, shapes) & (log_sd <= most_log_sd))
+
+    def is_step(self, shapes: Shapes, row: int) -> bool:
+        """Whether it is within one step."""
+        return bool(within(self.step, shapes.at(np.array([row])))[0])
+
+    def known(self, shapes: Shapes) -> Mask:
+        """Rows that were measured."""
+        found = np.zeros(len(shapes), dtype=bool)
+        for each in self.measured:
+            found |= within(tuple((value, value) for value in each), shapes)
+        return found
 
 
 def reach(job: JobView, of: Axes) -> Reach:
     """Around what the job has (a queued one: what it asks for)."""
     now = _values(job.now)
+    measured = tuple(_values(each) for each in job.measured if job.bounds.hold(each))
     step = tuple(_one_step(values, value) for values, value in zip(of, now, strict=True))
     assert job.throughput is not None
-    return Reach(_believed(job.throughput, job.now, of, step), step, now)
+    return Reach(_believed(job.throughput, job.now, of, step), step, now, measured)
 
 
 def doubts(model: Throughput, allocations: Sequence[Allocation]) -> Sequence[str]:
@@ -70,8 +86,8 @@ def doubts(model: Throughput, allocations: Sequence[Allocation]) -> Sequence[str
 
 
 def one_step(count: int) -> int:
-    """How far a count may move at once where nothing was measured: by one, or by half of a larger one."""
-    return max(1, count // 2)
+    """How far a count may move at once where nothing was measured: by one, or to twice as many."""
+    return max(1, count)
 
 
 def within(box: Box, shapes: Shapes) -> Mask:
@@ -90,10 +106,10 @@ def _values(allocation: Allocation) -> tuple[float, float, float, float]:
 
 
 def _one_step(values: Sequence[float], now: float) -> tuple[float, float]:
-    """Half as much again, or the next value where that is farther; half as far down."""
+    """Twice as much, or the next value where that is farther; half as far down."""
     up = next((value for value in values if value > now + 1e-9), now)
     down = next((value for value in reversed(values) if value < now - 1e-9), now)
-    return min(down, now - now // 2), max(up, now + now // 2)
+    return min(down, now - now // 2), max(up, now + now)
 
 
 def _believed(model: Throughput, now: Allocation, of: Axes, step: Box) -> Box | None:

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from recmesh.plugins.planning import Allocation, Bounds, Candidate, ClusterView, JobView, Proposal, Reason
 from services.brain.domain.planning.room import lacking
 from services.brain.domain.planning.survey import price, resized
@@ -26,9 +24,9 @@ def started(job: JobView, cluster: ClusterView) -> Proposal:
     return Proposal(job, (), *reason)
 
 
-def explored(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Proposal:
-    """A running job: one step up in one dimension, drawn among those that its limits and the room allow; one that has
-    all that its limits allow goes a step down, for it may have too much."""
+def explored(job: JobView, cluster: ClusterView) -> Proposal:
+    """A running job: the first step up that its limits and the room allow; one that has all that its limits allow goes
+    a step down to a quarter, far enough to show how much of it is too much."""
     if job.rate <= 0.0:
         return Proposal(job, (), Reason.KEEP, "nothing is measured yet")
     known = {_shape(each) for each in (*job.measured, job.now)}
@@ -42,16 +40,20 @@ def explored(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Pr
         reason = lacking(job, allowed[0], cluster)
         assert reason is not None
         return Proposal(job, (), *reason)
-    step = fitting[int(rng.integers(len(fitting)))]
+    step = fitting[0]
     cost = price(step, cluster) - price(job.now, cluster)
     why = "too little is measured to predict its speed: one step, to learn"
     return Proposal(job, (Candidate(step, job.rate, 0.0, cost, Reason.EXPLORE, why),))
 
 
 def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
+    """Workers and servers together first: where one is the bottleneck, more of the other alone brings nothing."""
     core = bounds.cpu_step or (1.0 if bounds.worker_cpu[1] >= 2.0 else 0.25)
+    more = min(now.workers + one_step(now.workers), bounds.workers[1])
+    servers = min(now.ps + one_step(now.ps), bounds.ps[1])
     return [
-        replace(now, workers=min(now.workers + one_step(now.workers), bounds.workers[1])),
+        replace(now, workers=more, ps=servers),
+        replace(now, workers=more),
         replace(now, ps=min(now.ps + one_step(now.ps), bounds.ps[1])),
         replace(now, worker_cpu=min(now.worker_cpu + max(core, now.worker_cpu / 2), bounds.worker_cpu[1])),
         replace(now, ps_cpu=min(now.ps_cpu + max(core, now.ps_cpu / 2), bounds.ps_cpu[1])),
@@ -60,8 +62,8 @@ def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
 
 def _steps_down(now: Allocation, bounds: Bounds) -> list[Allocation]:
     return [
-        replace(now, workers=max(now.workers - one_step(now.workers - 1), bounds.workers[0])),
-        replace(now, ps=max(now.ps - one_step(now.ps - 1), bounds.ps[0])),
+        replace(now, workers=max(1, now.workers // 4, bounds.workers[0])),
+        replace(now, ps=max(1, now.ps // 4, bounds.ps[0])),
         replace(now, worker_cpu=max(now.worker_cpu / 2, bounds.worker_cpu[0])),
         replace(now, ps_cpu=max(now.ps_cpu / 2, bounds.ps_cpu[0])),
     ]

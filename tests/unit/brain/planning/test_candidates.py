@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmesh.plugins.planning import Allocation, Bounds, ClusterView, JobView, Overheads, Proposal, Reason, Resources
+from recmesh.plugins.planning import (
+    Allocation,
+    Bounds,
+    ClusterView,
+    JobView,
+    Overheads,
+    Prediction,
+    Proposal,
+    Reason,
+    Resources,
+    Shapes,
+)
 from services.brain.domain.planning.front import hypervolume
 from services.brain.domain.planning.grid import axes, enumerated
 from services.brain.domain.planning.pareto_greedy import ParetoGreedy
@@ -149,20 +160,56 @@ def test_a_guess_that_no_step_leads_to_is_refused_as_a_guess() -> None:
     assert without_room.reason is Reason.NO_ROOM
 
 
-def test_without_a_model_a_running_job_takes_one_step_in_one_dimension() -> None:
-    one = job(throughput=None, rate=100.0)
-    seen = set()
-    for seed in range(20):
-        (step,) = proposed(one, seed=seed).candidates
+def test_without_a_model_a_running_job_doubles_both_counts_then_one_then_the_other_then_cores() -> None:
+    one = job(now=Allocation(1, 1, 1.0, 1.0), throughput=None, rate=100.0)
+    tried: list[tuple[int, int, float, float]] = []
+    for seed in range(5):
+        (step,) = proposed(replace(one, measured=tuple(Allocation(*each) for each in tried)), seed=seed).candidates
         assert step.reason is Reason.EXPLORE
-        changed = [
-            name
-            for name in ("workers", "ps", "worker_cpu", "ps_cpu")
-            if getattr(step.allocation, name) != getattr(one.now, name)
-        ]
-        assert len(changed) == 1
-        seen.update(changed)
-    assert seen == {"workers", "ps", "worker_cpu", "ps_cpu"}
+        to = step.allocation
+        tried.append((to.workers, to.ps, to.worker_cpu, to.ps_cpu))
+    assert tried == [(2, 2, 1.0, 1.0), (2, 1, 1.0, 1.0), (1, 2, 1.0, 1.0), (1, 1, 2.0, 1.0), (1, 1, 1.0, 2.0)]
+
+
+class Crowded:
+    """Each worker more makes it slower; only 6 are believed."""
+
+    def predict(self, shapes: Shapes) -> Prediction:
+        return Prediction(600.0 / shapes.workers, np.zeros(len(shapes)))
+
+    def doubt(self, allocation: Allocation) -> str:
+        return "" if allocation.workers == 6 else "only 6 workers were measured"
+
+
+def test_the_way_back_to_what_was_measured_and_better_is_always_open() -> None:
+    here, before = Allocation(6, 1, 1.0, 1.0), Allocation(1, 1, 1.0, 1.0)
+    one = job(now=here, throughput=Crowded(), remaining=1e9)
+    assert all(each.allocation.workers >= 3 for each in proposed(one).candidates), "a step is no farther"
+    back = proposed(replace(one, measured=(before, here))).candidates[-1]
+    assert (back.allocation.workers, back.reason, back.why) == (1, Reason.FREE_GAIN, "")
+    assert back.cost < 0.0
+
+
+def unsure(**changes: object) -> JobView:
+    bounds = Bounds((5, 6), (4, 4), (4.0, 4.0), (4.0, 4.0))
+    one = job(now=Allocation(5, 4, 4.0, 4.0), bounds=bounds, throughput=Paper(log_sd=0.34), remaining=1e12)
+    return replace(one, **changes)  # type: ignore[arg-type]  # names of fields
+
+
+def test_a_job_that_runs_long_tries_what_may_win() -> None:
+    (step,) = proposed(unsure()).candidates
+    assert (step.reason, step.allocation.workers, step.gain) == (Reason.EXPLORE, 6, 0.0)
+    assert "may win" in step.why
+
+
+def test_what_was_measured_is_not_tried_again() -> None:
+    assert proposed(unsure(measured=(Allocation(6, 4, 4.0, 4.0),))).candidates == ()
+
+
+def test_a_job_that_soon_ends_or_a_full_cluster_tries_nothing() -> None:
+    rate = predicted_rate(unsure(), unsure().now)
+    assert proposed(unsure(remaining=rate * 180.0)).candidates == ()
+    assert proposed(unsure(), cluster(30.0)).candidates == (), "4 cores are more than a tenth of 30"
 
 
 def test_before_anything_is_measured_nothing_is_tried() -> None:
@@ -209,6 +256,20 @@ def test_a_queued_job_may_start_smaller_than_it_asks_but_not_at_a_crawl() -> Non
     assert {each.reason for each in found} == {Reason.STARTED}
     assert found[0].rate >= 0.25 * predicted_rate(one, asked)
     assert found[0].cost < found[-1].cost
+
+
+def test_a_queued_job_starts_at_a_believed_size() -> None:
+    known = replace(SMALL, workers=(1, 2), ps=(1, 2))
+    one = job(now=Allocation(1, 1, 4.0, 4.0), queued=True, throughput=Paper(known=known))
+    found = proposed(one).candidates
+    assert found
+    assert all(known.hold(each.allocation) for each in found)
+
+
+def test_a_queued_job_that_nothing_is_believed_of_starts_as_asked() -> None:
+    asked = Allocation(4, 2, 2.0, 2.0)
+    found = proposed(job(now=asked, queued=True, throughput=Flat(doubts="nothing like it was measured"))).candidates
+    assert found[-1].allocation == asked
 
 
 def test_a_queued_job_of_unknown_speed_starts_with_what_it_asks_or_a_part_of_it() -> None:

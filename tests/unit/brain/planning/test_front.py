@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.brain.domain.planning.front import hypervolume, pareto, thinned
+from services.brain.domain.planning.front import hypervolume, pareto, thinned, worth
 
 points = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40)
 
@@ -50,3 +50,11 @@ def test_hypervolume_is_the_area_up_to_the_reference() -> None:
     assert hypervolume(cost, gain, worst_cost=4.0, worst_gain=0.0) == 2.0 * 2.0 + 1.0 * 5.0
     assert hypervolume(cost, gain, worst_cost=3.0, worst_gain=1.0) == 2.0 * 1.0
     assert hypervolume(cost, gain, worst_cost=0.5, worst_gain=0.0) == 0.0
+
+
+def test_what_is_worth_its_cost_stands_out_from_what_came_before() -> None:
+    cost, rate = np.array([1.0, 2.0, 3.0, 12.0]), np.array([10.0, 15.0, 15.2, 17.0])
+    assert worth(cost, rate, 0.02, np.zeros(4)).tolist() == [0, 1, 3]
+    assert worth(cost, rate, 0.05, np.zeros(4)).tolist() == [0, 1], "five times the cost for 13 %"
+    assert worth(cost, rate, 0.02, np.full(4, 0.2)).tolist() == [0, 1], "13 % is within the noise"
+    assert worth(cost[:0], rate[:0], 0.02, np.zeros(0)).tolist() == []

@@ -1,5 +1,7 @@
 """Cost, gain, and room of allocations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,14 @@ def test_fewer_servers_hold_the_same_rows() -> None:
     one = job(now=NOW)
     assert [ps_memory(one, ps) for ps in (1, 2, 4)] == [16 * GIB, 8 * GIB, 8 * GIB]
     assert ps_memory(job(now=NOW, ps_state_bytes=24.0 * GIB), 2) == 12 * GIB
+
+
+def test_memory_of_a_server_falls_as_their_number_grows_where_the_state_is_known() -> None:
+    known = replace(job(now=Allocation(2, 2, 2.0, 2.0, 2 * GIB, 8 * GIB)), ps_state_bytes=12.0 * GIB)
+    assert ps_memory(known, 4) == 3 * GIB
+    assert ps_memory(known, 1) == 12 * GIB
+    assert ps_memory(known, 2) == 8 * GIB, "it only falls with a change that is made anyway"
+    assert ps_memory(replace(known, ps_state_bytes=0.0), 4) == 8 * GIB, "unknown: as now"
 
 
 def test_a_server_gets_no_more_memory_than_it_may_have() -> None:

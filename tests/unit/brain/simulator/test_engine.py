@@ -14,12 +14,13 @@ from recmesh.plugins.planning import Allocation, Planner, Resources, Throughput
 from services.brain.domain.throughput.observations import Observation
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator.costs import Costs
-from services.brain.simulator.engine import Outcome, Settings, simulate
+from services.brain.simulator.engine import simulate
 from services.brain.simulator.faults import DAY_S, Faults, Recovery
 from services.brain.simulator.job import Job
 from services.brain.simulator.metrics import figures
 from services.brain.simulator.policy import Policy
 from services.brain.simulator.run import Phase
+from services.brain.simulator.scenario import Outcome, Settings
 from tests.unit.brain.simulator.worlds import FACTS, TRUTH, AsAsked, Growing, Restless, job, settings
 
 INSTANT = Costs(start_s=0.0, workers_s=0.0, ps_s=0.0, resize_s=0.0)

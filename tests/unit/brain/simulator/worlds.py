@@ -16,9 +16,9 @@ from recmesh.plugins.planning import (
     Reason,
     Resources,
 )
-from services.brain.simulator.engine import Settings
 from services.brain.simulator.faults import Faults
 from services.brain.simulator.job import Job, ModelFacts
+from services.brain.simulator.scenario import Settings
 from services.brain.simulator.truth import Measurement, Table, Tables
 
 GIB = 1 << 30
