@@ -197,11 +197,10 @@ def resize(
     memory: Annotated[str | None, typer.Option(help="Memory of each process: 4Gi.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Give a role's processes another size: parameter servers one by one, while training goes on."""
+    """Give a role's processes another size, while training goes on."""
     with connect(home) as mesh:
         found = mesh.resize(mesh.find_job(job), role, cpu=cpu, memory=memory)
-    when = "are replaced one by one" if role == "ps" else "will have it from their next start on"
-    print(f"{found.name}: {role} get another size; they {when}.")
+    print(f"{found.name}: {role} get another size; where that cannot be while they run they are replaced, one by one.")
 
 
 def checkpoints(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:

@@ -120,7 +120,7 @@ class JobsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Resize(self, request, context):
-        """Another size of a role's processes: parameter servers are replaced one by one while they train, others at their next start.
+        """Another size of a role's processes: in place where that can be, else they are replaced one by one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -285,7 +285,7 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
     Scale: _JobsScaleType
 
     Resize: _JobsResizeType
-    """Another size of a role's processes: parameter servers are replaced one by one while they train, others at their next start."""
+    """Another size of a role's processes: in place where that can be, else they are replaced one by one."""
 
     Checkpoint: _JobsCheckpointType
 
@@ -382,7 +382,7 @@ class JobsServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.jobmaster_pb2.ResizeRequest,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.jobmaster_pb2.Job, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.Job]]:
-        """Another size of a role's processes: parameter servers are replaced one by one while they train, others at their next start."""
+        """Another size of a role's processes: in place where that can be, else they are replaced one by one."""
 
     @abc.abstractmethod
     def Checkpoint(

@@ -323,10 +323,10 @@ class TrainingJob(Spec):
     init_from: InitFrom | None = None
     export: Export | None = Export()
     priority: int = Field(default=0, ge=-1000, le=1000)
-    """Told to brain with the job; no plan and no other job depends on it yet."""
+    """Of jobs that train, those of higher priority get what is free first. No job waits for another to start."""
     deadline: float | None = None
-    """Unix seconds by which the job should end; one in the past is refused. Told to brain, as `priority`; the job
-    goes on after it: `active_deadline_s` ends it."""
+    """Unix seconds by which the job should end; one in the past is refused. brain gives the job what it
+    needs for that, where there is as much; the job goes on after it: `active_deadline_s` ends it."""
     backoff_limit: int = Field(default=10, ge=0)
     """Restarts of failed roles (all together) before the job fails; not those by batches that were set aside."""
     active_deadline_s: float | None = Field(default=None, gt=0)

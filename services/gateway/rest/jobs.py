@@ -150,7 +150,7 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
         responses=openapi.problems(400, 404, 409), openapi_extra=openapi.body(ResizeBody),
     )  # fmt: skip
     async def resize(job_id: JobId, request: Request) -> Document:
-        """Parameter servers are replaced one by one while training goes on; other roles change at their next start."""
+        """While training goes on: in place where the controller can do that, else process by process."""
         given = await read_model(request, ResizeBody)
         return await jobs.resize(job_id, role=given.role, cpu=given.cpu, memory_bytes=given.memory)
 

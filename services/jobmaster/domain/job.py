@@ -42,7 +42,7 @@ class Intent(Stored):
     cleared: tuple[str, ...] = ()
     """Roles whose pin in the spec was lifted."""
     sizes: dict[str, Size] = {}
-    """By role; parameter servers of another size are replaced one by one, other roles at their next start."""
+    """By role; processes get another size in place, or else are replaced one by one."""
     checkpoint: int = 0
     """Counts requests for a snapshot."""
 
