@@ -1,10 +1,8 @@
 """DL2's measurements: training speed of eight models on a parameter-server cluster, by workers and PSes.
 
-Each line of the file: model, mode, batch of all workers together, PSes, workers, samples per second of each worker,
-CPUs used by each PS, CPUs used by each worker. The speed of a configuration is the sum over its workers.
+The speed of a configuration is the sum over its workers.
 """
 
-import ast
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from services.brain.simulator.tables import DL2_FILE, dl2_runs
+
 F64 = NDArray[np.float64]
-FILE = Path("jobs") / "dl2" / "config_speed.txt"
+FILE = Path(DL2_FILE)
 
 
 class DataMissing(FileNotFoundError):
@@ -47,10 +47,8 @@ def source() -> Path:
 def load() -> list[Table]:
     """One table per model and mode, by name; the rows with speed 0 (nothing ran) are dropped."""
     rows: dict[tuple[str, str, float], list[tuple[float, float, float]]] = {}
-    for line in source().read_text(encoding="utf-8").splitlines():
-        if not line.strip():
-            continue
-        model, mode, batch, ps, workers, speeds, _, _ = ast.literal_eval(line)
-        if sum(speeds) > 0:
-            rows.setdefault((model, mode, float(batch)), []).append((float(workers), float(ps), float(sum(speeds))))
+    for run in dl2_runs(source()):
+        if run.rate > 0:
+            key = run.model, run.mode, float(run.batch)
+            rows.setdefault(key, []).append((float(run.workers), float(run.ps), float(run.rate)))
     return [Table(*key, *np.array(found, dtype=np.float64).T) for key, found in sorted(rows.items())]

@@ -4,6 +4,7 @@ Scores are whole numbers from 0 to 100 there, so near ties are ties, and the nod
 nodes' order is drawn by seed. Both are kept, because the published results depend on them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -78,14 +79,15 @@ def affinity(task: Request) -> int:
     return task.gpus if task.gpu == WHOLE_GPU else 0
 
 
-class Policy:
+class Policy(ABC):
     """Scores the feasible nodes, and chooses the GPU for a task that takes a part of one: the tightest by default."""
 
-    def placed(self, node: int) -> None:
+    def placed(self, node: int) -> None:  # noqa: B027  # a hook: most policies keep nothing of a node
         """What was kept of it is of yesterday."""
 
+    @abstractmethod
     def scores(self, cluster: Cluster, task: Request, nodes: Ints, rng: np.random.Generator) -> Scores:
-        raise NotImplementedError
+        """Of each of the nodes, higher is better."""
 
     def gpu(self, cluster: Cluster, task: Request, node: int, rng: np.random.Generator) -> int:
         left = cluster.gpus[node]

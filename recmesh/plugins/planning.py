@@ -182,7 +182,13 @@ class JobView:
     front: tuple[Allocation, ...] = ()
     """Candidates of its last proposal, from which a search may start."""
     measured: tuple[Allocation, ...] = ()
-    """What it has had, so that a step to learn leads elsewhere; only counts and cores matter."""
+    """What it has had, or a job that it does as: known, so that a step to learn leads elsewhere; only counts and cores
+    matter."""
+
+
+PRICES = Resources(1.0, 1.0 / (8 << 30), {})
+"""Of a core, of a byte and of accelerators, where nobody sets others."""
+POD_PRICE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +198,9 @@ class ClusterView:
     now: float
     free: Resources
     """Beyond what running jobs hold."""
-    prices: Resources = Resources(1.0, 1.0 / (8 << 30), {})
+    prices: Resources = PRICES
     """Per core, byte and accelerator; a kind without a price is free of charge."""
-    pod_price: float = 0.25
+    pod_price: float = POD_PRICE
     """Each process, whatever its size: without it many one-core workers always win (MATH §1)."""
     interval_s: float = 180.0
     """Seconds to the next decision."""

@@ -21,7 +21,8 @@ from services.jobmaster.app.roles import Roles
 from services.jobmaster.cluster.local import LocalController
 from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.peers import Peers
-from services.jobmaster.peers.mesh import GrpcBrain, GrpcCheckpoints, GrpcModels, GrpcServers, GrpcShards
+from services.jobmaster.peers.brain import GrpcBrain
+from services.jobmaster.peers.mesh import GrpcCheckpoints, GrpcModels, GrpcServers, GrpcShards
 from services.jobmaster.store import BUCKET, LEADER_BUCKET, JobStore
 
 KEPT_VARIABLES = ("RECMESH_TLS_", "RECMESH_OTLP_", "RECMESH_LOG_", "RECMESH_CHAOS")

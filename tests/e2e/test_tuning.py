@@ -13,7 +13,7 @@ from tests.support.whole_mesh import STEP_S, WholeMesh
 pytestmark = [pytest.mark.integration, pytest.mark.e2e]
 
 SETTINGS = {
-    "RECMESH_CORES": "1.4", "RECMESH_PLAN_INTERVAL_S": "1", "RECMESH_PLAN_SETTLE_S": "1", "RECMESH_PLAN_WINDOW_S": "3",
+    "RECMESH_CORES": "1.4", "RECMESH_PLAN_INTERVAL_S": "1", "RECMESH_PLAN_SETTLE_S": "2", "RECMESH_PLAN_WINDOW_S": "6",
 }  # fmt: skip
 
 
@@ -29,11 +29,11 @@ def mesh(tmp_path: Path) -> Iterator[WholeMesh]:
 
 
 def endless(mesh: WholeMesh, name: str, **workers: Any) -> dict[str, Any]:
-    """Steps take a tenth of a second whatever the machine does, so that twice the workers train twice as fast."""
+    """A step begins every half second whatever else the machine does, so that twice the workers train twice as fast."""
     spec = tiny_job(mesh, name, epochs=5_000)
     spec["roles"] = {
         "ps": {"replicas": 1, "cpu": 0.35},
-        "worker": {"cpu": 0.35, "env": {"STEP_S": "0.1"}, "min": 1, "max": 3} | workers,
+        "worker": {"cpu": 0.35, "env": {"STEP_S": "0.5"}, "min": 1, "max": 3} | workers,
     }
     return spec
 

@@ -22,24 +22,19 @@ from recmesh.spec.job import TrainingJob
 from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.facts import JobFacts
+from services.jobmaster.domain.job import Outcome
 from services.jobmaster.domain.ledgers import Interval, Ledger
 from services.jobmaster.peers import (
-    Advice,
     AwaitState,
     Inspection,
-    JobEnd,
-    JobProfile,
     ModelVersion,
     OpenedRun,
-    Outcome,
-    PlanAsk,
-    Planned,
     QueueProgress,
     Released,
-    RoleBounds,
     RunOrder,
     StoredSnapshot,
 )
+from services.jobmaster.peers.planning import Advice, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
 from tests.support.job_servers import positions
 
 if TYPE_CHECKING:

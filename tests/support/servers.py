@@ -1,6 +1,7 @@
 """Real nats-server and Valkey for tests: free ports, data in a folder, kill -9 and restart in place."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -13,14 +14,25 @@ from typing import Self
 
 import pytest
 
+from recmesh.cli.mesh.ports import is_free
+
 START_TIMEOUT_S = 30.0
 
 
+_PORTS = (10_000, 20_000)
+"""Below those that the kernel gives to outgoing connections, and below a mesh's own (recmesh/cli/mesh/ports.py)."""
+_next = itertools.count(os.getpid() * 97)       # test processes that run side by side begin far apart
+
+
 def free_port() -> int:
-    """A port nobody listens on now; the server that gets it binds it at once."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on now, and that neither an outgoing connection nor this process's next call takes: a
+    server may bind it late, and again after a restart."""
+    low, high = _PORTS
+    for number in itertools.islice(_next, high - low):
+        port = low + number % (high - low)
+        if is_free("127.0.0.1", port):
+            return port
+    raise RuntimeError(f"no port between {low} and {high} is free")
 
 
 class Server:

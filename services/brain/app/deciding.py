@@ -8,7 +8,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from recmesh.plugins.planning import ClusterView, JobView, Overheads, Planner, Proposal, Reason, Resources, Throughput
+from recmesh.plugins.planning import (
+    POD_PRICE,
+    PRICES,
+    ClusterView,
+    JobView,
+    Overheads,
+    Planner,
+    Proposal,
+    Reason,
+    Resources,
+    Throughput,
+)
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.telemetry import Metrics
@@ -66,8 +77,8 @@ class Policy:
     rho: float = 2.5
     epsilon: float = 0.05
     sizes: Sizes = field(default_factory=Sizes)
-    prices: Resources = ClusterView(0.0, Resources()).prices
-    pod_price: float = ClusterView(0.0, Resources()).pod_price
+    prices: Resources = PRICES
+    pod_price: float = POD_PRICE
     resize_window_s: float = 600.0
     """So long the use of a job's processes is watched before their sizes follow it."""
     overheads: Overheads = field(default_factory=lambda: Overheads(workers_s=5.0, ps_s=5.0, resize_s=1.0))
@@ -324,5 +335,9 @@ def _check_change(change: Change) -> None:
         value = getattr(change, name)
         if not math.isfinite(value) or value < 0:
             violations.append(Violation(name, f"{value} is not a number from 0 up"))
+    for name, roles in (("before", change.before), ("after", change.after)):
+        for index, plan in enumerate(roles):
+            if plan.replicas < 0 or plan.cpu < 0 or not math.isfinite(plan.cpu):
+                violations.append(Violation(f"{name}[{index}]", f"{plan.replicas} × {plan.cpu} cores is no plan"))
     if violations:
         raise InvalidArgument("the change is refused", violations=violations)

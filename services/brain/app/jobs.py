@@ -4,7 +4,7 @@ import asyncio
 import math
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
@@ -67,11 +67,11 @@ class Jobs:
     async def observe(self, profile: Profile) -> None:
         """Remember how a job does. The same profile again replaces itself."""
         violations = [] if profile.job_id else [Violation("job_id", "is empty")]
-        for name in ("at", "samples_per_s", "data_s", "pull_s", "compute_s", "push_s", "ps_busy_share",
-                     "worker_cpu_limit", "ps_cpu_limit"):
-            value = getattr(profile, name)
-            if not math.isfinite(value) or value < 0:
-                violations.append(Violation(name, f"{value} is not a number from 0 up"))
+        violations += [
+            Violation(name, f"{value} is not a number from 0 up")
+            for name, value in ((each.name, getattr(profile, each.name)) for each in fields(profile))
+            if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0)
+        ]
         if violations:
             raise InvalidArgument("the profile is refused", violations=violations)
         at = profile.at or self._clock.now()

@@ -123,7 +123,10 @@ def view(
         throughput=throughput, rate=rate, remaining=remaining, deadline=job.deadline or None, owner=job.owner,
         priority=job.priority, overheads=overheads, front=front,
         ps_state_bytes=PS_MARGIN * ps_bytes * ps.replicas,
-        measured=tuple(Allocation(each.workers, each.ps, each.worker_cpu, each.ps_cpu) for each in fit.points),
+        measured=(
+            *(Allocation(each.workers, each.ps, each.worker_cpu, each.ps_cpu) for each in fit.points),
+            *(throughput.shown_before if isinstance(throughput, Learned) else ()),
+        ),
     )  # fmt: skip
 
 

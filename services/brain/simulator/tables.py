@@ -3,7 +3,8 @@
 import ast
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.plugins.planning import Bounds
@@ -31,6 +32,36 @@ _EMBEDDINGS = {  # tables, dimension, dense parameters: of a usual model of that
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Dl2Run:
+    """A line of DL2's table: one model on one configuration."""
+
+    model: str
+    mode: str
+    batch: int
+    """Of all workers together."""
+    ps: int
+    workers: int
+    speeds: tuple[float, ...]
+    """Samples per second of each worker; all 0: nothing ran."""
+    ps_cpu: tuple[float, ...]
+    """Cores that each used."""
+    worker_cpu: tuple[float, ...]
+
+    @property
+    def rate(self) -> float:
+        """Samples per second of the job."""
+        return sum(self.speeds)
+
+
+def dl2_runs(path: Path) -> Iterator[Dl2Run]:
+    """All lines of the file, in its order."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip():
+            model, mode, batch, ps, workers, *lists = ast.literal_eval(line)
+            yield Dl2Run(model, mode, batch, ps, workers, *(tuple(each) for each in lists))
+
+
 def dl2(data: Path) -> Truth:
     """Speed is the sum over workers; a worker and a server have 2 cores, as on DL2's cluster.
 
@@ -39,14 +70,14 @@ def dl2(data: Path) -> Truth:
     path = existing(data / DL2_FILE, "--truth dl2")
     rows: dict[str, list[Measurement]] = defaultdict(list)
     batches: dict[str, int] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.strip():
-            continue
-        model, _mode, batch, ps, workers, speeds, ps_cpu, worker_cpu = ast.literal_eval(line)
-        rows[model].append(
-            Measurement(workers, ps, sum(speeds), sum(worker_cpu) / max(1, len(worker_cpu)), sum(ps_cpu) / max(1, ps))
+    for run in dl2_runs(path):
+        rows[run.model].append(
+            Measurement(
+                run.workers, run.ps, run.rate, sum(run.worker_cpu) / max(1, len(run.worker_cpu)),
+                sum(run.ps_cpu) / max(1, run.ps),
+            )
         )
-        batches[model] = batch
+        batches[run.model] = run.batch
     facts = {model: _dl2_facts(model, batches[model], rows[model]) for model in rows}
     return Tables("dl2", {model: Table.of(facts[model], rows[model]) for model in rows})
 

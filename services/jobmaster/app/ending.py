@@ -11,7 +11,8 @@ from services.jobmaster.domain.facts import facts_of
 from services.jobmaster.domain.job import Closing
 from services.jobmaster.domain.ledgers import is_full, trained
 from services.jobmaster.domain.phase import Phase
-from services.jobmaster.peers import JobEnd, ModelVersion
+from services.jobmaster.peers import ModelVersion
+from services.jobmaster.peers.planning import JobEnd
 
 logger = get_logger(__name__)
 

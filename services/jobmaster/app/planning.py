@@ -10,7 +10,8 @@ from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.facts import facts_of
 from services.jobmaster.domain.job import RolePlan, Size
 from services.jobmaster.domain.phase import Phase
-from services.jobmaster.peers import OpenedRun, Planned, RoleBounds
+from services.jobmaster.peers import OpenedRun
+from services.jobmaster.peers.planning import Planned, RoleBounds
 
 logger = get_logger(__name__)
 

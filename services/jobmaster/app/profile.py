@@ -6,7 +6,7 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.vitals import mean_step, weighted
-from services.jobmaster.peers import JobProfile
+from services.jobmaster.peers.planning import JobProfile
 
 logger = get_logger(__name__)
 

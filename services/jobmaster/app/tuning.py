@@ -3,7 +3,7 @@ taken back."""
 
 from collections.abc import Mapping
 
-from recmesh.runtime.errors import MeshError
+from recmesh.runtime.errors import CallerError, MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.planning import bounds_of
 from services.jobmaster.app.run import Run
@@ -11,10 +11,10 @@ from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import fleet
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.facts import facts_of
-from services.jobmaster.domain.job import RolePlan, Trial
+from services.jobmaster.domain.job import Outcome, RolePlan, Trial
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.tuning import SteadyRate, differences, fault_of, overhead_s
-from services.jobmaster.peers import Advice, Outcome, PlanAsk
+from services.jobmaster.peers.planning import Advice, PlanAsk
 
 logger = get_logger(__name__)
 
@@ -23,6 +23,8 @@ ROLES = ("ps", "worker")
 """Whose plan brain may change while a job trains."""
 WORTH_S = 60.0
 """A job that ends sooner is left as it is."""
+MAX_UNTOLD = 16
+"""Outcomes that are kept for brain while it is away."""
 
 
 class Tuner:
@@ -39,27 +41,28 @@ class Tuner:
             try:
                 await self.look()
             except MeshError as error:
-                logger.info("job %s: brain is not asked for a better plan: %s", run.job_id, error.message)
+                logger.info("job %s: brain is asked, or told, again later: %s", run.job_id, error.message)
             except Exception:
                 logger.exception("job %s: the look at its plan failed", run.job_id)
 
     async def look(self) -> None:
-        """Hear, judge the change under way, or ask for another."""
+        """Hear; judge the change under way, or ask for another; tell brain what came of the last."""
         run, limits = self._run, self._run.context.limits
         now, is_steady = run.context.clock.now(), self._is_steady()
-        run.steady.hear(now, run.status.samples, is_steady=is_steady, limits=limits)
+        run.steady.hear(now, run.vitals.of("worker"), is_steady=is_steady, limits=limits)
+        trial = run.status.trial
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
-            if run.status.trial is not None:
-                trial = run.status.trial
+            if trial is not None:
                 await self._let_go(trial, now, "the job ended first", plan=dict(trial.before))
-            return
-        if run.status.trial is not None:
-            await self._judge(run.status.trial, now, is_steady=is_steady)
-        elif self._may_ask(now):
+        elif trial is not None:
+            await self._judge(trial, now, is_steady=is_steady)
+        elif self._may_ask(now) and not run.status.untold:
             await self._ask(now)
+        if run.status.untold:
+            await self._tell()
 
     def _is_steady(self) -> bool:
-        """Everybody who is wanted is there, slots lie where they belong, and there is work."""
+        """Everybody who is wanted is there and trains, slots lie where they belong, and there is work."""
         run, status, record = self._run, self._run.status, self._run.record
         if record.phase != "open" or status.phase is not Phase.RUNNING or status.relief is not None:
             return False
@@ -68,6 +71,9 @@ class Tuner:
         workers = status.live("worker")
         wanted = plans.wanted(run.spec, run.job.intent, status.plan, "worker")
         if len(workers) != wanted or any(role.stage != "running" for role in workers):
+            return False
+        beats = run.vitals.of("worker")
+        if len(beats) != wanted or not all(beat.samples for beat in beats):
             return False
         count = fleet.wanted(run.spec, run.job.intent, status, record)
         if not fleet.is_settled(record, status, fleet.places(record, status, count=count)) or record.move is not None:
@@ -165,6 +171,7 @@ class Tuner:
             trial = trial.model_copy(update={"settled": now, "overhead_s": cost_s})
             run.update(trial=trial)
             conclude(run, trial.decision, done=f"done after {now - trial.began:.0f} s")
+            run.effects_due.pop(trial.decision, None)       # its effect is measured here, over a whole window
             await run.flush()
             return
         rate = run.steady.per_s(limits=limits)
@@ -176,40 +183,53 @@ class Tuner:
             return
         effect = f"{rate:,.0f} samples/s, {trial.rate_before:,.0f} before, {trial.rate_expected:,.0f} expected"
         self._conclude(trial, effect)
-        run.update(trial=None, asked_plan_at=now)
+        run.update(trial=None, asked_plan_at=now, untold=self._with(trial, now, verdict="kept", why=effect, rate=rate))
         await run.flush()
-        await self._tell(trial, now, verdict="kept", why=effect, rate=rate)
 
     async def _let_go(self, trial: Trial, now: float, why: str, **changes: object) -> None:
         """It cannot be measured any more, and nothing is taken back."""
         run = self._run
         self._conclude(trial, f"not measured: {why}")
-        run.update(trial=None, asked_plan_at=now, **changes)
+        untold = self._with(trial, now, verdict="cancelled", why=why, rate=0.0)
+        run.update(trial=None, asked_plan_at=now, untold=untold, **changes)
         await run.flush()
-        await self._tell(trial, now, verdict="cancelled", why=why, rate=0.0)
 
     def _conclude(self, trial: Trial, effect: str) -> None:
-        """Its effect is measured here; the timeline's own look some seconds after would say less."""
+        """The timeline's own look some seconds after would say less."""
         self._run.effects_due.pop(trial.decision, None)
         conclude(self._run, trial.decision, effect=effect)
 
     async def _take_back(self, trial: Trial, why: str, *, rate: float) -> None:
         run, now = self._run, self._run.context.clock.now()
         logger.info("job %s: plan %s is taken back: %s", run.job_id, trial.plan_id, why)
-        run.update(plan=dict(trial.before), trial=trial.model_copy(update={"taken_back": why, "taken_back_at": now}),
-                   asked_plan_at=now)
+        run.update(
+            plan=dict(trial.before), trial=trial.model_copy(update={"taken_back": why, "taken_back_at": now}),
+            asked_plan_at=now, untold=self._with(trial, now, verdict="taken back", why=why, rate=rate),
+        )
         run.steady = SteadyRate()
         await run.flush()
         run.wake()
-        await self._tell(trial, now, verdict="taken back", why=why, rate=rate)
 
-    async def _tell(self, trial: Trial, now: float, *, verdict: str, why: str, rate: float) -> None:
-        """brain's experience; when it is away the job's next profiles tell it as well."""
-        parts = {role: trial.before[role] for role in ROLES}, {role: trial.after[role] for role in ROLES}
-        await self._run.context.peers.brain.conclude(
-            Outcome(
-                plan_id=trial.plan_id, job_id=self._run.job_id, at=now, verdict=verdict, why=why, before=parts[0],
-                after=parts[1], rate_before=trial.rate_before, rate_expected=trial.rate_expected, rate_after=rate,
-                overhead_s=trial.overhead_s,
-            )
+    # -- telling -----------------------------------------------------------------------------------------
+
+    def _with(self, trial: Trial, now: float, *, verdict: str, why: str, rate: float) -> tuple[Outcome, ...]:
+        """What brain is to be told, this change's outcome included: stored with it, so that neither is there alone."""
+        outcome = Outcome(
+            plan_id=trial.plan_id, job_id=self._run.job_id, at=now, verdict=verdict, why=why,
+            before={role: trial.before[role] for role in ROLES}, after={role: trial.after[role] for role in ROLES},
+            rate_before=trial.rate_before, rate_expected=trial.rate_expected, rate_after=rate,
+            overhead_s=trial.overhead_s,
         )
+        return (*self._run.status.untold, outcome)[-MAX_UNTOLD:]
+
+    async def _tell(self) -> None:
+        """brain's experience, the oldest first. While it is away they wait, and so does the next ask: what it answers
+        builds on them."""
+        run = self._run
+        for outcome in run.status.untold:
+            try:
+                await run.context.peers.brain.conclude(outcome)
+            except CallerError as error:
+                logger.warning("job %s: brain refuses an outcome: %s", run.job_id, error.message)
+            run.update(untold=tuple(each for each in run.status.untold if each != outcome))
+        await run.flush()

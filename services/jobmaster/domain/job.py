@@ -221,6 +221,24 @@ class Trial(Stored):
     """Why the plan of before holds again; empty: it does not."""
 
 
+class Outcome(Stored):
+    """What came of a change: it becomes brain's experience."""
+
+    plan_id: str
+    job_id: str
+    at: float
+    verdict: str
+    """kept | taken back | cancelled"""
+    why: str
+    before: dict[str, RolePlan]
+    after: dict[str, RolePlan]
+    rate_before: float
+    rate_expected: float
+    rate_after: float
+    """0: it was not measured."""
+    overhead_s: float
+
+
 class Closing(Stored):
     """The way from the closing snapshot to success."""
 
@@ -249,6 +267,8 @@ class JobStatus(Stored):
     plan_source: str = ""
     trial: Trial | None = None
     """At most one change of the plan at a time."""
+    untold: tuple[Outcome, ...] = ()
+    """What brain has not been told yet, the oldest first."""
     asked_plan_at: float = 0.0
     """When brain was last asked for a better plan."""
     roles: tuple[RoleState, ...] = ()

@@ -22,6 +22,9 @@ def none_ahead(status: JobStatus, *, now: float, longest_pause_s: float) -> JobS
     )
     closing = status.closing and status.closing.model_copy(
         update={"reported_at": min(status.closing.reported_at, now)})
+    trial = status.trial and status.trial.model_copy(update={
+        name: min(float(getattr(status.trial, name)), now) for name in ("began", "settled", "taken_back_at")
+    })
     moments = {name: min(float(getattr(status, name)), now)
-               for name in ("started", "trained_since", "snapshot_at", "placed_at", "judged_at")}
-    return status.model_copy(update={**moments, "roles": roles, "slow": slow, "closing": closing})
+               for name in ("started", "trained_since", "snapshot_at", "placed_at", "judged_at", "asked_plan_at")}
+    return status.model_copy(update={**moments, "roles": roles, "slow": slow, "closing": closing, "trial": trial})

@@ -4,43 +4,59 @@ A change is judged by what the job does afterwards, never by what was predicted:
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.jobmaster.domain.job import RolePlan, Trial
 from services.jobmaster.domain.limits import Limits
+from services.jobmaster.domain.vitals import Beat
 
 MAX_POINTS = 4096
 
 
 @dataclass(slots=True)
 class SteadyRate:
-    """Samples per second over a window in which nothing changed, and before which nothing did for a while."""
+    """Samples per second over a window in which nothing changed, and before which nothing did for a while.
+
+    Each worker's own count is what is measured, between two of its heartbeats: what shardsvc knows of a job's progress
+    comes some seconds late and a lease at a time.
+    """
 
     since: float | None = None
     """Since when nothing has changed; None: something is changing."""
-    _points: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MAX_POINTS))
+    _points: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
+    """By incarnation of a worker: when it was heard, and what it had trained."""
 
-    def hear(self, now: float, samples: int, *, is_steady: bool, limits: Limits) -> None:
+    def hear(self, now: float, workers: Sequence[Beat], *, is_steady: bool, limits: Limits) -> None:
         """Once per look. What is heard while things change, or shortly after, says nothing."""
-        if not is_steady or (self._points and samples < self._points[-1][1]):
+        heard = {beat.incarnation: beat for beat in workers}
+        is_other = self.since is not None and (heard.keys() != self._points.keys() or self._has_gone_back(heard))
+        if not is_steady or is_other:
             self.since = None
             self._points.clear()
             return
         if self.since is None:
             self.since = now
-        if now - self.since < limits.plan_settle_s:
-            return
-        self._points.append((now, samples))
-        while len(self._points) > 2 and self._points[1][0] <= now - limits.plan_window_s:
-            self._points.popleft()
+            self._points = {name: deque(maxlen=MAX_POINTS) for name in heard}
+        for name, points in self._points.items():
+            beat = heard[name]
+            if beat.at < self.since + limits.plan_settle_s or (points and beat.at <= points[-1][0]):
+                continue
+            points.append((beat.at, beat.samples))
+            while len(points) > 2 and points[1][0] <= points[-1][0] - limits.plan_window_s:
+                points.popleft()
+
+    def _has_gone_back(self, heard: Mapping[str, Beat]) -> bool:
+        return any(points and heard[name].samples < points[-1][1] for name, points in self._points.items())
 
     def per_s(self, *, limits: Limits) -> float | None:
-        """None until a whole window lies behind."""
-        if len(self._points) < 2:
+        """Of all workers together; None until a whole window of each lies behind."""
+        if not self._points or any(len(points) < 2 for points in self._points.values()):
             return None
-        (began, before), (ended, after) = self._points[0], self._points[-1]
-        return (after - before) / (ended - began) if ended - began >= limits.plan_window_s else None
+        spans = [(points[0], points[-1]) for points in self._points.values()]
+        if any(after[0] - before[0] < limits.plan_window_s for before, after in spans):
+            return None
+        return sum((after[1] - before[1]) / (after[0] - before[0]) for before, after in spans)
 
 
 def overhead_s(trial: Trial, *, now: float, samples: int) -> float:

@@ -14,7 +14,8 @@ from services.jobmaster.domain.job import RolePlan, Trial
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.placement import SLOTS, counts_of
 from services.jobmaster.domain.tuning import SteadyRate, differences, fault_of, overhead_s
-from services.jobmaster.peers import Advice
+from services.jobmaster.domain.vitals import Beat
+from services.jobmaster.peers.planning import Advice
 from tests.support.job_world import JobWorld, spec
 
 LIMITS = Limits(move_slots=SLOTS, plan_interval_s=30.0, plan_settle_s=5.0, plan_window_s=10.0, plan_deadline_s=120.0)
@@ -77,6 +78,22 @@ async def test_a_change_that_made_it_slower_is_taken_back(world: JobWorld) -> No
     assert len(world.cluster.alive(job_id, "worker")) == 4
     assert lines(world, job_id)[1].effect.startswith("taken back: ")
     assert world.jobs.run_of(job_id).status.plan["worker"].replicas == 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_what_brain_missed_while_it_was_away_it_is_told_before_it_is_asked_again(world: JobWorld) -> None:
+    job_id = await training(world, advice(worker=(4, 1.0)))
+    await world.until(lambda: world.jobs.run_of(job_id).status.trial is not None)
+    asked, world.brain.away = len(world.brain.asks), True
+    await world.until(lambda: bool(world.jobs.run_of(job_id).status.untold))
+    await world.restart_jobmaster()
+    assert world.jobs.run_of(job_id).status.trial is None and not world.brain.outcomes
+    world.brain.away = False
+    await world.until(lambda: len(world.brain.asks) > asked)
+    [outcome] = world.brain.outcomes
+    assert outcome.verdict == "kept" and outcome.rate_after > 1.5 * outcome.rate_before
+    assert not world.jobs.run_of(job_id).status.untold
 
 
 @pytest.mark.asyncio
@@ -220,7 +237,7 @@ def test_a_rate_is_that_of_a_whole_window_without_changes(looks: list[tuple[floa
     heard: list[tuple[float, int]] = []
     for step_s, more, is_steady in looks:
         now, samples = now + step_s, samples + more
-        rate.hear(now, samples, is_steady=is_steady, limits=LIMITS)
+        rate.hear(now, [Beat(now, "w", samples=samples)], is_steady=is_steady, limits=LIMITS)
         calm = (now if calm is None else calm) if is_steady else None
         heard = [*heard, (now, samples)] if calm is not None and now - calm >= LIMITS.plan_settle_s else []
         found = rate.per_s(limits=LIMITS)
@@ -228,6 +245,20 @@ def test_a_rate_is_that_of_a_whole_window_without_changes(looks: list[tuple[floa
         if found is not None:
             slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(heard)]
             assert min(slopes) - 1e-6 <= found <= max(slopes) + 1e-6
+
+
+def test_every_worker_is_measured_over_its_own_heartbeats_and_another_one_begins_anew() -> None:
+    rate = SteadyRate()
+    for second in range(40):
+        # The second one's heartbeats are late, and some are lost: what it trained is not.
+        late = 0.7 if second % 3 else 1.7
+        beats = [Beat(second, "a", samples=100 * second), Beat(second - late, "b", samples=round(50 * (second - late)))]
+        rate.hear(second, beats, is_steady=True, limits=LIMITS)
+        if second < 14:
+            assert rate.per_s(limits=LIMITS) is None
+    assert rate.per_s(limits=LIMITS) == pytest.approx(150.0, rel=0.01)
+    rate.hear(41.0, [Beat(41.0, "a", samples=4_100), Beat(41.0, "c", samples=10)], is_steady=True, limits=LIMITS)
+    assert rate.per_s(limits=LIMITS) is None
 
 
 def a_trial(**changes: Any) -> Trial:

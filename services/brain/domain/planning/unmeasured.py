@@ -54,7 +54,7 @@ def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
     return [
         replace(now, workers=more, ps=servers),
         replace(now, workers=more),
-        replace(now, ps=min(now.ps + one_step(now.ps), bounds.ps[1])),
+        replace(now, ps=servers),
         replace(now, worker_cpu=min(now.worker_cpu + max(core, now.worker_cpu / 2), bounds.worker_cpu[1])),
         replace(now, ps_cpu=min(now.ps_cpu + max(core, now.ps_cpu / 2), bounds.ps_cpu[1])),
     ]

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes
-from services.brain.domain.throughput.candidates import Candidate, shares_of
+from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes, Throughput
+from services.brain.domain.throughput.candidates import Candidate, Scaled, shares_of
 from services.brain.domain.throughput.fit import reaches
 from services.brain.domain.throughput.forms import Rows
 from services.brain.domain.throughput.hull import Hull
@@ -110,7 +110,10 @@ class Learned:
         return self.doubt_each([allocation])[0]
 
     def doubt_each(self, allocations: Sequence[Allocation]) -> list[str]:
-        """`doubt` of each: of many at once it takes a fraction of the time."""
+        """`doubt` of each: of many at once it takes a fraction of the time.
+
+        While the job does as a similar one did, what that one has shown counts as measured.
+        """
         shapes = Shapes.of(allocations)
         rows = Rows.of(shapes, self.batching.per_worker(shapes.workers))
         table = np.stack([shapes.workers, shapes.ps, shapes.worker_cpu, shapes.ps_cpu], axis=1)
@@ -123,12 +126,15 @@ class Learned:
             apart = reaches(self.candidate.columns(rows), self.directions)
         answers = zip(table.tolist(), beyond.tolist(), between.tolist(), apart.tolist(), strict=True)
         return [
-            "; ".join(self._doubts(each.gpu_kind, *answer)) for each, answer in zip(allocations, answers, strict=True)
+            "; ".join(self._doubts(each, *answer)) for each, answer in zip(allocations, answers, strict=True)
         ]
 
     def _doubts(
-        self, kind: str, values: Sequence[float], beyond: Sequence[bool], between: bool, apart: bool
+        self, allocation: Allocation, values: Sequence[float], beyond: Sequence[bool], between: bool, apart: bool
     ) -> Sequence[str]:
+        kind = allocation.gpu_kind
+        if self._follows is not None and not self._follows.doubt(allocation):
+            return []
         if kind not in self._kinds:
             measured = ", ".join(sorted(each or "CPU" for each in self._kinds))
             return [f"{kind or 'CPU'} was not measured, only {measured}"]
@@ -142,6 +148,16 @@ class Learned:
         if apart:
             found += [f"{each}, and this needs them apart" for each in self.unidentified]
         return found
+
+    @property
+    def shown_before(self) -> tuple[Allocation, ...]:
+        """What a similar job has had, while this one does as that did; empty otherwise."""
+        prior = self._follows
+        return tuple(each.allocation for each in prior.observations) if isinstance(prior, Learned) else ()
+
+    @property
+    def _follows(self) -> Throughput | None:
+        return self.candidate.prior if isinstance(self.candidate, Scaled) else None
 
     @cached_property
     def _kinds(self) -> frozenset[str]:

@@ -1,0 +1,104 @@
+"""brain over gRPC: protobuf in and out, nothing else."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+import grpc
+
+from recmesh.pb import brain_pb2, brain_pb2_grpc
+from services.jobmaster.domain.facts import JobFacts
+from services.jobmaster.domain.job import Outcome, RolePlan
+from services.jobmaster.peers.planning import Advice, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
+
+
+class GrpcBrain:
+    """brain over gRPC."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = brain_pb2_grpc.BrainStub(channel)
+
+    async def plan(
+        self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free_cpu: float, free_memory_bytes: int
+    ) -> Planned:
+        """See `peers.planning.Brain`."""
+        request = brain_pb2.PlanRequest(
+            job=_meta(facts), free_cpu=free_cpu, free_memory_bytes=free_memory_bytes,
+            limits=[_bounds_message(bound) for bound in bounds],
+        )
+        # A start must not wait for advice: the small default serves as well at first.
+        reply = await self._stub.Plan(request, timeout=2.0)
+        return Planned(_roles(reply.roles), reply.source, reply.explanation)
+
+    async def observe(self, profile: JobProfile) -> None:
+        """See `peers.planning.Brain`."""
+        await self._stub.Observe(brain_pb2.Profile(**asdict(profile)), timeout=2.0)
+
+    async def decide(self, ask: PlanAsk) -> Advice | None:
+        """See `peers.planning.Brain`."""
+        request = brain_pb2.DecideRequest(
+            job=_meta(ask.facts), limits=[_bounds_message(bound) for bound in ask.bounds],
+            now=_role_messages(ask.now), samples_per_s=ask.samples_per_s, remaining=ask.remaining,
+            free_cpu=ask.free_cpu, free_memory_bytes=ask.free_memory_bytes,
+        )
+        reply = await self._stub.Decide(request, timeout=10.0)
+        if not reply.change:
+            return None
+        return Advice(
+            plan_id=reply.plan_id, planner=reply.planner, roles=_roles(reply.roles), reason=reply.reason,
+            explanation=reply.explanation, samples_per_s=reply.samples_per_s,
+        )
+
+    async def conclude(self, outcome: Outcome) -> None:
+        """See `peers.planning.Brain`."""
+        request = brain_pb2.ChangeOutcome(
+            plan_id=outcome.plan_id, job_id=outcome.job_id, at=outcome.at, verdict=outcome.verdict, why=outcome.why,
+            before=_role_messages(outcome.before), after=_role_messages(outcome.after),
+            rate_before=outcome.rate_before, rate_expected=outcome.rate_expected, rate_after=outcome.rate_after,
+            overhead_s=outcome.overhead_s,
+        )
+        await self._stub.Conclude(request, timeout=5.0)
+
+    async def record_job(self, end: JobEnd) -> None:
+        """See `peers.planning.Brain`."""
+        request = brain_pb2.JobHistory(
+            job=_meta(end.facts), outcome=end.outcome, reason=end.reason, started=end.started,
+            ended=end.ended, final_plan=_role_messages(end.plan), samples_per_s=end.samples_per_s,
+            samples=end.samples, metrics=dict(end.metrics),
+        )
+        await self._stub.RecordJob(request, timeout=5.0)
+
+
+def _roles(messages: Iterable[brain_pb2.RolePlan]) -> dict[str, RolePlan]:
+    return {
+        role.role: RolePlan(
+            replicas=role.replicas, cpu=role.cpu, memory_bytes=role.memory_bytes, gpu=role.gpu,
+            gpu_kind=role.gpu_kind,
+        )
+        for role in messages
+    }
+
+
+def _role_messages(roles: Mapping[str, RolePlan]) -> list[brain_pb2.RolePlan]:
+    return [
+        brain_pb2.RolePlan(
+            role=role, replicas=item.replicas, cpu=item.cpu, memory_bytes=item.memory_bytes, gpu=item.gpu,
+            gpu_kind=item.gpu_kind,
+        )
+        for role, item in roles.items()
+    ]
+
+
+def _bounds_message(bound: RoleBounds) -> brain_pb2.RoleLimits:
+    return brain_pb2.RoleLimits(
+        role=bound.role, min=bound.min, max=bound.max, pinned=bound.pinned, cpu=bound.cpu,
+        memory_bytes=bound.memory_bytes,
+    )
+
+
+def _meta(facts: JobFacts) -> brain_pb2.JobMeta:
+    return brain_pb2.JobMeta(
+        job_id=facts.job_id, owner=facts.owner, model=facts.model, framework=facts.framework, dim=facts.dim,
+        tables=facts.tables, batch_size=facts.batch_size, data_rows=facts.data_rows,
+        data_bytes=facts.data_bytes, epochs=facts.epochs, labels=dict(facts.labels), priority=facts.priority,
+        deadline=facts.deadline,
+    )

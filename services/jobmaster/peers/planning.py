@@ -1,0 +1,134 @@
+"""What jobmaster asks of brain: a first plan, better ones while a job trains; and what it tells brain of both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.jobmaster.domain.facts import JobFacts
+from services.jobmaster.domain.job import Outcome, RolePlan
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBounds:
+    """What a user allows for a role; 0: brain chooses."""
+
+    role: str
+    min: int
+    max: int
+    pinned: int
+    cpu: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """brain's first plan."""
+
+    roles: Mapping[str, RolePlan]
+    source: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobProfile:
+    """How a job does, over the last interval."""
+
+    job_id: str
+    at: float
+    workers: int
+    ps: int
+    worker_cpu: float
+    ps_cpu: float
+    batch_size: int
+    samples_per_s: float
+    data_s: float
+    pull_s: float
+    compute_s: float
+    push_s: float
+    ps_busy_share: float
+    ps_memory_bytes: int
+    rows: int
+    samples: int
+    remaining: int
+    worker_cpu_limit: float = 0.0
+    """Cores that a worker may use; 0: no limit."""
+    ps_cpu_limit: float = 0.0
+    hardware: str = "cpu"
+    """Kind of what computes: cpu, or the kind of the workers' GPU."""
+    worker_cpu_max: float = 0.0
+    """Cores that the busiest worker used."""
+    ps_cpu_max: float = 0.0
+    worker_memory_bytes: int = 0
+    """Of the largest worker."""
+    is_synchronous: bool = False
+    is_steady: bool = False
+    """Nothing has changed for a while, and the rate is that of a whole window."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """A job's history, for the config DB."""
+
+    facts: JobFacts
+    outcome: str
+    reason: str
+    started: float
+    ended: float
+    plan: Mapping[str, RolePlan]
+    samples_per_s: float
+    samples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAsk:
+    """What brain is told when it is asked for a better plan of a job that trains."""
+
+    facts: JobFacts
+    bounds: Sequence[RoleBounds]
+    now: Mapping[str, RolePlan]
+    """What the job has: counts, and the size of one process."""
+    samples_per_s: float
+    """Measured over a steady window."""
+    remaining: int
+    free_cpu: float
+    free_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change that brain proposes."""
+
+    plan_id: str
+    planner: str
+    roles: Mapping[str, RolePlan]
+    reason: str
+    explanation: str
+    samples_per_s: float
+    """Expected of it."""
+
+
+class Brain(Protocol):
+    """brain."""
+
+    async def plan(
+        self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free_cpu: float, free_memory_bytes: int
+    ) -> Planned:
+        """The first plan of a job."""
+        ...
+
+    async def observe(self, profile: JobProfile) -> None:
+        """Feeds the throughput model."""
+        ...
+
+    async def decide(self, ask: PlanAsk) -> Advice | None:
+        """What the job should change to now; None: nothing."""
+        ...
+
+    async def conclude(self, outcome: Outcome) -> None:
+        """What came of a change. Idempotent by plan."""
+        ...
+
+    async def record_job(self, end: JobEnd) -> None:
+        """The job ended. Idempotent by job id."""
+        ...
