@@ -23,7 +23,7 @@ SETTINGS = {
 }  # fmt: skip
 UNTUNED = {"RECMESH_PLAN_INTERVAL_S": "0"}
 LIMITS, QUICK_LIMITS = (5, 3), (3, 2)
-WINDOW_S = 15.0
+WINDOW_S = 20.0
 CALM_LOOKS = 4
 """So many looks of brain in a row without a change: it has come to an end."""
 PATIENCE_S = 1200.0
@@ -87,13 +87,18 @@ def _searched(running: Mesh, data: Path, limits: tuple[int, int]) -> dict[tuple[
         running.wait(job_id, lambda job, w=workers, p=ps: _has(job, w, p), patience_s=START_S)  # type: ignore[misc]  # defaults bind the loop's values
         running.wait(job_id, all_train(workers), patience_s=START_S)
         time.sleep(SETTLE_S)
-        before, began = running.client.job(job_id).progress.samples, time.monotonic()
+        before, began = _counted(running.client.job(job_id)), time.monotonic()
         time.sleep(WINDOW_S)
-        table[workers, ps] = (running.client.job(job_id).progress.samples - before) / (time.monotonic() - began)
+        table[workers, ps] = (_counted(running.client.job(job_id)) - before) / (time.monotonic() - began)
         say(f"  {workers} workers, {ps} PS: {table[workers, ps]:,.0f} samples/s")
     running.client.stop(job_id)
     until_stopped(running, job_id)
     return table
+
+
+def _counted(job: Job) -> int:
+    """What the workers have trained since their starts, as of their last heartbeats, at most a second ago."""
+    return sum(item.samples for item in job.roles if item.role == "worker" and item.state == "running")
 
 
 def _has(job: Job, workers: int, ps: int) -> bool:

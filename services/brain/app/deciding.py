@@ -40,6 +40,7 @@ from services.brain.domain.model import (
 )
 from services.brain.domain.resizing import Resizing, resized
 from services.brain.domain.views import (
+    ANY_GPU,
     Sizes,
     front_of,
     is_avoided,
@@ -291,7 +292,7 @@ def _measured(
     return replace(
         like, at=at, workers=worker.replicas, ps=ps.replicas, worker_cpu_limit=worker.cpu, ps_cpu_limit=ps.cpu,
         batch_size=batch_size or like.batch_size, samples_per_s=rate, is_steady=True,
-        hardware=(worker.gpu_kind or "gpu") if worker.gpu else "cpu",
+        hardware=(worker.gpu_kind or ANY_GPU) if worker.gpu else "cpu",
         data_s=0.0, pull_s=0.0, compute_s=0.0, push_s=0.0, ps_busy_share=0.0,
     )  # fmt: skip
 

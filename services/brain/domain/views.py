@@ -32,6 +32,9 @@ AVOID_S = 3600.0
 """A plan that was taken back is not proposed again for so long: what made it slow may still be there."""
 
 
+ANY_GPU = "gpu"
+"""The kind of an accelerator whose user names none."""
+
 _Shape = tuple[int, float, int, float]
 
 
@@ -114,7 +117,7 @@ def view(
         job_id=job.job_id,
         now=Allocation(
             worker.replicas, ps.replicas, worker.cpu or UNLIMITED_CPU, ps.cpu or UNLIMITED_CPU,
-            worker.memory_bytes, ps.memory_bytes, worker.gpu, worker.gpu_kind,
+            worker.memory_bytes, ps.memory_bytes, worker.gpu, (worker.gpu_kind or ANY_GPU) if worker.gpu else "",
         ),
         bounds=Bounds(
             workers=_counts(bounds.get("worker"), worker), ps=_servers(bounds.get("ps"), ps, ps_bytes),

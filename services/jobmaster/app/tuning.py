@@ -103,7 +103,7 @@ class Tuner:
         capacity = await run.context.cluster.capacity()
         advice = await run.context.peers.brain.decide(
             PlanAsk(
-                facts=facts_of(run.spec, run.job), bounds=bounds_of(run), now=has, samples_per_s=rate,
+                facts=facts_of(run.spec, run.job), bounds=bounds_of(run), now=self._as_raised(has), samples_per_s=rate,
                 remaining=max(0, run.status.total - run.status.samples), free_cpu=capacity.cpu,
                 free_memory_bytes=capacity.memory_bytes,
             )
@@ -113,9 +113,22 @@ class Tuner:
             await self._begin(advice, has, rate, now)
 
     def _has(self, role: str) -> RolePlan:
+        return self._as_fixed(self._run.status.plan, role)
+
+    def _as_fixed(self, plan: Mapping[str, RolePlan], role: str) -> RolePlan:
+        """Of that plan, with what the user has fixed."""
         run = self._run
-        size = plans.size(run.spec, run.job.intent, run.status.plan, role)
-        return size.model_copy(update={"replicas": plans.wanted(run.spec, run.job.intent, run.status.plan, role)})
+        size = plans.size(run.spec, run.job.intent, plan, role)
+        return size.model_copy(update={"replicas": plans.wanted(run.spec, run.job.intent, plan, role)})
+
+    def _as_raised(self, roles: Mapping[str, RolePlan]) -> dict[str, RolePlan]:
+        """As brain is told it: a memory limit that was raised is what the role has."""
+        raised = self._run.status.memory
+        return {
+            role: plan.model_copy(update={"memory_bytes": max(plan.memory_bytes, raised.get(role, 0))})
+            if plan.memory_bytes else plan
+            for role, plan in roles.items()
+        }
 
     # -- executing ---------------------------------------------------------------------------------------
 
@@ -123,9 +136,7 @@ class Tuner:
         run, old = self._run, dict(self._run.status.plan)
         after = {**old, **before, **{role: planned for role, planned in advice.roles.items() if role in ROLES}}
         for role in ROLES:      # what the user has fixed since is not brain's to change
-            size = plans.size(run.spec, run.job.intent, after, role)
-            count = plans.wanted(run.spec, run.job.intent, after, role)
-            after[role] = size.model_copy(update={"replicas": count})
+            after[role] = self._as_fixed(after, role)
         told = differences(before, {role: after[role] for role in ROLES if role in after})
         if not told:
             return
@@ -216,7 +227,8 @@ class Tuner:
         """What brain is to be told, this change's outcome included: stored with it, so that neither is there alone."""
         outcome = Outcome(
             plan_id=trial.plan_id, job_id=self._run.job_id, at=now, verdict=verdict, why=why,
-            before={role: trial.before[role] for role in ROLES}, after={role: trial.after[role] for role in ROLES},
+            before=self._as_raised({role: trial.before[role] for role in ROLES}),
+            after=self._as_raised({role: trial.after[role] for role in ROLES}),
             rate_before=trial.rate_before, rate_expected=trial.rate_expected, rate_after=rate,
             overhead_s=trial.overhead_s,
         )

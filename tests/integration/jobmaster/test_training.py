@@ -81,12 +81,12 @@ def test_kill_9_of_every_part_one_after_another_loses_no_sample(mesh: TrainingMe
 
 def test_scaling_stop_and_logs_of_a_running_job(mesh: TrainingMesh) -> None:
     job_id = mesh.submit(tiny(mesh, "elastic", epochs=200))
-    mesh.until_job(job_id, lambda job: trained(job, 10_000))
-    mesh.jobs.Scale(pb.ScaleRequest(job_id=job_id, role="worker", replicas=1), timeout=10)
 
     def workers(job: pb.Job) -> list[int]:
         return [role.index for role in job.roles if role.role == "worker" and role.state == "running"]
 
+    mesh.until_job(job_id, lambda job: trained(job, 10_000) and workers(job) == [0, 1])
+    mesh.jobs.Scale(pb.ScaleRequest(job_id=job_id, role="worker", replicas=1), timeout=10)
     mesh.until_job(job_id, lambda job: job.phase == "Running" and workers(job) == [0])
     mesh.jobs.Stop(pb.StopRequest(job_id=job_id, reason="seen enough"), timeout=10)
     job = mesh.until_phase(job_id, "Stopped")

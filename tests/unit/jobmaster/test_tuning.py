@@ -160,6 +160,20 @@ async def test_memory_is_there_before_the_slots_that_need_it(world: JobWorld) ->
     await world.until(lambda: set(counts_of(world.jobs.run_of(job_id).record.owner_of)) == {0})
 
 
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_brain_is_told_of_limits_that_were_raised(world: JobWorld) -> None:
+    world.brain.planned = replace(
+        world.brain.planned, roles={"ps": RolePlan(replicas=1, cpu=1.0, memory_bytes=1 << 30)}
+    )
+    job_id = await world.submit(spec(**FREE | {"roles": {"ps": {"min": 1, "max": 4}, "worker": {"replicas": 1}}}))
+    run = world.jobs.run_of(job_id)
+    run.update(memory={"ps": 3 << 30})
+    await world.until(lambda: bool(world.brain.asks))
+    assert world.brain.asks[0].now["ps"].memory_bytes == 3 << 30
+    assert run.status.plan["ps"].memory_bytes == 1 << 30
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.asyncio
 @pytest.mark.looptime
