@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -162,7 +163,7 @@ class JobWorld:
                 await asyncio.sleep(0.1)
 
     async def _work(self, process: FakeProcess, incarnation: str) -> int:
-        order, samples, beat_at = process.order, 0, 0.0
+        order, samples, beat_at, told_at = process.order, 0, 0.0, self.clock.monotonic()
         worker = f"{order.index}-{incarnation[:8]}"
         while True:
             now = self.clock.monotonic()
@@ -176,8 +177,9 @@ class JobWorld:
                         at=self.clock.now(), incarnation=incarnation, samples=samples, loss=0.5, auc=0.7,
                         window_samples=max(1, samples), skipped_nan=self.skipped_nan,
                         draining=process.notified or order.name in self.draining, busy_s=self._busy_s(process),
-                        step=self.step,
+                        step=replace(self.step, steps=round((now - told_at) / self.step.total_s)),
                     )
+                    told_at = now
                     answer = self.roles.heartbeat(
                         order.job_id, role=order.role, index=order.index, beat=beat
                     )

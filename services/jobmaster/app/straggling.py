@@ -57,6 +57,7 @@ class StragglerWatch:
             for verdict in judged(
                 paces, held, batch_size=run.spec.training.batch_size, is_busy=self._is_busy(now),
                 may_back_up=self._why_no_backup(), limits=run.context.limits, now=now,
+                work_s={index: pace.work_s() for index, pace in self._paces.items()},
             ):
                 if isinstance(verdict, Found):
                     await self._answer(verdict)
@@ -79,7 +80,9 @@ class StragglerWatch:
                 pace = self._paces[index] = Pace(role.incarnation)
             beat = run.vitals.beats.get(role.key)
             if beat is not None and beat.incarnation == role.incarnation:
-                pace.hear(beat.at, beat.samples, window_s=window_s)
+                step = beat.step
+                worked_s = step.steps * (step.data_s + step.pull_s + step.compute_s + step.push_s)
+                pace.hear(beat.at, beat.samples, window_s=window_s, worked_s=worked_s)
             found[index] = role.incarnation, pace.per_s(run.context.clock.now(), window_s=window_s)
         return found
 
@@ -106,9 +109,10 @@ class StragglerWatch:
         size = shard_batches(worker.level, most=run.spec.training.shard_batches)
         requeued = await self._tell(worker, size)
         helped = worker.level >= BACKUP_LEVEL
+        batches = f"{size} {'batch' if size == 1 else 'batches'}"
         decision = (
-            f"a backup worker is started; shards stay at {size} batches" if helped
-            else f"its shards get {size} batches, and what it holds beyond is queued again"
+            f"a backup worker is started; shards stay at {batches}" if helped
+            else f"its shards get {batches}, and what it holds beyond is queued again"
         )
         number = decide(
             run, matter="straggler", place=f"worker {worker.index}", seen=found.seen, decision=decision
@@ -117,7 +121,8 @@ class StragglerWatch:
             worker, answer=found.answer, shard_batches=size,
             window_s=run.context.limits.straggler_window_s, reason=f"{found.seen}: {decision}",
         )
-        conclude(run, number, done=f"{requeued:,} positions were queued again")
+        done = "one worker more is wanted" if helped else f"{requeued:,} positions were queued again"
+        conclude(run, number, done=done)
         self._replace(worker)
         await run.flush()
         run.wake()

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 from services.jobmaster.domain.job import SlowWorker
 from services.jobmaster.domain.limits import Limits
@@ -23,13 +24,17 @@ class Pace:
 
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
-        self._points: deque[tuple[float, int]] = deque()
+        self._points: deque[tuple[float, int, float]] = deque()
+        """When, samples, and seconds spent in steps until then."""
 
-    def hear(self, at: float, samples: int, *, window_s: float) -> None:
-        """A heartbeat. Nothing before the first sample counts: frameworks take their time to load."""
+    def hear(self, at: float, samples: int, *, window_s: float, worked_s: float = 0.0) -> None:
+        """A heartbeat. Nothing before the first sample counts: frameworks take their time to load.
+
+        worked_s: spent in steps since the last heartbeat; what is missing to the clock's time is waiting for shards.
+        """
         if samples <= 0 or (self._points and at <= self._points[-1][0]):
             return
-        self._points.append((at, samples))
+        self._points.append((at, samples, worked_s + (self._points[-1][2] if self._points else 0.0)))
         while len(self._points) > 1 and self._points[1][0] <= at - window_s:
             self._points.popleft()
 
@@ -38,8 +43,15 @@ class Pace:
         start = now - window_s
         if not self._points or self._points[0][0] > start:
             return None
-        before = max((samples for at, samples in self._points if at <= start), default=0)
+        before = max((samples for at, samples, _ in self._points if at <= start), default=0)
         return (self._points[-1][1] - before) / window_s
+
+    def work_s(self) -> float | None:
+        """Seconds in steps per sample of the last window; None while it trained nothing."""
+        if not self._points or self._points[-1][1] <= self._points[0][1]:
+            return None
+        (_, before, began), (_, after, ended) = self._points[0], self._points[-1]
+        return (ended - began) / (after - before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +91,12 @@ def judged(
     may_back_up: str,
     limits: Limits,
     now: float,
+    work_s: Mapping[int, float | None] = MappingProxyType({}),
 ) -> list[Found | Recovered]:
     """What follows from the paces of the workers, by index: (incarnation, samples/s or None when not known).
 
+    `work_s`: seconds in steps per sample, by index, where known. A slow worker whose steps take no longer than its
+    peers' is well again, though its small shards make it wait for the next one more often.
     `is_busy`: positions were queued for the whole window, so whoever trained little had work to do.
     `may_back_up` is empty when a backup worker may be started, else it says why not.
     Between below (`straggler_below`) and above (`straggler_above`) nothing changes, and no worker gets two answers
@@ -106,7 +121,9 @@ def judged(
         seen = (
             f"{pace:,.0f} samples/s in {limits.straggler_window_s:g} s, {share:.0%} of its peers' median {normal:,.0f}"
         )
-        if held is not None and share > limits.straggler_above:
+        if held is not None and share <= limits.straggler_above and _works_well(index, work_s, limits=limits):
+            result.append(Recovered(held, f"{seen}, but its steps take no longer than theirs"))
+        elif held is not None and share > limits.straggler_above:
             result.append(Recovered(held, seen))
         elif share < limits.straggler_below:
             worse = _worse(held, index, incarnation, share, may_back_up=may_back_up, now=now)
@@ -115,6 +132,11 @@ def judged(
                 result.append(Found(worse, answer, seen))
                 may_back_up = may_back_up or ("one has just been started" if worse.level >= BACKUP_LEVEL else "")
     return result
+
+
+def _works_well(index: int, work_s: Mapping[int, float | None], *, limits: Limits) -> bool:
+    own, peers = work_s.get(index), [other for i, other in work_s.items() if i != index and other]
+    return bool(own and peers) and median(peers) > limits.straggler_above * (own or 0.0)
 
 
 def _worse(

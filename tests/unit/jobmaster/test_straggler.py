@@ -128,6 +128,19 @@ def test_a_pace_between_the_limits_changes_nothing_and_above_them_it_is_forgiven
     assert isinstance(one, Recovered) and one.worker.level == 3
 
 
+def test_one_whose_steps_take_no_longer_than_its_peers_is_well_again_though_it_waits_for_small_shards() -> None:
+    rates: list[float | None] = [100.0, 100.0, 100.0, 45.0]
+    [one] = judge(rates, [slow(2)], work_s={0: 0.010, 1: 0.011, 2: 0.010, 3: 0.0105})
+    assert isinstance(one, Recovered) and "its steps take no longer" in one.seen
+    assert found(judge(rates, [slow(1)], work_s={0: 0.010, 1: 0.011, 2: 0.010, 3: 0.3})).worker.level == 2
+    assert judge(rates, [slow(2)], work_s={3: 0.01}, may_back_up="no") == [], "with nobody to compare"
+    assert found(judge(rates, work_s={0: 0.01, 1: 0.01, 2: 0.01, 3: 0.01})).worker.level == 1, "only of slow ones"
+    pace = Pace("w")
+    for second in range(1, 31):
+        pace.hear(float(second), second * 50, window_s=10.0, worked_s=0.4)
+    assert pace.work_s() == pytest.approx(0.008)
+
+
 def test_what_was_held_against_a_process_is_not_held_against_its_successor() -> None:
     [one] = judge([100.0, 100.0, 100.0, None], [slow(3).model_copy(update={"incarnation": "another"})])
     assert isinstance(one, Recovered)

@@ -7,6 +7,10 @@ from services.brain.domain.planning.room import lacking
 from services.brain.domain.planning.survey import price, resized
 from services.brain.domain.planning.trust import one_step
 
+MANY = 8
+"""Processes of a role, of which three quarters may go at once for a trial; of fewer, that would cost most of a job's
+speed."""
+
 
 def started(job: JobView, cluster: ClusterView) -> Proposal:
     """A queued job within its limits: what it asks for, else half of it, a quarter, down to the least of its limits."""
@@ -26,7 +30,7 @@ def started(job: JobView, cluster: ClusterView) -> Proposal:
 
 def explored(job: JobView, cluster: ClusterView) -> Proposal:
     """A running job: the first step up that its limits and the room allow; one that has all that its limits allow goes
-    a step down to a quarter, far enough to show how much of it is too much."""
+    down, far enough to show how much of it is too much."""
     if job.rate <= 0.0:
         return Proposal(job, (), Reason.KEEP, "nothing is measured yet")
     known = {_shape(each) for each in (*job.measured, job.now)}
@@ -61,12 +65,18 @@ def _steps(now: Allocation, bounds: Bounds) -> list[Allocation]:
 
 
 def _steps_down(now: Allocation, bounds: Bounds) -> list[Allocation]:
+    """Of the workers first: they are given back and had again without moving a row."""
     return [
-        replace(now, workers=max(1, now.workers // 4, bounds.workers[0])),
-        replace(now, ps=max(1, now.ps // 4, bounds.ps[0])),
+        *(replace(now, workers=max(1, count, bounds.workers[0])) for count in _fewer(now.workers)),
+        *(replace(now, ps=max(1, count, bounds.ps[0])) for count in _fewer(now.ps)),
         replace(now, worker_cpu=max(now.worker_cpu / 2, bounds.worker_cpu[0])),
         replace(now, ps_cpu=max(now.ps_cpu / 2, bounds.ps_cpu[0])),
     ]
+
+
+def _fewer(count: int) -> tuple[int, ...]:
+    """A quarter of many and a half of few, then what lies between."""
+    return (count // 4 if count >= MANY else count // 2, count // 2, count - 1, count // 4)
 
 
 def _shape(allocation: Allocation) -> tuple[int, int, float, float]:

@@ -26,6 +26,7 @@ from services.brain.domain.planning.pareto_greedy import ParetoGreedy
 from services.brain.domain.planning.rules import Rules
 from services.brain.domain.planning.search import searched
 from services.brain.domain.planning.survey import predicted_rate, present, survey
+from services.brain.domain.planning.unmeasured import explored
 from tests.support.planning import GIB, SMALL, WIDE, Flat, Paper, cluster, job, jobs
 
 
@@ -329,3 +330,20 @@ def test_speed_that_nothing_changes_gives_back_all_it_can() -> None:
     found = proposed(job(now=Allocation(6, 4, 4.0, 4.0), throughput=Flat()))
     least = found.candidates[0].allocation
     assert (least.workers, least.ps, least.worker_cpu, least.ps_cpu) == (1, 1, 1.0, 1.0)
+
+
+def test_one_that_began_with_all_that_its_limits_allow_tries_less_until_its_speed_is_known() -> None:
+    four = Bounds((1, 4), (1, 1), (1.0, 1.0), (1.0, 1.0))
+    had, tried = [Allocation(4, 1, 1.0, 1.0)], []
+    for _ in range(3):
+        asking = job(now=had[0], bounds=four, throughput=None, rate=100.0, measured=tuple(had))
+        [step] = explored(asking, cluster()).candidates
+        assert step.reason is Reason.EXPLORE
+        had.append(step.allocation)
+        tried.append(step.allocation.workers)
+    assert tried == [2, 3, 1]
+    asking = job(now=had[0], bounds=four, throughput=None, rate=100.0, measured=tuple(had))
+    assert explored(asking, cluster()).reason is Reason.PINNED
+    many = job(now=Allocation(16, 1, 1.0, 1.0), bounds=Bounds((1, 16), (1, 1), (1.0, 1.0), (1.0, 1.0)),
+               throughput=None, rate=100.0)  # fmt: skip
+    assert explored(many, cluster()).candidates[0].allocation.workers == 4
