@@ -31,8 +31,8 @@ def broken_rule(env: Mapping[str, str]) -> str:
     return name
 
 
-def check_rule(name: str) -> None:
+def check_rule(name: str, *, field: str = VARIABLE) -> None:
     """InvalidArgument when there is no such rule; '' stands for none."""
     if name and name not in RULES:
         reason = f"{name!r} is no rule; there are {', '.join(RULES)}"
-        raise InvalidArgument(reason, violations=[Violation(VARIABLE, reason)])
+        raise InvalidArgument("no rule can be switched off", violations=[Violation(field, reason)])

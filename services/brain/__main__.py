@@ -14,7 +14,7 @@ from recmesh.runtime.rpc import RpcServer
 from services.brain import ops, rpc
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.jobs import Jobs
-from services.brain.config import BrainSettings
+from services.brain.config import INTERVAL_S, BrainSettings
 from services.brain.domain.planning.built_in import PLANNERS
 from services.brain.domain.views import Sizes
 from services.brain.domain.warmstart import WarmStart
@@ -48,7 +48,7 @@ class Database:
 def policy(settings: BrainSettings) -> Policy:
     """What planning is bounded by."""
     return Policy(
-        interval_s=settings.plan_interval_s, horizon_s=settings.plan_horizon_s, rho=settings.plan_rho,
+        interval_s=settings.plan_interval_s or INTERVAL_S, horizon_s=settings.plan_horizon_s, rho=settings.plan_rho,
         epsilon=settings.plan_epsilon, resize_window_s=settings.resize_window_s,
         sizes=Sizes(settings.cpu_min, settings.cpu_max),
         quotas={owner: Resources(quota.cpu, quota.memory_gib * (1 << 30)) for owner, quota in settings.quotas.items()},

@@ -4,6 +4,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from recmesh.runtime.settings import ServiceSettings
 
+INTERVAL_S = 180.0
+"""Between two questions of a job, where nobody sets another."""
+
 
 class OwnerQuota(BaseModel):
     """What all jobs of an owner may hold together."""
@@ -26,8 +29,9 @@ class BrainSettings(ServiceSettings):
     """s_min: jobs less alike than this are not similar."""
     planner: str = "pareto-greedy"
     """Plans jobs that train: pareto-greedy, optimus, elastic-scheduler, static, or one that a package adds."""
-    plan_interval_s: float = Field(default=180.0, gt=0)
-    """So often jobs ask; what was meant for one that asks no more is free after three times as long."""
+    plan_interval_s: float = Field(default=INTERVAL_S, ge=0)
+    """So often jobs ask; what was meant for one that asks no more is free after three times as long. 0, with which
+    jobmaster never asks, is as the default."""
     plan_horizon_s: float = Field(default=3600.0, gt=0)
     """The longest time over which a gain may pay back what the change costs."""
     plan_rho: float = 2.5

@@ -36,7 +36,7 @@ def chaos_mesh(*, seed: int, broken: str = "", timeout_s: float = 180.0, keep: b
 
     `broken` names a rule that its roles shall lack.
     """
-    check_rule(broken)
+    check_rule(broken, field="--break")
     proxy, front = Proxy(Script(), seed=seed), Front()
     root = Path(tempfile.mkdtemp(prefix="recmesh-chaos-"))
     home = Home(root / "mesh")

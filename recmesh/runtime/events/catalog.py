@@ -141,6 +141,7 @@ class JobSnapshotCommitted(Payload):
     samples: int
     gen: int
     size_bytes: int = 0
+    """What the servers set aside for it, at most; `snapshot.stored` has the bytes of its files."""
 
 
 class JobEvaluated(Payload):

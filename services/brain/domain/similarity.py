@@ -56,7 +56,8 @@ def likeness(job: Job, past: Job) -> Likeness:
         elif isinstance(mine, str) or isinstance(theirs, str):
             notes.append(f"other {name} ({theirs})")
         else:
-            notes.append(f"{name} ×{theirs / mine:.3g}")
+            times = mine / theirs
+            notes.append(f"{times:,.0f}× its {name}" if times >= 1000 else f"{times:.3g}× its {name}")
     if not weights:
         return Likeness(0.0, "nothing to compare")
     why = "; ".join(([f"same {', '.join(same)}"] if same else []) + notes)

@@ -137,6 +137,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(argv)
     try:
         study = prepared(options)
+        if options.out is not None:
+            _make(options.out)
         outcomes = run(study, tell=lambda text: print(text, file=sys.stderr, flush=True))
         _show(options, study, outcomes)
     except MeshError as error:
@@ -204,7 +206,7 @@ def minutes(text: str) -> tuple[float, float]:
     """`A..B` minutes in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\.\.(\d+(?:\.\d+)?)", text)
     if match is None or float(match[1]) > float(match[2]):
-        reason = f"{text!r} is not two numbers of minutes, like 10..30"
+        reason = f"{text!r} is not two numbers of minutes, the smaller one first, like 10..30"
         raise InvalidArgument("the restart cost is not understood", violations=[Violation("--stop-restart", reason)])
     return 60.0 * float(match[1]), 60.0 * float(match[2])
 
@@ -215,7 +217,7 @@ def _check(options: argparse.Namespace) -> None:
         ("--seed", options.seed >= 0, "must be 0 or more"),
         ("--load", 0 <= options.load <= 100, "must be a share from 0"),
         ("--longest", options.longest >= 0, "must be 0 or more seconds"),
-        ("--interval", options.interval > 0, "must be above 0 seconds"),
+        ("--interval", 0 < options.interval < math.inf, "must be a number of seconds above 0"),
         ("--deaths", 0 <= options.deaths < 1, "must be a probability below 1"),
         ("--slow", 0 <= options.slow < 1, "must be a probability below 1"),
         ("--noise", options.noise >= 0, "must be 0 or more"),
@@ -280,11 +282,20 @@ def _document(options: argparse.Namespace, study: Study, outcomes: Mapping[str, 
     return {"setting": _setting(options, study), "planners": planners, "against": report.against(outcomes)}
 
 
+def _make(folder: Path) -> None:
+    """Before the simulation, which may take an hour."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write the report: {error}", violations=[Violation("--out", str(folder))]
+        ) from error
+
+
 def _write(
     folder: Path, options: argparse.Namespace, study: Study, outcomes: Mapping[str, Outcome], document: object
 ) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         title = f"{len(study.jobs):,} jobs of {options.trace} on {options.nodes}"
         (folder / "report.html").write_text(report.page(title, outcomes, _setting(options, study)), encoding="utf-8")
         (folder / "figures.json").write_text(json.dumps(document, indent=2), encoding="utf-8")

@@ -152,6 +152,6 @@ def existing(path: Path, field: str) -> Path:
     if not path.exists():
         raise InvalidArgument(
             f"there is no {path}",
-            violations=[Violation(field, "set --data or $RECMESH_DATA to the folder that holds jobs/")],
+            violations=[Violation(field, "is read from there: set --data or $RECMESH_DATA to the folder with jobs/")],
         )
     return path

@@ -136,12 +136,11 @@ def own(path: Path) -> list[TraceJob]:
     if not path.is_file():
         raise InvalidArgument(f"there is no file {path}", violations=[Violation("--trace", "names no file")])
     jobs, violations = [], []
-    for number, row in enumerate(_own_rows(path), start=1):
-        where = f"{path.name}:{number}"
+    for number, (line, row) in enumerate(_own_rows(path), start=1):
         try:
             jobs.append(_own_job(row, f"{path.stem}-{number}"))
         except _WrongField as wrong:
-            violations.append(Violation(f"{where}.{wrong.field}", wrong.reason))
+            violations.append(Violation(f"{path.name}:{line}.{wrong.field}", wrong.reason))
     if violations:
         message = f"{path} has {len(violations)} wrong line(s)"
         raise InvalidArgument(message, violations=violations[:10])
@@ -157,9 +156,13 @@ class _WrongField(ValueError):
         self.reason = reason
 
 
-def _own_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _own_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """With the line of the file that each ends on."""
     if path.suffix == ".csv":
-        yield from _rows(path)
+        with path.open(encoding="utf-8", newline="") as lines:
+            reader = csv.DictReader(lines)
+            for cells in reader:
+                yield reader.line_num, cells
         return
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -173,7 +176,7 @@ def _own_rows(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(row, dict):
             reason = "is not an object"
             raise InvalidArgument(f"{path} is not JSON lines", violations=[Violation(f"{path.name}:{number}", reason)])
-        yield row
+        yield number, row
 
 
 def _own_job(row: Mapping[str, Any], job_id: str) -> TraceJob:
@@ -181,6 +184,8 @@ def _own_job(row: Mapping[str, Any], job_id: str) -> TraceJob:
     if unknown:
         raise _WrongField(str(unknown[0]), f"is not a column; there are {', '.join((*REQUIRED, *OPTIONAL))}")
     deadline = row.get("deadline_s")
+    if deadline not in (None, "") and _number(row, "deadline_s", least=0.0) <= _number(row, "arrival_s", least=0.0):
+        raise _WrongField("deadline_s", f"{deadline} is not after arrival_s {row['arrival_s']}")
     return TraceJob(
         job_id=str(row.get("job_id") or job_id),
         arrival_s=_number(row, "arrival_s", least=0.0),

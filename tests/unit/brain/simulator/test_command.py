@@ -60,6 +60,8 @@ def test_the_service_s_own_planner_and_learning_run_in_it(trace: Path, capsys: p
         (["--models", "d9"], "--models: 'd9' is not a model of paper, which has d1, d2, d4"),
         (["--jobs", "-1", "--load", "-2"], "--load: must be a share from 0"),
         (["--stop-restart", "soon"], "--stop-restart: 'soon' is not two numbers of minutes"),
+        (["--stop-restart", "30..10"], "is not two numbers of minutes, the smaller one first"),
+        (["--interval", "inf"], "--interval: must be a number of seconds above 0"),
         (["--planner", "static", "--planner", "static"], "--planner: names a planner twice"),
     ],
 )
@@ -70,6 +72,17 @@ def test_wrong_input_is_told_by_its_option(
     assert main([*base, *arguments]) == 2
     told = capsys.readouterr()
     assert told.out == "" and message in told.err
+
+
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_simulated(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    arguments = ["--truth", "paper", "--planner", "static", "--trace", str(trace), "--out", str(taken)]
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "--out" in told.err and "decisions" not in told.err
 
 
 def test_missing_data_is_told_with_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,10 +30,10 @@ def test_a_trace_of_ones_own_in_csv_and_in_json_lines_says_the_same(tmp_path: Pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("x,1,10", r"mine.csv:1.arrival_s: 'x' is not a number"),
-        ("0,0,10", r"mine.csv:1.workers: 0 is below 1"),
-        ("0,1,nan", r"mine.csv:1.duration_s: nan is below 0.001, or not finite"),
-        ("0,1,", r"mine.csv:1.duration_s: is missing"),
+        ("x,1,10", r"mine.csv:2.arrival_s: 'x' is not a number"),
+        ("0,0,10", r"mine.csv:2.workers: 0 is below 1"),
+        ("0,1,nan", r"mine.csv:2.duration_s: nan is below 0.001, or not finite"),
+        ("0,1,", r"mine.csv:2.duration_s: is missing"),
     ],
 )
 def test_a_wrong_line_is_told_by_its_number_and_field(tmp_path: Path, line: str, message: str) -> None:
@@ -42,9 +42,15 @@ def test_a_wrong_line_is_told_by_its_number_and_field(tmp_path: Path, line: str,
         own(tmp_path / "mine.csv")
 
 
+def test_a_deadline_before_its_job_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("arrival_s,workers,duration_s,deadline_s\n0,1,10,20\n10,1,10,3\n")
+    with pytest.raises(InvalidArgument, match=r"mine.csv:3.deadline_s: 3 is not after arrival_s 10"):
+        own(tmp_path / "mine.csv")
+
+
 def test_a_column_nobody_knows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("arrival_s,workers,duration_s,gpus\n0,1,10,4\n")
-    with pytest.raises(InvalidArgument, match=r"mine.csv:1.gpus: is not a column; there are arrival_s"):
+    with pytest.raises(InvalidArgument, match=r"mine.csv:2.gpus: is not a column; there are arrival_s"):
         own(tmp_path / "mine.csv")
 
 
