@@ -1,6 +1,7 @@
 """submit, jobs, describe, events, stop, scale, resize, checkpoints, checkpoint, delete, top."""
 
 import json as json_module
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violatio
 
 if TYPE_CHECKING:
     from recmesh.client import Client, Job, Role
-    from recmesh.client.views import Event
+    from recmesh.client.views import Checkpoint, Event
 
 _JOB_COLUMNS = [
     "id",
@@ -203,13 +204,25 @@ def resize(
     print(f"{found.name}: {role} get another size; where that cannot be while they run they are replaced, one by one.")
 
 
-def checkpoints(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:
-    """List a job's checkpoints."""
+def checkpoints(
+    job: JobArgument,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and hash every one first.")] = False,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List a job's checkpoints; with --verify exit code 1 when one is damaged."""
     with connect(home) as mesh:
-        found = mesh.checkpoints(mesh.find_job(job))
+        found = mesh.checkpoints(mesh.find_job(job), verify=verify)
+    damaged = [item for item in found if item.state == "damaged"]
     if json:
         output.print_json([item.model_dump() for item in found])
-        return
+    else:
+        _print_checkpoints(found)
+    if verify and damaged:
+        raise typer.Exit(1)
+
+
+def _print_checkpoints(found: "Sequence[Checkpoint]") -> None:
     rows = [
         [
             str(c.snapshot),

@@ -25,6 +25,8 @@ _LAST_LOOKS = 4
 _RETRIED = frozenset({502, 503})
 _DELETE_S = 75.0
 """Longer than the server takes to stop a job."""
+_VERIFY_S = 3600.0
+"""Every byte of every snapshot is read."""
 _STREAM_SILENCE_S = 60.0
 """Longer than the server's keep-alives; a stream silent for so long is opened again."""
 
@@ -181,9 +183,13 @@ class Client:
         body = self._call("GET", f"/v1/jobs/{_part(job_id)}/logs", params=params).json()
         return _list(RoleLog, body, "logs")
 
-    def checkpoints(self, job_id: str) -> list[Checkpoint]:
-        """A job's snapshots, newest last."""
-        body = self._call("GET", f"/v1/jobs/{_part(job_id)}/checkpoints").json()
+    def checkpoints(self, job_id: str, *, verify: bool = False, timeout_s: float = 0.0) -> list[Checkpoint]:
+        """A job's snapshots, newest last; with `verify` all their bytes are read and hashed first, which takes its time
+        (an hour at most, unless `timeout_s` says otherwise)."""
+        timeout_s = timeout_s or (_VERIFY_S if verify else 0.0)
+        params = {"verify": True} if verify else {}
+        path = f"/v1/jobs/{_part(job_id)}/checkpoints"
+        body = self._call("GET", path, params=params, timeout_s=timeout_s).json()
         return _list(Checkpoint, body, "snapshots")
 
     def checkpoint(self, job_id: str, *, timeout_s: float = 300.0) -> int:

@@ -110,6 +110,11 @@ def test_a_damaged_delta_is_passed_over_and_training_goes_on_from_the_snapshot_b
     job = succeeded(mesh, job_id, name)
     assert [back.data["snapshot"] for back in mesh.events(job_id, "job.rolled_back")] == [before]
     assert any(f"snapshot {newest} cannot be restored" in note for note in job.notes), job.notes
+    kept = [item.snapshot for item in mesh.client.checkpoints(job_id) if item.state == "committed"]
+    damage(next(storage.glob(f"{kept[-1]:08}/ps-*/group-*.arrow")))
+    assert f"{kept[-1]} is damaged" not in mesh.run("checkpoints", job_id).stdout, "nobody has looked yet"
+    found = mesh.run("checkpoints", job_id, "--verify")
+    assert found.returncode == 1 and f"{kept[-1]} is damaged" in found.stdout, found.stdout
 
 
 def damage(path: Path) -> None:

@@ -1,9 +1,11 @@
 """jobmaster and ckptcache: jobs and their checkpoints."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from recmesh.pb import ckptcache_pb2, ckptcache_pb2_grpc, jobmaster_pb2, jobmaster_pb2_grpc
+from recmesh.runtime.errors import DataLoss, NotFound
 from services.gateway.peers.documents import document
 from services.gateway.peers.mesh import Mesh
 
@@ -13,6 +15,8 @@ CHECKPOINT_S = 120.0
 """Until all parts are on storage."""
 DELETE_S = 60.0
 """Until its processes have ended and its checkpoints are gone."""
+VERIFY_S = 600.0
+"""Every byte of one snapshot is read, and of what it builds on."""
 QUICK_S = 10.0
 
 Document = dict[str, Any]
@@ -83,7 +87,15 @@ class JobsPeer:
         )
         return document(await self._jobs.Logs(request, timeout=QUICK_S))
 
-    async def checkpoints(self, job_id: str) -> Document:
-        """A job's snapshots."""
+    async def checkpoints(self, job_id: str, *, verify: bool = False) -> Document:
+        """A job's snapshots; with `verify` every committed one is read and hashed first, one after the other."""
         stub = ckptcache_pb2_grpc.CheckpointsStub(self._mesh.channel("ckptcache"))
+        listed = await stub.List(ckptcache_pb2.ListRequest(job_id=job_id), timeout=QUICK_S)
+        if not verify:
+            return document(listed)
+        for snapshot in listed.snapshots:
+            if snapshot.state == "committed":
+                request = ckptcache_pb2.GetRequest(job_id=job_id, snapshot=snapshot.snapshot, verify=True)
+                with contextlib.suppress(DataLoss, NotFound):      # the state tells it; retention lets snapshots go
+                    await stub.Get(request, timeout=VERIFY_S)
         return document(await stub.List(ckptcache_pb2.ListRequest(job_id=job_id), timeout=QUICK_S))

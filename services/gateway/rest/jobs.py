@@ -166,9 +166,12 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
         "/{job_id}/checkpoints", operation_id="listCheckpoints", summary="A job's snapshots",
         responses=openapi.problems(404),
     )  # fmt: skip
-    async def checkpoints(job_id: JobId) -> Document:
-        """With state, size and place."""
-        return await jobs.checkpoints(job_id)
+    async def checkpoints(
+        job_id: JobId,
+        verify: Annotated[bool, Query(description="Read and hash every committed one first")] = False,
+    ) -> Document:
+        """With state, size and place; a damaged one names the file."""
+        return await jobs.checkpoints(job_id, verify=verify)
 
     @routes.get(
         "/{job_id}/logs", operation_id="jobLogs", summary="The last lines of a job's processes",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from recmesh.cli import data_verbs, job_verbs, log_verbs, output
 from recmesh.cli.exit_codes import ExitCode, exit_code
@@ -159,7 +160,7 @@ class FakeMesh:
     def job(self, job_id: str) -> Job:
         return Job(job_id=job_id, roles=[Role(role="worker", index=0), Role(role="ps", index=0)])
 
-    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+    def checkpoints(self, job_id: str, *, verify: bool = False) -> list[Checkpoint]:
         return [Checkpoint(snapshot=7, state="committed"),
                 Checkpoint(snapshot=8, state="damaged", reason="ps-000/part.json is not what was stored")]
 
@@ -201,6 +202,9 @@ def test_a_damaged_checkpoint_is_listed_with_the_reason(
     out = capsys.readouterr().out
     assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["7", "committed"], ["8", "damaged"]]
     assert out.endswith("\n\n8 is damaged: ps-000/part.json is not what was stored\n")
+    with pytest.raises(typer.Exit) as ended:
+        job_verbs.checkpoints("ads", verify=True)
+    assert ended.value.exit_code == 1 and "8 is damaged" in capsys.readouterr().out
 
 
 def test_a_live_job_is_deleted_by_the_option_that_the_message_names(fake_mesh: FakeMesh) -> None:
