@@ -28,7 +28,7 @@ from services.brain.simulator.truth import Truth
 from services.brain.simulator.workload import jobs_of, paced
 
 JOBS, QUICK_JOBS = 250, 120
-SEEDS, QUICK_SEEDS = 4, 2
+SEEDS, QUICK_SEEDS = 10, 2
 NODES = (Resources(64.0, 256.0 * (1 << 30)),) * 32
 LOAD = 0.5
 LONGEST_S = 86_400.0

@@ -122,6 +122,8 @@ class FakeServers:
         """By call: so many answers are lost, though the call had its effect."""
         self.undelivered: dict[str, int] = {}
         """By call: so many requests never arrive."""
+        self.most_slots = SLOTS
+        """Of a handoff: for more, targets are too slow to install in time."""
         self.held_installs: list[Callable[[], bool]] | None = None
         """A list: installs are held in it, and freezes answered as not installed."""
         self.gate: Callable[[str], Awaitable[None]] = _open
@@ -304,6 +306,8 @@ class FakeServers:
         self, address: str, order: MoveOrder, *, map_version: int, timeout_s: float
     ) -> Frozen:
         source = await self._arrives("freeze", address, order)
+        if order.move in source.sending and int(source.sending[order.move].slots.sum()) > self.most_slots:
+            raise Unavailable("a stage is still under way", reason="BUSY")
         if order.move in source.void or order.move not in source.sending:
             raise FailedPrecondition("the move was taken back")
         sending = source.sending[order.move]

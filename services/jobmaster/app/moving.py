@@ -28,6 +28,8 @@ POLL_S = 0.05
 FREEZE_CALL_S = 1.0
 FAULTS_BORNE_S = 5.0
 """A source may leave questions about its copy unanswered for so long."""
+EASY_SHARE = 0.1
+"""Of the time that a handoff may take: one that took less may be followed by a larger one."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.002, 0.5
 
 
@@ -40,7 +42,8 @@ async def step(run: Run) -> None:
     record, intent = run.record, run.job.intent
     following = fleet.next_step(
         record, run.status, count=fleet.wanted(run.spec, intent, run.status, record), now=run.context.clock.now(),
-        limits=run.context.limits, only_mend=fleet.ends_soon(intent, record),
+        limits=run.context.limits.model_copy(update={"move_slots": run.handoff_slots}),
+        only_mend=fleet.ends_soon(intent, record),
     )
     match following:
         case fleet.Settle():
@@ -108,6 +111,7 @@ async def _shift(run: Run, shift: Shift) -> None:
     except (MeshError, MoveFailed) as error:
         logger.warning("job %s: move %d is in doubt: %s", run.job_id, move.number, error)
         if not await settle(run):
+            run.handoff_slots = max(1, len(shift.slots) // 2)
             raise
 
 
@@ -183,6 +187,8 @@ async def _hand_over(run: Run, record: RunRecord, move: SlotMove, copied: Copied
     _pauses.observe(pause_ms / 1000.0)
     run.telling.slots_moved(event)
     logger.info("job %s: move %d is done; pause %.1f ms", run.job_id, move.number, pause_ms)
+    if pause_ms < 1000.0 * EASY_SHARE * run.context.limits.freeze_s:
+        run.handoff_slots = min(2 * run.handoff_slots, run.context.limits.move_slots)
     await _free(run, record, move)
 
 

@@ -71,6 +71,8 @@ class Run:
         self.killing: dict[str, float] = {}
         self.killed_for: dict[str, str] = {}
         """By process name: why it was killed without warning."""
+        self.handoff_slots = context.limits.move_slots
+        """Slots of the next handoff, at most: fewer after one that a server was too slow for."""
         self.copied = 0.0
         """Slots of the move under way that are copied, about."""
         self.queued_since: float | None = None

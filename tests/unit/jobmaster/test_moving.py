@@ -81,6 +81,20 @@ async def test_many_slots_go_in_several_handoffs(world: JobWorld) -> None:
     await finished(world, job_id)
 
 
+async def test_a_server_that_is_too_slow_for_a_handoff_gets_smaller_ones(world: JobWorld) -> None:
+    job_id = await training(world)
+    world.servers.most_slots = 300
+    await scaled(world, job_id, 2)
+    moved = [data.slots for data in world.told("job.slots_moved")]
+    assert moved[0] == 256 and max(moved) <= 300 and sum(moved) == 2048
+    assert slots_per_server(world, job_id) == [2048, 2048]
+    world.servers.most_slots = 4096
+    await scaled(world, job_id, 3)
+    moved = [data.slots for data in world.told("job.slots_moved")]
+    assert max(moved) > 300, "handoffs grow again"
+    await finished(world, job_id)
+
+
 async def test_a_server_whose_machine_goes_away_is_replaced_without_a_rollback(world: JobWorld) -> None:
     job_id = await training(world, ps=2)
     world.draining.add("ps-0-1")
