@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear, nnls
 
 from recmesh.plugins.planning import Floats
 
@@ -16,6 +16,20 @@ _CLOSE = 1e-6
 _LEAST_SHARE = 1e-3
 
 
+def least_squares(design: Floats, target: Floats) -> Floats:
+    """θ ≥ 0 of min ‖design·θ − target‖².
+
+    The active-set method may go in circles where columns are nearly the same (it then gives up); an interior method
+    does not, and is as good to seven digits.
+    """
+    try:
+        found: Floats = nnls(design, target)[0]
+    except RuntimeError:
+        scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
+        found = np.asarray(lsq_linear(design / scale, target, bounds=(0.0, np.inf)).x, dtype=np.float64) / scale
+    return found
+
+
 def rmsle_fit(columns: Floats, step_s: Floats, *, weights: Floats | None = None, rounds: int = 15) -> Floats:
     """θ ≥ 0 of min Σ weight·(ln X·θ − ln y)²; `columns` X is (n, k), `step_s` y is (n,) and above 0.
 
@@ -24,12 +38,12 @@ def rmsle_fit(columns: Floats, step_s: Floats, *, weights: Floats | None = None,
     """
     root = np.ones(len(step_s)) if weights is None else np.sqrt(weights)
     log_y = np.log(step_s)
-    found, _ = nnls(columns / step_s[:, None] * root[:, None], root)
+    found = least_squares(columns / step_s[:, None] * root[:, None], root)
     fitted = np.maximum(columns @ found, _LEAST_SHARE * step_s)
     loss = _loss(fitted, log_y, root)
     for _ in range(rounds):
         target = 1.0 + log_y - np.log(fitted)
-        step, _ = nnls(columns * (root / fitted)[:, None], root * target)
+        step = least_squares(columns * (root / fitted)[:, None], root * target)
         for _ in range(5):
             estimate = np.maximum(columns @ step, _LEAST_SHARE * step_s)
             new = _loss(estimate, log_y, root)

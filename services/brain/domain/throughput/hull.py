@@ -6,9 +6,9 @@ from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from recmesh.plugins.planning import Floats
+from services.brain.domain.throughput.fit import least_squares
 
 TOLERANCE = 1e-3
 """Of distance."""
@@ -27,7 +27,8 @@ class Hull:
         directions, farthest, slack = self._supports
         inside: NDArray[np.bool_] = np.logical_and.reduce(points @ directions - farthest < slack, axis=1)
         for row in np.flatnonzero(inside).tolist():
-            _, left = nnls(self._columns, np.append(points[row], 1.0))
+            point = np.append(points[row], 1.0)
+            left = float(np.linalg.norm(self._columns @ least_squares(self._columns, point) - point))
             inside[row] = left < TOLERANCE
         return inside
 

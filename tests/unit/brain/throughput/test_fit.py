@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, nnls
 
+from services.brain.domain.throughput import fit
 from services.brain.domain.throughput.fit import in_words, reaches, rmsle_fit, told_apart, unknown_directions
 from services.brain.domain.throughput.forms import DLROVER, PUBLISHED
 from tests.unit.brain.throughput.jobs import VARIED, Configuration, rows
@@ -121,3 +122,18 @@ def test_a_heavier_row_pulls_the_fit_to_itself() -> None:
     leaning = rmsle_fit(columns, step_s, weights=np.array([1.0, 3.0]))[0]
     assert even == pytest.approx(2.0, rel=1e-4)
     assert leaning == pytest.approx(np.exp(0.75 * np.log(4)), rel=1e-4)
+
+
+def test_a_fit_goes_on_where_the_active_set_method_goes_in_circles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    design = rng.uniform(0.1, 1.0, (30, 6)) * np.array([1e-4, 1.0, 1e3, 1.0, 1.0, 1.0])
+    target = design @ np.array([1e3, 0.5, 0.0, 0.0, 2.0, 1.0]) + rng.normal(0.0, 0.01, 30)
+    usual = fit.least_squares(design, target)
+
+    def gives_up(*_: object) -> None:
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr(fit, "nnls", gives_up)
+    found = fit.least_squares(design, target)
+    assert (found >= 0.0).all()
+    assert np.linalg.norm(design @ found - target) == pytest.approx(np.linalg.norm(design @ usual - target), rel=1e-5)
