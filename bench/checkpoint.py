@@ -89,6 +89,8 @@ def run(*, quick: bool) -> Result:
         figures["snapshot_to_memcpy"] = figures["snapshot_gib_per_s"] / figures["memcpy_gib_per_s"]
         first, gib = next(iter(sizes.items()))
         figures |= _torch_save(running.home, gib)
+        machine, shown["machine"] = _machine(sizes[largest])
+        figures |= machine
         flash, shown["flash"] = _flash(running.home, gib, name=first)
         figures |= flash
     return Result("checkpoint", figures, {
@@ -270,6 +272,17 @@ def _memcpy(size: int) -> dict[str, float]:
     source.copy()
     return {"memcpy_gib_per_s": size / GIB / warm,
             "memcpy_into_fresh_pages_gib_per_s": size / GIB / (time.perf_counter() - began)}
+
+
+def _machine(gib: float) -> tuple[dict[str, float], object]:
+    """The longest round of a process that only touches its own memory, alone and while another fills shared memory."""
+    with scratch() as shm:
+        task = {"size_bytes": int(gib * GIB), "seconds": 20.0, "shm": str(shm)}
+        done = subprocess.run([sys.executable, "-m", "bench.peers.gathering", json.dumps(task)], cwd=ROOT, check=True,
+                              env={**os.environ, **one_thread()}, capture_output=True, text=True, timeout=1800)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {"machine_gap_ms_alone": found["alone"]["longest_ms"],
+            "machine_gap_ms": max(each["longest_ms"] for each in found["beside"])}, found
 
 
 def _torch_save(folder: Path, gib: float) -> dict[str, float]:

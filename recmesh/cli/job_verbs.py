@@ -1,7 +1,6 @@
-"""submit, jobs, describe, events, stop, scale, resize, checkpoints, checkpoint, delete, top."""
+"""submit, jobs, describe, events, stop, scale, resize, delete, top."""
 
 import json as json_module
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,7 @@ from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violatio
 
 if TYPE_CHECKING:
     from recmesh.client import Client, Job, Role
-    from recmesh.client.views import Checkpoint, Event
+    from recmesh.client.views import Event
 
 _JOB_COLUMNS = [
     "id",
@@ -33,7 +32,7 @@ _JOB_COLUMNS = [
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this module."""
-    for verb in (submit, jobs, describe, events, stop, scale, resize, checkpoints, checkpoint, delete, top):
+    for verb in (submit, jobs, describe, events, stop, scale, resize, delete, top):
         app.command()(verb)
 
 
@@ -202,48 +201,6 @@ def resize(
     with connect(home) as mesh:
         found = mesh.resize(mesh.find_job(job), role, cpu=cpu, memory=memory)
     print(f"{found.name}: {role} get another size; where that cannot be while they run they are replaced, one by one.")
-
-
-def checkpoints(
-    job: JobArgument,
-    verify: Annotated[bool, typer.Option("--verify", help="Read and hash every one first.")] = False,
-    home: HomeOption = None,
-    json: JsonOption = False,
-) -> None:
-    """List a job's checkpoints; with --verify exit code 1 when one is damaged."""
-    with connect(home) as mesh:
-        found = mesh.checkpoints(mesh.find_job(job), verify=verify)
-    damaged = [item for item in found if item.state == "damaged"]
-    if json:
-        output.print_json([item.model_dump() for item in found])
-    else:
-        _print_checkpoints(found)
-    if verify and damaged:
-        raise typer.Exit(1)
-
-
-def _print_checkpoints(found: "Sequence[Checkpoint]") -> None:
-    rows = [
-        [
-            str(c.snapshot),
-            c.state,
-            output.clock(c.created),
-            output.number(c.samples),
-            output.size(c.size_bytes),
-            c.uri,
-        ]
-        for c in found
-    ]
-    output.print_table(["number", "state", "at", "samples", "size", "uri"], rows, empty="There is none yet.")
-    for c in found:
-        if c.reason:
-            print(f"\n{c.snapshot} is {c.state}: {c.reason}")
-
-
-def checkpoint(job: JobArgument, home: HomeOption = None) -> None:
-    """Take a checkpoint now."""
-    with connect(home) as mesh:
-        print(f"Checkpoint {mesh.checkpoint(mesh.find_job(job))}.")
 
 
 def delete(

@@ -8,6 +8,7 @@ import typer
 
 from recmesh.cli import (
     chaos_verbs,
+    checkpoint_verbs,
     data_verbs,
     explain_verbs,
     job_verbs,
@@ -32,6 +33,7 @@ app = typer.Typer(
 mesh_verbs.register(app)
 log_verbs.register(app)
 job_verbs.register(app)
+checkpoint_verbs.register(app)
 explain_verbs.register(app)
 model_verbs.register(app)
 data_verbs.register(app)

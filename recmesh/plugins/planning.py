@@ -118,6 +118,15 @@ class Throughput(Protocol):
         """Why the prediction for it is an extrapolation, in words; "" when it lies within what was measured."""
 
 
+def doubts(model: Throughput, allocations: Sequence[Allocation]) -> Sequence[str]:
+    """The model's doubt of each, in one question where it has a `doubt_each` for that."""
+    of_many = getattr(model, "doubt_each", None)
+    if of_many is None:
+        return [model.doubt(each) for each in allocations]
+    answered: Sequence[str] = of_many(allocations)
+    return answered
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What a user allows: from least to most of each; a pin is the same number twice."""
@@ -190,6 +199,9 @@ PRICES = Resources(1.0, 1.0 / (8 << 30), {})
 """Of a core, of a byte and of accelerators, where nobody sets others."""
 POD_PRICE = 0.25
 
+INTERVAL_S = 180.0
+"""Between two questions of a job, where nobody sets another."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
@@ -202,7 +214,7 @@ class ClusterView:
     """Per core, byte and accelerator; a kind without a price is free of charge."""
     pod_price: float = POD_PRICE
     """Each process, whatever its size: without it many one-core workers always win (MATH §1)."""
-    interval_s: float = 180.0
+    interval_s: float = INTERVAL_S
     """Seconds to the next decision."""
     horizon_s: float = 3600.0
     """The longest time over which a gain may pay back its overhead."""

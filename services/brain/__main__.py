@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from recmesh.plugins.planning import GROUP, Planner, Resources
+from recmesh.plugins.planning import GROUP, INTERVAL_S, Planner, Resources
 from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
@@ -14,7 +14,7 @@ from recmesh.runtime.rpc import RpcServer
 from services.brain import ops, rpc
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.jobs import Jobs
-from services.brain.config import INTERVAL_S, BrainSettings
+from services.brain.config import BrainSettings
 from services.brain.domain.planning.built_in import PLANNERS
 from services.brain.domain.views import Sizes
 from services.brain.domain.warmstart import WarmStart

@@ -2,10 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from recmesh.plugins.planning import INTERVAL_S
 from recmesh.runtime.settings import ServiceSettings
-
-INTERVAL_S = 180.0
-"""Between two questions of a job, where nobody sets another."""
 
 
 class OwnerQuota(BaseModel):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from recmesh.plugins.planning import INTERVAL_S
 from recmesh.runtime.settings import ServiceSettings
 from services.jobmaster.domain.limits import Limits
 
@@ -73,7 +74,7 @@ class JobmasterSettings(ServiceSettings):
     """Between two answers to growth."""
     deaths_to_quarantine: int = Field(default=3, ge=1)
     """Workers that died in a batch before it is set aside."""
-    plan_interval_s: float = Field(default=180.0, ge=0)
+    plan_interval_s: float = Field(default=INTERVAL_S, ge=0)
     """brain is asked so often for a better plan of each job; 0: never."""
     plan_settle_s: float = Field(default=10.0, ge=0)
     """So long after a change a job's speed is not measured yet."""

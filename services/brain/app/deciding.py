@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from recmesh.plugins.planning import (
+    INTERVAL_S,
     POD_PRICE,
     PRICES,
     ClusterView,
@@ -73,7 +74,7 @@ _decide_s = _metrics.histogram("decide_seconds", "To learn a job's speed, and to
 class Policy:
     """What planning is bounded by."""
 
-    interval_s: float = 180.0
+    interval_s: float = INTERVAL_S
     horizon_s: float = 3600.0
     rho: float = 2.5
     epsilon: float = 0.05

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recmesh.plugins.planning import ClusterView, Resources
+from recmesh.plugins.planning import INTERVAL_S, ClusterView, Resources
 from recmesh.runtime.errors import CallerError, InvalidArgument, MeshError, Violation
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator import report
@@ -76,7 +76,8 @@ def parser() -> argparse.ArgumentParser:
         "(default: .5)")  # fmt: skip
     add("--models", default="", metavar="A,B", help=f"only these of the truth (default for dl2: {','.join(DLRM_LIKE)})")
     add("--longest", type=float, default=86_400.0, metavar="SECONDS", help="cut durations; 0: never (default: a day)")
-    add("--interval", type=float, default=180.0, metavar="SECONDS", help="between two decisions (default: 180)")
+    between = f"between two decisions (default: {INTERVAL_S:g})"
+    add("--interval", type=float, default=INTERVAL_S, metavar="SECONDS", help=between)
     add("--epsilon", type=float, default=0.05, metavar="SHARE",
         help="pareto-greedy's: of throughput, what as much cost again must bring (default: .05)")  # fmt: skip
     add(

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from recmesh.plugins.planning import ClusterView, Resources
+from recmesh.plugins.planning import INTERVAL_S, ClusterView, Resources
 from services.brain.simulator.faults import Faults
 from services.brain.simulator.run import Run
 
@@ -14,7 +14,7 @@ class Settings:
 
     nodes: tuple[Resources, ...]
     seed: int = 0
-    interval_s: float = 180.0
+    interval_s: float = INTERVAL_S
     faults: Faults = field(default_factory=Faults)
     noise_sd: float = 0.05
     """Standard deviation of the logarithm of one heartbeat's rate."""

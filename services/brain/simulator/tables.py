@@ -58,6 +58,7 @@ def dl2_runs(path: Path) -> Iterator[Dl2Run]:
     """All lines of the file, in its order."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.strip():
+            # Python's literals are the file's format; nothing of it is run.
             model, mode, batch, ps, workers, *lists = ast.literal_eval(line)
             yield Dl2Run(model, mode, batch, ps, workers, *(tuple(each) for each in lists))
 

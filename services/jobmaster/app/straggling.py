@@ -80,9 +80,7 @@ class StragglerWatch:
                 pace = self._paces[index] = Pace(role.incarnation)
             beat = run.vitals.beats.get(role.key)
             if beat is not None and beat.incarnation == role.incarnation:
-                step = beat.step
-                worked_s = step.steps * (step.data_s + step.pull_s + step.compute_s + step.push_s)
-                pace.hear(beat.at, beat.samples, window_s=window_s, worked_s=worked_s)
+                pace.hear(beat.at, beat.samples, window_s=window_s, worked_s=beat.worked_s)
             found[index] = role.incarnation, pace.per_s(run.context.clock.now(), window_s=window_s)
         return found
 

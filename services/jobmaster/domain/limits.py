@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from recmesh.plugins.planning import INTERVAL_S
+
 
 class Limits(BaseModel):
     """Set by the environment through config; tests set their own."""
@@ -80,7 +82,7 @@ class Limits(BaseModel):
     """Growth in so long after a parameter server's first rows is its start: imports, compiled kernels, first steps."""
     memory_cooldown_s: float = 30.0
     """Between two answers to growth: the first one needs time to show."""
-    plan_interval_s: float = 180.0
+    plan_interval_s: float = INTERVAL_S
     """brain is asked so often for a better plan of a job that trains steadily; 0: never."""
     plan_settle_s: float = 10.0
     """So long after the last change a job's speed is not measured: frameworks compile, caches fill."""

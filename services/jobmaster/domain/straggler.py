@@ -25,16 +25,16 @@ class Pace:
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
         self._points: deque[tuple[float, int, float]] = deque()
-        """When, samples, and seconds spent in steps until then."""
+        """When, and until then samples and seconds in steps."""
 
     def hear(self, at: float, samples: int, *, window_s: float, worked_s: float = 0.0) -> None:
         """A heartbeat. Nothing before the first sample counts: frameworks take their time to load.
 
-        worked_s: spent in steps since the last heartbeat; what is missing to the clock's time is waiting for shards.
+        worked_s: in steps since the process began; what is missing to the clock's time is waiting for shards.
         """
         if samples <= 0 or (self._points and at <= self._points[-1][0]):
             return
-        self._points.append((at, samples, worked_s + (self._points[-1][2] if self._points else 0.0)))
+        self._points.append((at, samples, worked_s))
         while len(self._points) > 1 and self._points[1][0] <= at - window_s:
             self._points.popleft()
 

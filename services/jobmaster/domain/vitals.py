@@ -20,6 +20,11 @@ class StepTimes:
     total_s: float = 0.0
     steps: int = 0
 
+    @property
+    def worked_s(self) -> float:
+        """All steps together, without what the worker waited for its next shard."""
+        return self.steps * (self.data_s + self.pull_s + self.compute_s + self.push_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Beat:
@@ -45,6 +50,8 @@ class Beat:
     """Between this beat and an earlier one, at least a second apart."""
     cpu_cores: float = 0.0
     busy_share: float = 0.0
+    worked_s: float = 0.0
+    """In steps since the process was first heard, waiting for shards aside."""
 
 
 @dataclass(slots=True)
@@ -69,6 +76,8 @@ class Vitals:
             works.append((beat.at, beat.busy_s))
         elapsed_s = beat.at - base.at
         old = self.beats.get(key)
+        worked_s = old.worked_s if old is not None and old.incarnation == beat.incarnation else 0.0
+        beat = replace(beat, worked_s=worked_s + beat.step.worked_s)
         if old is None or old.incarnation != beat.incarnation or beat.samples > old.samples:
             self.grown[key] = beat.at
         if elapsed_s >= 1.0:

@@ -1,7 +1,7 @@
 """What jobmaster asks of other services and of parameter servers, in its own words.
 
-A caller holds one of these interfaces; behind it is a stub (`peers.mesh`) or, in tests, a fake. Every call
-has a deadline and raises a MeshError.
+A caller holds one of these interfaces; behind it is a stub (`peers.mesh`; of brain, whose interface is in
+`peers.planning`, `peers.brain`) or, in tests, a fake. Every call has a deadline and raises a MeshError.
 """
 
 from collections.abc import Mapping, Sequence

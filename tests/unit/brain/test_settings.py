@@ -22,6 +22,11 @@ def test_planner_quotas_and_bounds_come_from_the_environment() -> None:
     assert (made.sizes.least, made.sizes.most, made.epsilon) == (1.0, 16.0, 0.1)
 
 
+def test_a_mesh_whose_jobs_never_ask_by_themselves_is_planned_as_if_they_asked_at_the_usual_interval() -> None:
+    assert policy(settings(PLAN_INTERVAL_S="0")).interval_s == policy(settings()).interval_s == 180.0
+    assert policy(settings(PLAN_INTERVAL_S="60")).interval_s == 60.0
+
+
 def test_a_planner_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(InvalidArgument) as refused:
         planner(settings(PLANNER="nope"))

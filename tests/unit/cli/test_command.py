@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from recmesh.cli import data_verbs, job_verbs, log_verbs, output
+from recmesh.cli import checkpoint_verbs, data_verbs, job_verbs, log_verbs, output
 from recmesh.cli.exit_codes import ExitCode, exit_code
 from recmesh.client.views import Checkpoint, Event, Job, Role, RoleLog
 from recmesh.runtime.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, Unavailable
@@ -179,7 +179,7 @@ class FakeMesh:
 @pytest.fixture
 def fake_mesh(monkeypatch: pytest.MonkeyPatch) -> FakeMesh:
     mesh = FakeMesh()
-    for verbs in (data_verbs, job_verbs, log_verbs):
+    for verbs in (checkpoint_verbs, data_verbs, job_verbs, log_verbs):
         monkeypatch.setattr(verbs, "connect", lambda home: mesh)
     return mesh
 
@@ -198,13 +198,13 @@ def test_a_log_that_is_empty_and_one_that_never_was_are_told(
 def test_a_damaged_checkpoint_is_listed_with_the_reason(
     fake_mesh: FakeMesh, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job_verbs.checkpoints("ads")
+    checkpoint_verbs.checkpoints("ads")
     out = capsys.readouterr().out
     assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["7", "committed"], ["8", "damaged"]]
     assert out.endswith("\n\n8 is damaged: ps-000/part.json is not what was stored\n")
     with pytest.raises(typer.Exit) as ended:
-        job_verbs.checkpoints("ads", verify=True)
-    assert ended.value.exit_code == 1 and "8 is damaged" in capsys.readouterr().out
+        checkpoint_verbs.checkpoints("ads", verify=True)
+    assert ended.value.exit_code == ExitCode.FAILED and "8 is damaged" in capsys.readouterr().out
 
 
 def test_a_live_job_is_deleted_by_the_option_that_the_message_names(fake_mesh: FakeMesh) -> None:

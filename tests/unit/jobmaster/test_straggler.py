@@ -14,6 +14,7 @@ from services.jobmaster.domain.job import MAX_DECISIONS, SlowWorker
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.straggler import BACKUP_LEVEL, Found, Pace, Recovered, backups, judged, shard_batches
 from services.jobmaster.domain.timeline import MAX_TEXT, Timeline, concluded, decided
+from services.jobmaster.domain.vitals import Beat, StepTimes, Vitals
 from services.jobmaster.ops import page, recorder
 from tests.support.job_world import JobWorld, spec
 
@@ -135,10 +136,19 @@ def test_one_whose_steps_take_no_longer_than_its_peers_is_well_again_though_it_w
     assert found(judge(rates, [slow(1)], work_s={0: 0.010, 1: 0.011, 2: 0.010, 3: 0.3})).worker.level == 2
     assert judge(rates, [slow(2)], work_s={3: 0.01}, may_back_up="no") == [], "with nobody to compare"
     assert found(judge(rates, work_s={0: 0.01, 1: 0.01, 2: 0.01, 3: 0.01})).worker.level == 1, "only of slow ones"
-    pace = Pace("w")
+
+
+def test_time_in_steps_is_summed_over_every_heartbeat_also_those_between_two_looks() -> None:
+    vitals, pace = Vitals(), Pace("w")
+    step = StepTimes(data_s=0.05, pull_s=0.1, compute_s=0.2, push_s=0.05, total_s=0.9, steps=1)
     for second in range(1, 31):
-        pace.hear(float(second), second * 50, window_s=10.0, worked_s=0.4)
-    assert pace.work_s() == pytest.approx(0.008)
+        vitals.hear(("worker", 0), Beat(float(second), "w", samples=second * 50, step=step))
+        if second % 3 == 0:
+            beat = vitals.beats["worker", 0]
+            pace.hear(beat.at, beat.samples, window_s=10.0, worked_s=beat.worked_s)
+    assert pace.work_s() == pytest.approx(0.4 / 50)
+    vitals.hear(("worker", 0), Beat(31.0, "its successor", samples=50, step=step))
+    assert vitals.beats["worker", 0].worked_s == pytest.approx(0.4)
 
 
 def test_what_was_held_against_a_process_is_not_held_against_its_successor() -> None:

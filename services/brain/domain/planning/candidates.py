@@ -6,7 +6,7 @@ Of everything that its limits allow: what is believed, is worth a change, and ha
 
 import numpy as np
 
-from recmesh.plugins.planning import Allocation, Candidate, ClusterView, JobView, Proposal, Reason
+from recmesh.plugins.planning import Allocation, Candidate, ClusterView, JobView, Proposal, Reason, doubts
 from services.brain.domain.planning.deadline import seconds_left
 from services.brain.domain.planning.front import Rows, pareto, thinned, worth
 from services.brain.domain.planning.grid import Axes, axes, enumerated, thinned_out
@@ -21,7 +21,7 @@ from services.brain.domain.planning.survey import (
     survey,
 )
 from services.brain.domain.planning.to_learn import to_learn
-from services.brain.domain.planning.trust import Reach, doubts, reach, within
+from services.brain.domain.planning.trust import Reach, reach, within
 from services.brain.domain.planning.unmeasured import started
 from services.brain.domain.planning.wishes import Deadline, Wishes, deadline_of, wishes
 from services.brain.domain.planning.wording import shape

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recmesh.plugins.planning import Allocation, JobView, Shapes, Throughput
+from recmesh.plugins.planning import Allocation, JobView, Shapes, Throughput, doubts
 from services.brain.domain.planning.grid import Axes
 from services.brain.domain.planning.survey import Mask
 
@@ -74,15 +74,6 @@ def reach(job: JobView, of: Axes) -> Reach:
     step = tuple(_one_step(values, value) for values, value in zip(of, now, strict=True))
     assert job.throughput is not None
     return Reach(_believed(job.throughput, job.now, of, step), step, now, measured)
-
-
-def doubts(model: Throughput, allocations: Sequence[Allocation]) -> Sequence[str]:
-    """The model's doubt of each, in one question where it has a `doubt_each` for that."""
-    of_many = getattr(model, "doubt_each", None)
-    if of_many is None:
-        return [model.doubt(each) for each in allocations]
-    answered: Sequence[str] = of_many(allocations)
-    return answered
 
 
 def one_step(count: int) -> int:

@@ -76,7 +76,8 @@ def _steps_down(now: Allocation, bounds: Bounds) -> list[Allocation]:
 
 def _fewer(count: int) -> tuple[int, ...]:
     """A quarter of many and a half of few, then what lies between."""
-    return (count // 4 if count >= MANY else count // 2, count // 2, count - 1, count // 4)
+    quarter, half, one_less = count // 4, count // 2, count - 1
+    return (quarter, half, one_less) if count >= MANY else (half, one_less, quarter)
 
 
 def _shape(allocation: Allocation) -> tuple[int, int, float, float]:

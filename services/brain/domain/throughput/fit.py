@@ -20,7 +20,7 @@ def least_squares(design: Floats, target: Floats) -> Floats:
     """θ ≥ 0 of min ‖design·θ − target‖².
 
     The active-set method may go in circles where columns are nearly the same (it then gives up); an interior method
-    does not, and is as good to seven digits.
+    ends always, near the same optimum.
     """
     try:
         found: Floats = nnls(design, target)[0]

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes, Throughput
+from recmesh.plugins.planning import Allocation, Floats, Prediction, Shapes, Throughput, doubts
 from services.brain.domain.throughput.candidates import Candidate, Scaled, shares_of
 from services.brain.domain.throughput.fit import reaches
 from services.brain.domain.throughput.forms import Rows
@@ -124,17 +124,18 @@ class Learned:
         apart = np.zeros(len(rows), dtype=bool)
         if self.unidentified:
             apart = reaches(self.candidate.columns(rows), self.directions)
+        prior = [""] * len(rows) if self._follows is None else doubts(self._follows, allocations)
+        shown = [self._follows is not None and not doubt for doubt in prior]
         answers = zip(table.tolist(), beyond.tolist(), between.tolist(), apart.tolist(), strict=True)
         return [
-            "; ".join(self._doubts(each, *answer)) for each, answer in zip(allocations, answers, strict=True)
+            "" if is_shown else "; ".join(self._doubts(each, *answer))
+            for each, is_shown, answer in zip(allocations, shown, answers, strict=True)
         ]
 
     def _doubts(
         self, allocation: Allocation, values: Sequence[float], beyond: Sequence[bool], between: bool, apart: bool
     ) -> Sequence[str]:
         kind = allocation.gpu_kind
-        if self._follows is not None and not self._follows.doubt(allocation):
-            return []
         if kind not in self._kinds:
             measured = ", ".join(sorted(each or "CPU" for each in self._kinds))
             return [f"{kind or 'CPU'} was not measured, only {measured}"]
