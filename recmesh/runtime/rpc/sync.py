@@ -1,7 +1,8 @@
 """The same servers and channels for threads: the trainer's roles are synchronous."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -31,6 +32,16 @@ from recmesh.runtime.rpc.server import enable_reflection
 from recmesh.runtime.tls import Tls
 
 Codec = Callable[[Any], Any] | None
+_MOST_CALLS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Methods, named without their service, that have threads of their own: they never wait behind others."""
+
+    name: str
+    threads: int
+    methods: Collection[str]
 
 
 class SyncServer:
@@ -64,16 +75,17 @@ class SyncServer:
 def sync_server(
     name: str, address: str, register: Sequence[Callable[[grpc.Server], None]], *, tls: Tls | None = None,
     token: str | None = None, service_names: Sequence[str] = (), max_workers: int = 16, ready: bool = True,
+    lanes: Sequence[Lane] = (),
 ) -> SyncServer:
     """Start serving with threads; PortTaken when another process listens there.
 
-    At most `max_workers` calls run at once, and 64 times as many wait; more are refused as
-    RESOURCE_EXHAUSTED by gRPC.
+    At most `max_workers` calls run at once, and others wait, 1,024 in all; more are refused as
+    RESOURCE_EXHAUSTED by gRPC. Methods of `lanes` run in the lane's threads, not in these.
     """
     server = grpc.server(
         ThreadPoolExecutor(max_workers, thread_name_prefix=f"{name}-rpc"),
-        interceptors=[SyncMeshInterceptor(token)], options=SERVER_OPTIONS,
-        maximum_concurrent_rpcs=max_workers * 64,
+        interceptors=[SyncMeshInterceptor(token, lanes=lanes, name=name)], options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=_MOST_CALLS,
     )
     for add in register:
         add(server)
@@ -102,8 +114,12 @@ def sync_channel(address: str, *, tls: Tls | None = None, token: str | None = No
 class SyncMeshInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Wraps each handler: token, deadline, span, histogram, errors."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, *, lanes: Sequence[Lane] = (), name: str = "") -> None:
         self._token = token
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        for lane in lanes:
+            pool = ThreadPoolExecutor(lane.threads, thread_name_prefix=f"{name}-{lane.name}")
+            self._pools |= dict.fromkeys(lane.methods, pool)
 
     def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Any],
@@ -142,6 +158,8 @@ class SyncMeshInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # 
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[(handler.request_streaming, handler.response_streaming)]
         wrapped: Any = stream if handler.response_streaming else unary
+        if (pool := self._pools.get(method.rpartition("/")[2])) is not None:
+            wrapped.experimental_thread_pool = pool     # gRPC's name; without it they share the others' threads
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
 

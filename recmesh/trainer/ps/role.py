@@ -23,7 +23,15 @@ from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Beat, BeatReply, RunRecord
 from recmesh.trainer.ps.moves import Target
 from recmesh.trainer.ps.notice import PATIENCE_S, Notice
-from recmesh.trainer.ps.rpc import SERVICE_NAME, CheckpointClient, ParameterServerServicer, RemoteTarget, add_to_server
+from recmesh.trainer.ps.precedence import AT_ONCE
+from recmesh.trainer.ps.rpc import (
+    LANES,
+    SERVICE_NAME,
+    CheckpointClient,
+    ParameterServerServicer,
+    RemoteTarget,
+    add_to_server,
+)
 from recmesh.trainer.ps.server import ParameterServer
 from recmesh.trainer.ps.without import server_without
 from recmesh.trainer.role import Heart, Identity, register, say_last
@@ -31,7 +39,8 @@ from recmesh.trainer.wire import RemoteRuns
 
 log = logging.getLogger(__name__)
 
-_RPC_THREADS = 16
+_RPC_THREADS = AT_ONCE
+"""That serve workers: whatever a call does before it takes its turn it does in one of these."""
 _SWITCH_S = 0.0005
 """A push that waits for the interpreter while a snapshot is written gets it after so long; the default is 5 ms."""
 _DRAIN_S = 5.0
@@ -90,7 +99,7 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event, 
                          deliver=checkpoints.deliver, give_up=checkpoints.give_up, reach=reach)
     servicer = ParameterServerServicer(server, job_id=identity.job_id)
     listener = sync_server("ps", address, [add_to_server(servicer)], token=identity.token or None,
-                           service_names=[SERVICE_NAME], max_workers=_RPC_THREADS)
+                           service_names=[SERVICE_NAME], max_workers=_RPC_THREADS, lanes=LANES)
     try:
         assignment = register(runs, gone=notice.event, address=listener.address)
         checkpoints.use(assignment.ckptcache)

@@ -45,6 +45,7 @@ from recmesh.trainer.ps.messages import (
 )
 from recmesh.trainer.ps.model import Model
 from recmesh.trainer.ps.moves import FreezeResult, MoveOrder, MoveProgress, Moves, Reach
+from recmesh.trainer.ps.precedence import Precedence
 from recmesh.trainer.ps.refusals import WrongMap
 from recmesh.trainer.ps.restoring import load_parts
 from recmesh.trainer.ps.synchronous import SettledResult, Synchronous
@@ -81,6 +82,7 @@ class ParameterServer:
         self.books = self.books_type(incarnation)
         self.model = Model(memory_bytes=memory_bytes)
         self.latch, self._structure = Latch(), threading.Lock()
+        self.precedence = Precedence()
         self.moves = Moves(self, reach=reach)
         self._ledger = threading.Condition()
         self.steps = Synchronous(self, ledger=self._ledger)
@@ -113,7 +115,7 @@ class ParameterServer:
     ) -> PullResult:
         """Values of ids, and of dense chunks changed after `dense_since`. Changes nothing."""
         started = time.perf_counter()
-        with self.latch.shared():
+        with self.precedence.training(), self.latch.shared():
             self.books.check_generation(gen)
             self.books.check_map(map_version)
             if not self.model.check_pull(tables, owned=self.books.owned.view(np.uint8)):
@@ -134,6 +136,10 @@ class ParameterServer:
         """
         started = time.perf_counter()
         check_batch(part.batch)
+        with self.precedence.training():
+            return self._push(part, started=started)
+
+    def _push(self, part: Part, *, started: float) -> PushResult:
         if part.chunks > 1:
             whole = self._assemble(part)
             if whole is None:

@@ -20,7 +20,7 @@ from recmesh.trainer.ps.steps import StepBuffer, mean, parts_within
 
 STEPS_LIMIT_BYTES = 1 << 30
 MOST_WAITERS = 6
-"""Of the threads that serve calls: the rest are for those who bring what is waited for."""
+"""At once; others are answered as it is."""
 _LOOK_S = 0.05
 """Slots may leave and batches be voided without a word to those who wait."""
 

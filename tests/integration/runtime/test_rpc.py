@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.lifecycle import PortTaken
-from recmesh.runtime.rpc import RpcServer, Tls, channel, deadline, remaining_s, sync_channel, sync_server
+from recmesh.runtime.rpc import Lane, RpcServer, Tls, channel, deadline, remaining_s, sync_channel, sync_server
 from recmesh.runtime.telemetry import span, trace_ids
 from tests.support.servers import free_port
 from tests.support.tracing import tracing
@@ -406,3 +407,34 @@ def certificates(folder: Path) -> Tls:
             "-out", "cert.pem", "-days", "2", "-extfile", "names")
     return Tls(cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem", server_name="localhost")
 
+
+
+def test_methods_of_a_lane_never_wait_for_the_threads_of_others() -> None:
+    busy, released = threading.Event(), threading.Event()
+
+    class Slow(jobmaster_pb2_grpc.JobsServicer):
+        def Get(self, request: Any, context: Any) -> Any:
+            busy.set()
+            released.wait(10.0)
+            return jobmaster_pb2.Job(job_id=request.job_id)
+
+        def Stop(self, request: Any, context: Any) -> Any:
+            return jobmaster_pb2.Job(job_id=threading.current_thread().name)
+
+    def register(server: Any) -> None:
+        servicer = Slow()  # type: ignore[abstract]  # the other methods are not called
+        jobmaster_pb2_grpc.add_JobsServicer_to_server(servicer, server)
+
+    server = sync_server("jobs", "127.0.0.1:0", [register], max_workers=1, lanes=[Lane("order", 1, {"Stop"})])
+    try:
+        with sync_channel(server.address) as line:
+            stub = jobmaster_pb2_grpc.JobsStub(line)
+            waiting = [stub.Get.future(jobmaster_pb2.JobRequest(job_id=str(n)), timeout=20.0) for n in range(3)]
+            assert busy.wait(10.0)
+            answer = stub.Stop(jobmaster_pb2.StopRequest(job_id="x"), timeout=10.0)
+            assert answer.job_id.startswith("jobs-order") and not any(call.done() for call in waiting)
+            released.set()
+            assert [call.result(10.0).job_id for call in waiting] == ["0", "1", "2"]
+    finally:
+        released.set()
+        server.stop(1.0)

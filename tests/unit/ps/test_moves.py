@@ -22,6 +22,7 @@ from recmesh.store import DenseRecord, Init, TableSchema
 from recmesh.trainer.ps.messages import Declaration, JoinOrder, Part, RowGrads
 from recmesh.trainer.ps.moves import Cargo, InstallOrder, MoveOrder, StageOrder, TableCargo
 from recmesh.trainer.ps.moves.sending import Sending
+from recmesh.trainer.ps.precedence import Precedence
 from recmesh.trainer.ps.refusals import WrongMap
 from tests.unit.ps.elastic import ElasticMesh, Flight
 from tests.unit.ps.support import COUNT, MODEL, truth
@@ -323,7 +324,8 @@ class Deaf:
 
 def test_a_copy_to_a_target_that_does_not_answer_ends_at_once(mesh: ElasticMesh) -> None:
     target = Deaf()
-    sending = Sending(MoveOrder(1, 1, _half(mesh, 0), "a", "inc"), source=0, model=mesh.members[0].model, target=target)
+    sending = Sending(MoveOrder(1, 1, _half(mesh, 0), "a", "inc"), source=0, model=mesh.members[0].model, target=target,
+                      precedence=Precedence())
     sending.start()
     assert target.asked.wait(10.0)
     began = time.monotonic()

@@ -39,6 +39,7 @@ class Moves:
             raise Unavailable("no worker has declared the model yet", reason="NOT_DECLARED")
         share = float(order.slots.sum() / home.books.owned.sum())
         sending = Sending(order, source=source, model=home.model, target=self._reach(order.address),
+                          precedence=home.precedence,
                           expected_rows=round(share * home.model.store.rows))
         with home.latch.exclusive():
             home.model.changes = sending.changes           # before the first row is copied

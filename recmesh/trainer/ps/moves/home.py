@@ -14,6 +14,7 @@ from recmesh.trainer.ps.ledger import Books
 from recmesh.trainer.ps.messages import Declaration
 from recmesh.trainer.ps.model import Model
 from recmesh.trainer.ps.moves.cargo import Cargo, TableCargo
+from recmesh.trainer.ps.precedence import Precedence
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class Home(Protocol):
     books: Books
     model: Model
     latch: Latch
+    precedence: Precedence
 
     def prepare(self, gen: int, content: Declaration) -> None:
         """Declare the model as another server has it, without the values of any chunk."""

@@ -8,6 +8,7 @@ log, and sent again. Only the changes of the last milliseconds are sent while no
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from recmesh.trainer.ps.ledger import Cut
 from recmesh.trainer.ps.model import Model
 from recmesh.trainer.ps.moves.cargo import Cargo, InstallOrder, StageOrder, TableCargo, Target
 from recmesh.trainer.ps.moves.home import joined, read_changes
+from recmesh.trainer.ps.precedence import Precedence
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +32,10 @@ FRESH_S = 0.01
 """Between rounds of a copy that is kept fresh."""
 SHORT_ROUND_S = 0.02
 """A round that took no longer says that a freeze would be short."""
-MOST_ROUNDS = 20
-"""After so many the copy is as fresh as it will be beside this much training."""
+SHORTER = 0.8
+"""A round that takes more than this part of the shortest before it brings nothing: as much changes meanwhile."""
+VAIN_ROUNDS = 2
+"""After so many in a row that bring nothing the copy is as fresh as it will be beside this much training."""
 LAST_ROUNDS = 3
 """At most, between the order to freeze and the freeze."""
 PATIENCE_S = 30.0
@@ -90,13 +94,14 @@ class Sending(threading.Thread):
     """One move of this generation. The server calls `hold`, `let_go` and `install` in this order."""
 
     def __init__(
-        self, order: MoveOrder, *, source: int, model: Model, target: Target, expected_rows: int = 0
+        self, order: MoveOrder, *, source: int, model: Model, target: Target, precedence: Precedence,
+        expected_rows: int = 0,
     ) -> None:
         super().__init__(name=f"move-{order.move}", daemon=True)
         self.order, self.changes = order, ChangeLog(order.slots)
         self.model = model
         """That the rows leave."""
-        self._source, self._target = source, target
+        self._source, self._target, self._precedence = source, target, precedence
         self._held = threading.Event()
         self._stopped = False
         self._expected_rows = expected_rows
@@ -143,23 +148,27 @@ class Sending(threading.Thread):
                 yield Cargo(chunks=[model.read_chunk(number, int(chunk)) for chunk in chunks])
 
     def _keep_fresh(self) -> None:
-        rounds = 0
+        shortest, vain = math.inf, 0
         while not self._held.is_set():
-            rounds += 1
-            if self._round() < SHORT_ROUND_S or rounds >= MOST_ROUNDS:
+            took = self._round()
+            vain = vain + 1 if took > SHORTER * shortest else 0
+            shortest = min(shortest, took)
+            if took < SHORT_ROUND_S or vain >= VAIN_ROUNDS:
                 self._fresh = True
             self._held.wait(FRESH_S)
         # What changed during a long round would be sent while nobody owns the slots: once more, while somebody does.
         for _ in range(LAST_ROUNDS):
-            if self._stopped or self._round() < SHORT_ROUND_S:
+            if self._stopped or (took := self._round()) < SHORT_ROUND_S or took > SHORTER * shortest:
                 break
+            shortest = took
 
     def _round(self) -> float:
         """Sends what has changed; the seconds that it took, in which as much may have changed again."""
         started = time.perf_counter()
-        for cargo in read_changes(self.model, *self.changes.drain()):
-            self._stage(cargo)
-            self._delta_bytes += cargo.size_bytes
+        with self._precedence.order():
+            for cargo in read_changes(self.model, *self.changes.drain()):
+                self._stage(cargo)
+                self._delta_bytes += cargo.size_bytes
         return time.perf_counter() - started
 
     def _stage(self, cargo: Cargo) -> None:

@@ -2,6 +2,6 @@
 
 from recmesh.trainer.ps.rpc.checkpoints import CheckpointClient
 from recmesh.trainer.ps.rpc.moving import RemoteTarget
-from recmesh.trainer.ps.rpc.servicer import SERVICE_NAME, ParameterServerServicer, add_to_server
+from recmesh.trainer.ps.rpc.servicer import LANES, SERVICE_NAME, ParameterServerServicer, add_to_server
 
-__all__ = ["SERVICE_NAME", "CheckpointClient", "ParameterServerServicer", "RemoteTarget", "add_to_server"]
+__all__ = ["LANES", "SERVICE_NAME", "CheckpointClient", "ParameterServerServicer", "RemoteTarget", "add_to_server"]

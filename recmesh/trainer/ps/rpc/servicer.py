@@ -1,7 +1,8 @@
 """recmesh.ps.v1.ParameterServer over `server.ParameterServer`."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import grpc
 
@@ -9,16 +10,36 @@ from recmesh.formats.slotmap import to_bitmap
 from recmesh.pb import ps_pb2 as pb
 from recmesh.pb import ps_pb2_grpc
 from recmesh.runtime.errors import FailedPrecondition
+from recmesh.runtime.rpc import Lane
 from recmesh.trainer.ps.messages import PushStatus
 from recmesh.trainer.ps.refusals import OldLease, Overlap, Stale, StaleGeneration, WrongMap
 from recmesh.trainer.ps.rpc import convert, moving
 from recmesh.trainer.ps.server import ParameterServer
+from recmesh.trainer.ps.synchronous import MOST_WAITERS
 from recmesh.trainer.wire import arrays
 
 SERVICE_NAME = "recmesh.ps.v1.ParameterServer"
 MOST_WAIT_S = 2.0
 _STATUS = {PushStatus.APPLIED: pb.PushReply.APPLIED, PushStatus.CHUNK_KEPT: pb.PushReply.CHUNK_KEPT,
            PushStatus.KEPT: pb.PushReply.KEPT}
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _order(method: Method) -> Method:
+    """An order of jobmaster, or a part of one: it goes before training (`ps.precedence`)."""
+
+    @wraps(method)
+    def in_precedence(self: "ParameterServerServicer", request: Any, context: Any) -> Any:
+        with self._server.precedence.order():
+            return method(self, request, context)
+
+    _ORDERS.add(method.__name__)
+    return cast(Method, in_precedence)
+
+
+_ORDERS: set[str] = set()
 
 
 class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
@@ -33,6 +54,7 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
         result = self._server.restore(convert.restore_order(request))
         return pb.RestoreReply(rows=result.rows, seconds=result.seconds)
 
+    @_order
     def Takeover(self, request: pb.TakeoverRequest, context: Any) -> pb.TakeoverReply:
         """See ParameterServer.takeover."""
         self._check_job(request.job_id)
@@ -41,18 +63,21 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
                                 slots=to_bitmap(found.slots), marking=found.marking,
                                 sending=found.sending, frozen=found.frozen)
 
+    @_order
     def Mark(self, request: pb.MarkRequest, context: Any) -> pb.MarkReply:
         """See ParameterServer.mark."""
         self._check_job(request.job_id)
         return convert.mark_reply(
             self._server.mark(request.gen, request.term, request.snapshot, base=request.base))
 
+    @_order
     def AbortMark(self, request: pb.AbortMarkRequest, context: Any) -> pb.AbortMarkReply:
         """See ParameterServer.abort_mark."""
         self._check_job(request.job_id)
         self._server.abort_mark(request.gen, request.term, request.snapshot)
         return pb.AbortMarkReply()
 
+    @_order
     def Void(self, request: pb.VoidRequest, context: Any) -> pb.VoidReply:
         """See ParameterServer.void."""
         self._check_job(request.job_id)
@@ -113,47 +138,55 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
         self._check_job(request.job_id)
         return convert.stats_reply(self._server.stats())
 
+    @_order
     def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         """See ParameterServer.join."""
         self._check_job(request.job_id)
         self._server.join(moving.join_order(request))
         return pb.JoinReply()
 
+    @_order
     def Migrate(self, request: pb.MigrateRequest, context: Any) -> pb.MigrateReply:
         """See ParameterServer.migrate."""
         self._check_job(request.job_id)
         return moving.migrate_reply(self._server.migrate(moving.move_order(request), term=request.term))
 
+    @_order
     def Freeze(self, request: pb.FreezeRequest, context: Any) -> pb.FreezeReply:
         """See ParameterServer.freeze."""
         self._check_job(request.job_id)
         result = self._server.freeze(request.gen, request.term, request.move, map_version=request.map_version)
         return moving.freeze_reply(result)
 
+    @_order
     def AbortInstall(self, request: pb.AbortInstallRequest, context: Any) -> pb.AbortInstallReply:
         """See ParameterServer.abort_install."""
         self._check_job(request.job_id)
         return pb.AbortInstallReply(
             installed=self._server.abort_install(request.gen, request.term, request.move))
 
+    @_order
     def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:
         """See ParameterServer.resume."""
         self._check_job(request.job_id)
         return pb.ResumeReply(was_frozen=self._server.resume(
             request.gen, request.term, request.move, map_version=request.map_version))
 
+    @_order
     def Free(self, request: pb.FreeRequest, context: Any) -> pb.FreeReply:
         """See ParameterServer.free."""
         self._check_job(request.job_id)
         self._server.free(request.gen, request.term, request.move)
         return pb.FreeReply()
 
+    @_order
     def Stage(self, request: pb.StageRequest, context: Any) -> pb.StageReply:
         """See moves.Target."""
         self._check_job(request.job_id)
         self._server.moves.receiver.stage(moving.stage_order(request))
         return pb.StageReply()
 
+    @_order
     def Install(self, request: pb.InstallRequest, context: Any) -> pb.InstallReply:
         """See moves.Target."""
         self._check_job(request.job_id)
@@ -163,6 +196,10 @@ class ParameterServerServicer(ps_pb2_grpc.ParameterServerServicer):
         """An address may be used again by another job's server."""
         if job_id != self._job_id:
             raise FailedPrecondition(f"this is a server of job {self._job_id!r}", reason="WRONG_JOB")
+
+
+LANES = (Lane("order", 4, frozenset(_ORDERS)), Lane("settled", MOST_WAITERS + 2, {"Settled"}))
+"""Orders never queue behind calls of workers, nor workers' calls behind those that wait for what they bring."""
 
 
 def add_to_server(servicer: ParameterServerServicer) -> Callable[[grpc.Server], None]:
