@@ -160,7 +160,7 @@ def serve(client: Client, job: Job, spec: dict[str, Any]) -> None:
     title(f"Predictions of {job.model_name} version {job.model_version}")
     rows = flights(4)
     data = DatasetSpec.parse(spec["data"])
-    names = {feature.source_column for feature in data.features}
+    names = {column for feature in data.features for column in feature.source_columns}
     examples = [{name: value for name, value in row.items() if name in names} for row in rows]
     request = request_for(client.model_metadata(job.model_name), examples, data=data)
     answer = client.infer(job.model_name, request)

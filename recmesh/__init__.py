@@ -8,13 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recmesh.datasets import Dataset
     from recmesh.trainer.local import local_job
     from recmesh.trainer.session import DenseBlock, EmbeddingTable, Init, Job, Step
 
 __version__ = "0.1.0"
-__all__ = ["DenseBlock", "EmbeddingTable", "Init", "Job", "Step", "__version__", "local_job"]
+__all__ = ["Dataset", "DenseBlock", "EmbeddingTable", "Init", "Job", "Step", "__version__", "local_job"]
 
 _HOME = {
+    "Dataset": "recmesh.datasets",
     "DenseBlock": "recmesh.trainer.session",
     "EmbeddingTable": "recmesh.trainer.session",
     "Init": "recmesh.trainer.session",

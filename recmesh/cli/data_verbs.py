@@ -1,5 +1,6 @@
-"""dataset register, list, inspect."""
+"""dataset register, list, inspect, generate."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ def register(app: typer.Typer) -> None:
     group.command("register")(register_dataset)
     group.command("list")(list_datasets)
     group.command("inspect")(inspect)
+    group.command("generate")(generate)
     app.add_typer(group)
 
 
@@ -72,6 +74,26 @@ def inspect(file: FileArgument, home: HomeOption = None, json: JsonOption = Fals
         names = list(columns[0])
         print()
         output.print_table(names, [[_cell(item, name) for name in names] for item in columns])
+
+
+def generate(
+    folder: Annotated[Path, typer.Argument(help="Where Parquet files and a dataset.yaml are written.")],
+    rows: Annotated[int, typer.Option(help="How many.", min=1)] = 1_000_000,
+    file_rows: Annotated[int, typer.Option(help="Rows of one file.", min=1)] = 1_000_000,
+    ids: Annotated[int, typer.Option(help="Different ids in each of the 26 columns.", min=1)] = 100_000,
+    days: Annotated[float, typer.Option(help="The time that all rows span.", min=1e-6)] = 1.0,
+    start: Annotated[float, typer.Option(help="Unix seconds of the first row.")] = 0.0,
+    drift: Annotated[float, typer.Option(help="Radians per day by which the truth turns.", min=0)] = 0.0,
+    churn: Annotated[float, typer.Option(help="Share of the ids that new ones replace per day.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal rows.", min=0)] = 0,
+) -> None:
+    """Write Criteo-like data with a hidden truth to learn; no mesh is needed."""
+    from recmesh.data.synthetic import Synthetic, write
+
+    made = Synthetic(seed=seed, ids=ids, rows_per_day=rows / days, start=start, drift=drift, churn=churn)
+    for path, done in write(made, folder, rows=rows, file_rows=file_rows):
+        print(f"{path}: {done:,} of {rows:,} rows", flush=True)
+    print(f"{folder / 'dataset.yaml'}: the specification of a job's data")
 
 
 def _cell(item: dict[str, Any], name: str) -> str:

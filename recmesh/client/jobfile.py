@@ -76,7 +76,10 @@ def _exists(path: Path) -> bool:
 
 def _resolve_data(data: Any, beside: Path) -> None:
     if data:
-        data["source"]["files"] = [str(resolve(file, beside)) for file in data["source"]["files"]]
+        source = data["source"]
+        source["files"] = [str(resolve(file, beside)) for file in source["files"]]
+        if source.get("descriptors"):
+            source["descriptors"] = str(resolve(source["descriptors"], beside))
 
 
 def _set(values: dict[str, Any], field: str, value: Any) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recmesh.data.columns import batch_of
-from recmesh.data.records import Batch, IdColumn
+from recmesh.data.records import Float32, IdColumn
+from recmesh.data.transform import Transform
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.spec.dataset import DatasetSpec, Feature
 
@@ -48,25 +48,25 @@ def request_for(
     if not examples:
         raise InvalidArgument("there is no example")
     spec = data or features_of(metadata)
-    batch = _batch(spec, examples)
+    ids, dense = _inputs(Transform.of(spec), examples)
     wanted = {str(tensor["name"]): tensor["shape"] for tensor in metadata["inputs"]}
     inputs: list[dict[str, Any]] = []
     dense_names = [feature.name for feature in spec.features if feature.kind == "dense"]
     for position, name in enumerate(dense_names):
         if name in wanted:
-            inputs.append(_tensor(name, "FP32", batch.dense[:, position]))
-    for name, column in batch.ids.items():
+            inputs.append(_tensor(name, "FP32", dense[:, position]))
+    for name, column in ids.items():
         if name not in wanted:
             continue
         if column.offsets is None:
             inputs.append(_tensor(name, "INT64", column.values))
             continue
         shape = wanted[name]
-        padded, lengths, weights = _padded(column, int(shape[1]) if len(shape) > 1 and shape[1] > 0 else 0)
-        inputs.append(_tensor(name, "INT64", padded))
-        inputs.append(_tensor(f"{name}.lengths", "INT64", lengths))
+        padded = column.padded(int(shape[1]) if len(shape) > 1 and shape[1] > 0 else 0)
+        inputs.append(_tensor(name, "INT64", padded.ids))
+        inputs.append(_tensor(f"{name}.lengths", "INT64", padded.lengths))
         if f"{name}.weights" in wanted:
-            inputs.append(_tensor(f"{name}.weights", "FP32", weights))
+            inputs.append(_tensor(f"{name}.weights", "FP32", padded.weights))
     return {"inputs": inputs}
 
 
@@ -83,40 +83,44 @@ def predictions(answer: Mapping[str, Any]) -> Iterator[str]:
         yield " ".join(f"{float(value):.6f}" for value in np.atleast_1d(row))
 
 
-def _batch(spec: DatasetSpec, examples: Sequence[Mapping[str, Any]]) -> Batch:
+def _inputs(transform: Transform, examples: Sequence[Mapping[str, Any]]) -> tuple[dict[str, IdColumn], Float32]:
     columns: dict[str, Any] = {}
     wrong: list[Violation] = []
-    for feature in spec.features:
-        name = feature.source_column
-        key = name if any(name in example for example in examples) else feature.name
-        values = [example.get(key) for example in examples]
-        if key not in {key for example in examples for key in example}:
-            wrong.append(Violation(feature.name, "is in no example"))
-        faults = [reason for value in values if (reason := _fault(feature, value))]
-        if faults:
-            wrong.append(Violation(feature.name, faults[0]))
-            continue
-        if feature.kind in ("bag", "sequence"):
-            values = [value if isinstance(value, list) or value is None else [value] for value in values]
-        try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            wrong.append(Violation(feature.name, "must be all integers or all text, in all examples"))
+    given, known = {key for example in examples for key in example}, set[str]()
+    for feature in transform.features:
+        sources = feature.source_columns
+        for name in sources:
+            key = name if name in given or len(sources) > 1 else feature.name
+            known.add(key)
+            if key not in given:
+                wrong.append(Violation(feature.name if len(sources) == 1 else name, "is in no example"))
+            values = [example.get(key) for example in examples]
+            faults = [reason for value in values if (reason := _fault(feature, value))]
+            if faults:
+                wrong.append(Violation(feature.name if len(sources) == 1 else name, faults[0]))
+                continue
+            if feature.kind in ("bag", "sequence") and not (feature.separator and _are_text(values)):
+                values = [value if isinstance(value, list) or value is None else [value] for value in values]
+            try:
+                columns[name] = pa.array(values)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+                wrong.append(Violation(feature.name, "must be all integers or all text, in all examples"))
         if feature.weights:
+            known.add(feature.weights)
             weights = [example.get(feature.weights) for example in examples]
             if all(_is_number(item) for value in weights for item in _items(value)):
                 columns[feature.weights] = pa.array([_as_list(value) for value in weights])
             else:
                 wrong.append(Violation(feature.weights, f"must be numbers: the weights of {feature.name}"))
-    known = {feature.source_column for feature in spec.features} | {feature.name for feature in spec.features}
-    known |= {feature.weights for feature in spec.features if feature.weights}
-    for name in sorted({key for example in examples for key in example} - known):
+    for name in sorted(given - known):
         wrong.append(Violation(name, "is no input of the model"))
     if wrong:
         raise InvalidArgument("the examples do not fit the model", violations=wrong)
-    unlabelled = spec.model_copy(update={"label": "", "labels": [], "weight": "", "label_above": None})
-    columns[""] = pa.array(np.zeros(len(examples)))
-    return batch_of(pa.table(columns), unlabelled, where="the examples")
+    return transform.inputs(pa.table(columns), where="the examples")
+
+
+def _are_text(values: Sequence[Any]) -> bool:
+    return all(value is None or isinstance(value, str) for value in values)
 
 
 def _as_list(value: Any) -> list[float | None] | None:
@@ -126,7 +130,9 @@ def _as_list(value: Any) -> list[float | None] | None:
 
 def _fault(feature: Feature, value: Any) -> str:
     """What is wrong with an example's value; missing ones are allowed."""
-    if feature.kind == "dense":
+    if feature.function is not None:        # it takes what it takes
+        return ""
+    if feature.kind == "dense" or (feature.boundaries and not isinstance(value, list)):
         return "" if value is None or _is_number(value) else f"must be a number, not {value!r}"
     if feature.kind == "single":
         return "" if value is None or _is_id(value) else f"must be one integer or text, not {value!r}"
@@ -150,19 +156,6 @@ def _is_id(value: Any) -> bool:
     if isinstance(value, float):
         return value.is_integer() and abs(value) < 2**53
     return isinstance(value, str) or (isinstance(value, int) and -(2**63) <= value < 2**64)
-
-
-def _padded(column: IdColumn, width: int) -> tuple[Any, Any, Any]:
-    """(ids [B, L], lengths [B], weights [B, L]) of a ragged column; L is the longest when `width` is 0."""
-    assert column.offsets is not None
-    lengths = np.diff(column.offsets)
-    width = width or max(1, int(lengths.max(initial=0)))
-    ids, weights = np.zeros((len(lengths), width), np.int64), np.zeros((len(lengths), width), np.float32)
-    for row, (start, end) in enumerate(zip(column.offsets, column.offsets[1:], strict=False)):
-        end = min(end, start + width)
-        ids[row, : end - start] = column.values[start:end]
-        weights[row, : end - start] = 1.0 if column.weights is None else column.weights[start:end]
-    return ids, np.minimum(lengths, width), weights
 
 
 def _tensor(name: str, datatype: str, values: Any) -> dict[str, Any]:

@@ -7,32 +7,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recmesh.data.faults import wrong
-from recmesh.data.records import Batch, Float32, IdColumn, Int64
-from recmesh.data.schema import kind_of
+from recmesh.data.records import Float32, IdColumn, Int64
+from recmesh.data.schema import NUMBERS, kind_of
+from recmesh.data.steps import bucketised, called, crossed, placed
 from recmesh.formats import MISSING_ID, hash_strings
 from recmesh.spec.dataset import DatasetSpec, Feature
 
 
-def batch_of(table: Any, spec: DatasetSpec, *, where: str) -> Batch:
-    """The rows of an Arrow table, in its order. Errors name the field and `where` the rows came from."""
-    rows: int = table.num_rows
-    ids = {
-        feature.name: _ids(table, feature, spec.source.types.get(feature.source_column, ""), where=where)
-        for feature in spec.features
-        if feature.kind != "dense"
-    }
-    dense_features = [feature for feature in spec.features if feature.kind == "dense"]
-    dense = np.empty((rows, len(dense_features)), np.float32)
-    for index, feature in enumerate(dense_features):
-        dense[:, index] = _dense(_flat(table[feature.source_column]), feature)
-    labels = np.empty((rows, len(spec.label_columns)), np.float32)
+def labels_of(table: Any, spec: DatasetSpec, *, where: str) -> Float32:
+    """float32 [B, labels]; InvalidArgument where a row has none."""
+    labels = np.empty((table.num_rows, len(spec.label_columns)), np.float32)
     for index, name in enumerate(spec.label_columns):
         path = f"data.labels.{index}" if spec.labels else "data.label"
         labels[:, index] = _label(_flat(table[name]), spec.label_above, name=name, path=path, where=where)
-    weight = None
-    if spec.weight:
-        weight = _floats(_flat(table[spec.weight]), missing=1.0).astype(np.float32)
-    return Batch(rows, ids, dense, labels, weight)
+    return labels
+
+
+def weights_of(table: Any, spec: DatasetSpec) -> Float32 | None:
+    """float32 [B]: sample weights, 1 where one is missing; None when the dataset has none."""
+    if not spec.weight:
+        return None
+    weights: Float32 = _floats(_flat(table[spec.weight]), missing=1.0).astype(np.float32)
+    return weights
 
 
 def _flat(column: Any) -> Any:
@@ -43,6 +39,12 @@ def _flat(column: Any) -> Any:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
+def _argument(table: Any, feature: Feature, *, where: str) -> Any:
+    """The feature's column, or what its function makes of its columns."""
+    columns = [_flat(table[name]) for name in feature.source_columns]
+    return _flat(called(feature, columns, where=where)) if feature.function else columns[0]
+
+
 def _floats(array: Any, *, missing: float) -> Any:
     """float64 [B]; nulls and NaN become `missing`."""
     values = pc.fill_null(array.cast(pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
@@ -50,12 +52,19 @@ def _floats(array: Any, *, missing: float) -> Any:
     return np.where(absent, missing, values) if absent.any() else values
 
 
-def _dense(array: Any, feature: Feature) -> Any:
-    if feature.transform == "none" and pa.types.is_float32(array.type) and array.null_count == 0:
+def dense_of(table: Any, feature: Feature, *, where: str) -> Any:
+    """float [B]: a dense feature."""
+    array = _argument(table, feature, where=where)
+    if kind_of(array.type) not in NUMBERS:  # of a function: columns were checked before
+        raise wrong(f"data.features.{feature.name}.function", f"it gave {array.type} for {where}; numbers are needed")
+    is_plain = feature.transform == "none" and feature.clip is None
+    if is_plain and pa.types.is_float32(array.type) and array.null_count == 0:
         values = array.to_numpy()
         if not np.isnan(values).any():
             return values
     x = _floats(array, missing=feature.fill)
+    if feature.clip is not None:
+        x = np.clip(x, *feature.clip)
     if feature.transform == "log1p":
         return np.sign(x) * np.log1p(np.abs(x))
     if feature.transform == "criteo_log":
@@ -72,18 +81,37 @@ def _label(array: Any, above: float | None, *, name: str, path: str, where: str)
     return values > above if above is not None else values
 
 
-def _ids(table: Any, feature: Feature, declared: str, *, where: str) -> IdColumn:
-    array = _flat(table[feature.source_column])
+def ids_of_feature(table: Any, feature: Feature, *, are_int: bool, where: str) -> IdColumn:
+    """A single, bag or sequence. `are_int`: parts of split text are integers."""
+    if feature.columns and feature.function is None:
+        return IdColumn(_within(crossed([ids_of(_flat(table[name])) for name in feature.columns]), feature))
+    array = _argument(table, feature, where=where)
     if feature.kind == "single":
-        return IdColumn(ids_of(array))
+        return IdColumn(_made(array, feature, where=where))
     values, offsets = _ragged(array, feature)
-    if declared == "int":                   # text with a separator: its parts, not the text, are integers
+    if are_int:                   # text with a separator: its parts, not the text, are integers
         values = _integers(values, feature, where=where)
     weights = None
     if feature.weights:
         weights = _weights(_flat(table[feature.weights]), feature, offsets, where=where)
-    column = IdColumn(ids_of(values), offsets, weights)
+    column = IdColumn(_made(values, feature, where=where), offsets, weights)
     return _newest(column, feature.max_length) if feature.kind == "sequence" else column
+
+
+def _made(array: Any, feature: Feature, *, where: str) -> Int64:
+    """Ids of values, as the feature says."""
+    try:
+        if feature.boundaries:
+            return _within(bucketised(_floats(array, missing=float("nan")), feature.boundaries), feature)
+        if feature.vocabulary:
+            return _within(placed(array, feature.vocabulary), feature)
+        return _within(ids_of(array), feature)
+    except (pa.ArrowException, TypeError) as error:
+        raise wrong(f"data.features.{feature.name}", f"{array.type} of {where} cannot be ids: {error}") from None
+
+
+def _within(ids: Int64, feature: Feature) -> Int64:
+    return ids if feature.buckets is None else np.mod(ids, np.int64(feature.buckets))
 
 
 def _integers(values: Any, feature: Feature, *, where: str) -> Any:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from recmesh.data import parquet, text
 from recmesh.data.faults import wrong
+from recmesh.data.fileformats import FileFormat, Indexed, format_named
 from recmesh.data.files import FileInfo, resolve_files
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import Kind, check_agreement, check_columns
@@ -36,17 +36,17 @@ class Index:
 
 
 def index_dataset(spec: DatasetSpec) -> Index:
-    """Resolves, checks and counts. Reads footers of Parquet, and all of text once.
+    """Resolves, checks and counts. Reads footers of Parquet and Arrow, and all of every other format once.
 
     Errors: NotFound (no such file), InvalidArgument (unreadable, wrong columns) with paths of fields.
     """
-    files = resolve_files(spec.source)
+    kind, files = format_named(spec.source.format), resolve_files(spec.source)
     with ThreadPoolExecutor(min(_THREADS, len(files))) as pool:
-        indexed = list(pool.map(lambda file: _index_file(file, spec), files))
-    first = indexed[0][0]
-    for file, (kinds, _) in zip(files[1:], indexed[1:], strict=True):
-        check_agreement(spec, first, kinds, uris=(files[0].uri, file.uri))
-    slices = [piece for _, pieces in indexed for piece in pieces]
+        indexed = list(pool.map(lambda file: _index_file(kind, file, spec), files))
+    first = indexed[0].kinds
+    for file, other in zip(files[1:], indexed[1:], strict=True):
+        check_agreement(spec, first, other.kinds, uris=(files[0].uri, file.uri))
+    slices = [piece for each in indexed for piece in each.slices]
     if spec.source.rows is not None:
         slices = take_share(slices, spec.source.rows, spec)
     if not slices:
@@ -60,19 +60,15 @@ def index_tasks(spec: DatasetSpec) -> list[FileSlice]:
     return list(index_dataset(spec).slices)
 
 
-def _index_file(file: FileInfo, spec: DatasetSpec) -> tuple[dict[str, Kind], list[FileSlice]]:
-    if spec.source.format == "parquet":
-        kinds, groups = parquet.describe_parquet(file)
-        check_columns(spec, kinds, where=file.uri)
-        return kinds, parquet.cut_groups(file, groups, rows_each=spec.task_rows)
-    layout = text.layout_of(file, spec)
-    check_columns(spec, layout.kinds, where=file.uri)
-    return layout.kinds, text.index_file(file, spec, layout)
+def _index_file(kind: FileFormat, file: FileInfo, spec: DatasetSpec) -> Indexed:
+    found = kind.index(file, spec)
+    check_columns(spec, found.kinds, where=file.uri)
+    return found
 
 
 def take_share(slices: Iterable[FileSlice], share: tuple[float, float], spec: DatasetSpec) -> list[FileSlice]:
     """Rows [share0, share1) of all; neighbours such as [0, 0.8] and [0.8, 1] are disjoint and complete."""
-    pieces = list(slices)
+    pieces, kind = list(slices), format_named(spec.source.format)
     total = sum(piece.rows for piece in pieces)
     lo, hi = (round(bound * total) for bound in share)
     kept: list[FileSlice] = []
@@ -80,12 +76,6 @@ def take_share(slices: Iterable[FileSlice], share: tuple[float, float], spec: Da
     for piece in pieces:
         first, last = max(lo - start, 0), min(hi - start, piece.rows)
         if first < last:
-            kept.append(piece if (first, last) == (0, piece.rows) else _trim(piece, first, last, spec))
+            kept.append(piece if (first, last) == (0, piece.rows) else kind.trim(piece, first, last, spec))
         start += piece.rows
     return kept
-
-
-def _trim(piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
-    if spec.source.format == "parquet":
-        return replace(piece, first_row=piece.first_row + lo, rows=hi - lo)
-    return text.trim(piece, lo, hi, spec)

@@ -2,19 +2,18 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from recmesh.data import parquet, text
 from recmesh.data.cache import ByteCache
-from recmesh.data.columns import batch_of
+from recmesh.data.columns import labels_of, weights_of
 from recmesh.data.faults import wrong
+from recmesh.data.fileformats import format_named
 from recmesh.data.index import index_dataset
 from recmesh.data.records import Batch, FileSlice, TaskRecord, concat
-from recmesh.data.schema import check_columns, kind_of, needed_columns
+from recmesh.data.schema import check_columns, kind_of
+from recmesh.data.transform import Transform
 from recmesh.formats import permutation
 from recmesh.spec.dataset import DatasetSpec
 
@@ -28,10 +27,9 @@ class TaskReader:
 
     def __init__(self, spec: DatasetSpec, *, cache_bytes: int = 96 << 20) -> None:
         self._spec = spec
-        self._columns = needed_columns(spec)
+        self._transform = Transform.of(spec)
         self._tasks: ByteCache[tuple[FileSlice, int], Batch] = ByteCache(cache_bytes // 2)
-        self._groups: ByteCache[tuple[str, str, int], Any] = ByteCache(cache_bytes - cache_bytes // 2)
-        self._layout = lru_cache(maxsize=64)(lambda file: text.layout_of(file, spec))
+        self._slices = format_named(spec.source.format).reader(spec, cache_bytes=cache_bytes - cache_bytes // 2)
         self._lock = threading.Lock()
 
     def batch(self, tasks: Sequence[TaskRecord], lo: int, hi: int) -> Batch:
@@ -62,35 +60,20 @@ class TaskReader:
 
     def _decode(self, piece: FileSlice, order_seed: int) -> Batch:
         where = f"{piece.uri} rows {piece.first_row} to {piece.first_row + piece.rows}"
-        read = self._rows_of_groups if self._spec.source.format == "parquet" else self._rows_of_text
-        batch = batch_of(read(piece), self._spec, where=where)
+        table = self._slices.read(piece)
+        check_columns(self._spec, {field.name: kind_of(field.type) for field in table.schema}, where=piece.uri)
+        batch = batch_of(table, self._spec, self._transform, where=where)
         if not order_seed:
             return batch
         return batch.take(np.asarray(permutation(order_seed, batch.size), np.int64))
 
-    def _rows_of_text(self, piece: FileSlice) -> Any:
-        layout = self._layout(FileSlice(piece.uri, piece.size_bytes, piece.etag, 0, 0))
-        check_columns(self._spec, layout.kinds, where=piece.uri)
-        return text.read_rows(piece, self._spec, layout)
 
-    def _rows_of_groups(self, piece: FileSlice) -> Any:
-        return pa.concat_tables([self._rows_of_group(piece, rows) for rows in parquet.groups_of(piece)])
-
-    def _rows_of_group(self, piece: FileSlice, rows: parquet.GroupRows) -> Any:
-        if rows.whole:                          # no other task has rows of it
-            return self._read_group(piece, rows.group)
-        table = self._groups.get(
-            (piece.uri, piece.etag, rows.group),
-            lambda: self._read_group(piece, rows.group),
-            size_of=lambda table: int(table.nbytes),
-        )
-        return table.slice(rows.lo, rows.hi - rows.lo)
-
-    def _read_group(self, piece: FileSlice, group: int) -> Any:
-        table = parquet.read_group(piece, group, self._columns)
-        kinds = {field.name: kind_of(field.type) for field in table.schema}
-        check_columns(self._spec, kinds, where=piece.uri)
-        return table
+def batch_of(table: Any, spec: DatasetSpec, transform: Transform, *, where: str) -> Batch:
+    """The rows of an Arrow table, in its order. Errors name the field and `where` the rows came from."""
+    ids, dense = transform.inputs(table, where=where)
+    return Batch(
+        table.num_rows, ids, dense, labels_of(table, spec, where=where), weights_of(table, spec)
+    )
 
 
 def _size_bytes(batch: Batch) -> int:

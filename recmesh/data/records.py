@@ -1,6 +1,7 @@
 """What readers exchange: slices of files, task records, and batches of columns."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +71,35 @@ class IdColumn:
         weights = None if self.weights is None else self.weights[source]
         return IdColumn(self.values[source], offsets, weights)
 
+    def padded(self, width: int = 0) -> "Padded":
+        """A ragged column as rectangles: as wide as the longest row, at least 1, or `width`; the rest is left out."""
+        assert self.offsets is not None
+        lengths = np.diff(self.offsets)
+        width = width or max(int(lengths.max(initial=0)), 1)
+        kept = np.minimum(lengths, width)
+        inside = np.arange(width) < kept[:, None]
+        source = (self.offsets[:-1, None] + np.arange(width))[inside]
+        ids, weights = np.zeros(inside.shape, np.int64), np.zeros(inside.shape, np.float32)
+        ids[inside] = self.values[source]
+        weights[inside] = 1.0 if self.weights is None else self.weights[source]
+        return Padded(ids, kept, weights)
+
     @property
     def size_bytes(self) -> int:
         """Memory held."""
         parts = (self.values, self.offsets, self.weights)
         return sum(part.nbytes for part in parts if part is not None)
+
+
+class Padded(NamedTuple):
+    """A ragged column as rectangles; zero behind each row's end."""
+
+    ids: Int64
+    """[B, L]"""
+    lengths: Int64
+    """[B]"""
+    weights: Float32
+    """[B, L]: 1 where the column has none."""
 
 
 @dataclass(frozen=True, slots=True)

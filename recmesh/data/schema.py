@@ -1,7 +1,7 @@
 """Kinds of columns, and whether they can feed what a specification asks of them."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -10,9 +10,13 @@ from recmesh.spec.dataset import DatasetSpec, Feature
 
 Kind = Literal["int", "float", "string", "bool", "null", "list<int>", "list<float>", "list<string>", "other"]
 
+_INFERRED = ("csv", "tsv", "jsonl", "tfrecord")
+"""Formats whose column types are guessed from the start of a file, and may be declared."""
+
 _SCALARS: tuple[Kind, ...] = ("int", "float", "string", "bool", "null")
 _IDS: tuple[Kind, ...] = ("int", "string", "bool", "null")
-_NUMBERS: tuple[Kind, ...] = ("int", "float", "bool", "null")
+NUMBERS: tuple[Kind, ...] = ("int", "float", "bool", "null")
+_ANY: tuple[Kind, ...] = get_args(Kind)
 
 
 def kind_of(type_: Any) -> Kind:
@@ -40,7 +44,7 @@ def needed_columns(spec: DatasetSpec) -> list[str]:
     """Every column that the specification reads, once, in a fixed order."""
     names = [*spec.label_columns, *([spec.weight] if spec.weight else [])]
     for feature in spec.features:
-        names.append(feature.source_column)
+        names.extend(feature.source_columns)
         if feature.weights:
             names.append(feature.weights)
     return list(dict.fromkeys(names))
@@ -51,9 +55,9 @@ def check_columns(spec: DatasetSpec, kinds: Mapping[str, Kind], *, where: str) -
     found: list[Violation] = []
     for index, column in enumerate(spec.label_columns):
         path = f"data.labels.{index}" if spec.labels else "data.label"
-        found.extend(_check(path, column, kinds, _NUMBERS, "targets are numbers"))
+        found.extend(_check(path, column, kinds, NUMBERS, "targets are numbers"))
     if spec.weight:
-        found.extend(_check("data.weight", spec.weight, kinds, _NUMBERS, "weights are numbers"))
+        found.extend(_check("data.weight", spec.weight, kinds, NUMBERS, "weights are numbers"))
     for feature in spec.features:
         found.extend(_check_feature(feature, kinds))
     if found:
@@ -61,19 +65,28 @@ def check_columns(spec: DatasetSpec, kinds: Mapping[str, Kind], *, where: str) -
 
 
 def _check_feature(feature: Feature, kinds: Mapping[str, Kind]) -> list[Violation]:
-    path = f"data.features.{feature.name}.column" if feature.column else f"data.features.{feature.name}"
-    column = feature.source_column
-    if feature.kind == "dense":
-        return _check(path, column, kinds, _NUMBERS, "dense features are numbers")
-    if feature.kind == "single":
-        return _check(path, column, kinds, _IDS, "a single id is an integer or a string")
-    allowed: tuple[Kind, ...] = ("list<int>", "list<string>", *_IDS)
-    found = _check(path, column, kinds, allowed, "ids are lists of integers or strings, or text to be split")
+    field = "columns" if feature.columns else "column" if feature.column else ""
+    path = f"data.features.{feature.name}.{field}".rstrip(".")
+    allowed, why = _wanted(feature)
+    found = [fault for column in feature.source_columns for fault in _check(path, column, kinds, allowed, why)]
     if feature.weights:
         path = f"data.features.{feature.name}.weights"
         allowed = ("list<int>", "list<float>", *_SCALARS)
         found += _check(path, feature.weights, kinds, allowed, "weights are one number per id")
     return found
+
+
+def _wanted(feature: Feature) -> tuple[tuple[Kind, ...], str]:
+    """Kinds of columns that can feed the feature, and why only these."""
+    if feature.function is not None:
+        return _ANY, ""
+    if feature.kind == "dense":
+        return NUMBERS, "dense features are numbers"
+    if feature.boundaries:
+        return (*NUMBERS, "list<int>", "list<float>"), "boundaries are for numbers"
+    if feature.kind == "single":
+        return _IDS, "a single id is an integer or a string"
+    return ("list<int>", "list<string>", *_IDS), "ids are lists of integers or strings, or text to be split"
 
 
 def _check(
@@ -93,9 +106,9 @@ def check_agreement(
     """The files must agree on integers and strings, else one value would be two ids."""
     found = [
         Violation(
-            "data.source.types" if spec.source.format in ("csv", "tsv") else "data.source.files",
+            "data.source.types" if spec.source.format in _INFERRED else "data.source.files",
             f"column {name!r} is {first[name]} in {uris[0]} and {other[name]} in {uris[1]}"
-            + ("; say which in data.source.types" if spec.source.format in ("csv", "tsv") else ""),
+            + ("; say which in data.source.types" if spec.source.format in _INFERRED else ""),
         )
         for name in sorted(_id_columns(spec))
         if name in first and name in other and first[name] != other[name]
@@ -105,4 +118,7 @@ def check_agreement(
 
 
 def _id_columns(spec: DatasetSpec) -> set[str]:
-    return {feature.source_column for feature in spec.features if feature.kind != "dense"}
+    return {
+        column for feature in spec.features if feature.kind != "dense" and not feature.boundaries
+        for column in feature.source_columns
+    }

@@ -47,7 +47,7 @@ def export_saved_model(
         directory,
         model_card(
             framework="tensorflow",
-            features=job.features,
+            data=job.data,
             labels=job.labels,
             tables=tables,
             rows=rows,

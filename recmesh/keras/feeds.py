@@ -5,6 +5,7 @@ dense blocks.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,14 +89,8 @@ def concatenate(tensors: Sequence[Any]) -> Any:
 
 
 def _padded(name: str, place: Ints, column: "IdColumn", *, weighted: bool) -> dict[str, Any]:
-    offsets = np.asarray(column.offsets)
-    lengths = np.diff(offsets)
-    inside = np.arange(max(int(lengths.max(initial=0)), 1)) < lengths[:, None]
-    ids = np.zeros(inside.shape, np.int64)
-    ids[inside] = place
-    fed: dict[str, Any] = {name: ids, f"{name}.lengths": lengths}
+    padded = replace(column, values=place).padded()
+    fed: dict[str, Any] = {name: padded.ids, f"{name}.lengths": padded.lengths}
     if weighted:
-        weights: Floats = np.zeros(inside.shape, np.float32)
-        weights[inside] = 1.0 if column.weights is None else column.weights
-        fed[f"{name}.weights"] = weights
+        fed[f"{name}.weights"] = padded.weights
     return fed

@@ -1,11 +1,17 @@
 """`DatasetSpec`: which files a job trains on, and what their columns mean."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
 
-from recmesh.spec.base import Fault, Name, PositiveInt, Spec, rule
+from recmesh.plugins.registry import names
+from recmesh.spec.base import EntryPoint, Fault, Name, PositiveInt, Spec, rule
+
+FILE_FORMATS = "recmesh.file_formats"
+"""The entry point group by which packages add formats."""
+BUILT_IN_FORMATS = ("parquet", "csv", "tsv", "criteo", "jsonl", "arrow", "tfrecord", "protobuf")
 
 FeatureKind = Literal["single", "bag", "sequence", "dense"]
 
@@ -13,11 +19,15 @@ FeatureKind = Literal["single", "bag", "sequence", "dense"]
 class Source(Spec):
     """Files of one format."""
 
-    format: Literal["parquet", "csv", "tsv", "criteo"] = "parquet"
-    """`criteo` is its tab-separated format as published: label, 13 integers, 26 hexadecimal categories."""
+    format: str = "parquet"
+    """`parquet`; `csv`, `tsv`; `criteo`, its tab-separated format as published: label, 13 integers, 26 hexadecimal
+    categories; `jsonl`; `arrow` (IPC files, Feather 2); `tfrecord` of tf.Example; `protobuf`, messages with their
+    length before them; or one that an installed package adds (docs/reference/data.md)."""
     files: list[str] = Field(min_length=1)
     """Paths or fsspec URLs; `*`, `?` and `**` are patterns, listed in name order."""
-    compression: Literal["infer", "none", "gzip"] = "infer"
+    compression: Literal["infer", "none", "gzip", "zstd", "snappy"] = "infer"
+    """Of the whole file; `infer` goes by its ending (.gz, .zst, .sz). `snappy` is the framing format. Parquet and Arrow
+    pack inside, and need none."""
     header: bool = True
     """csv and tsv: the first line names the columns."""
     columns: list[str] = []
@@ -26,8 +36,15 @@ class Source(Spec):
     """csv and tsv: empty means comma or tab."""
     quoted: bool | None = None
     """Fields may be enclosed in double quotes (RFC 4180). None: in csv yes, in tsv no."""
-    types: dict[str, Literal["int", "float", "string"]] = {}
-    """csv and tsv: types of columns; others are inferred from the start of each file, which must all agree."""
+    types: dict[str, Literal["int", "float", "string", "list<int>", "list<float>", "list<string>"]] = {}
+    """csv, tsv, jsonl and tfrecord: types of columns (lists in the last two only); others are inferred from the start
+    of each file, which must all agree."""
+    descriptors: str = ""
+    """protobuf: a file of descriptors (`protoc --include_imports --descriptor_set_out=FILE`)."""
+    message: str = ""
+    """protobuf: the full name of the messages' type."""
+    framing: Literal["varint", "fixed32-little", "fixed32-big"] = "varint"
+    """protobuf: how the length before each message is written; `varint` as by `writeDelimitedTo`."""
     rows: tuple[float, float] | None = None
     """Only this part of the rows, as fractions of the whole in file order: [0, 0.8] is the first 80 %."""
 
@@ -35,6 +52,24 @@ class Source(Spec):
     def _rows_are_fractions(self) -> Iterator[Fault]:
         if self.rows is not None and not 0.0 <= self.rows[0] < self.rows[1] <= 1.0:
             yield "rows", "must be two fractions 0 <= from < to <= 1"
+
+    @rule
+    def _format_is_there(self) -> Iterator[Fault]:
+        if self.format not in BUILT_IN_FORMATS and self.format not in (known := names(FILE_FORMATS, {})):
+            yield "format", f"there is no format {self.format!r}; there are {', '.join((*BUILT_IN_FORMATS, *known))}"
+
+    @rule
+    def _fields_fit_the_format(self) -> Iterator[Fault]:
+        if self.format in ("parquet", "arrow") and self.compression not in ("infer", "none"):
+            yield "compression", f"{self.format} files pack inside; as a whole they cannot be packed"
+        if self.format in ("csv", "tsv", "criteo") and (
+            wrong := [name for name, kind in self.types.items() if kind.startswith("list")]
+        ):
+            yield "types", f"columns of {self.format} hold no lists ({', '.join(wrong)}); separator splits text"
+        if self.format == "protobuf" and not self.descriptors:
+            yield "descriptors", "protobuf needs a file of descriptors"
+        if self.format == "protobuf" and not self.message:
+            yield "message", "protobuf needs the name of the messages' type"
 
     @rule
     def _columns_are_named(self) -> Iterator[Fault]:
@@ -50,6 +85,12 @@ class Feature(Spec):
     """`single`: one id per row; `bag`: ids pooled; `sequence`: ids in order, unpooled; `dense`: a number."""
     column: str = ""
     """Empty: the feature's name. Strings are hashed to 64-bit ids; integers are ids as they are."""
+    columns: list[str] = []
+    """single: a cross, one id for each combination of values of these columns; replaces `column`. With `function` any
+    kind: its arguments, in this order."""
+    function: EntryPoint | None = None
+    """A function of the job's code, called before all that follows: an Arrow array per column in, one as long out.
+    It must depend on nothing but its arguments: workers, evaluation and serving call it on batches of any size."""
     separator: str = ""
     """bag and sequence in text columns: what stands between ids. List columns need none."""
     weights: str = ""
@@ -58,8 +99,16 @@ class Feature(Spec):
     """sequence: the newest ids are kept."""
     fill: float = 0.0
     """dense: stands for a missing value. A missing id is an id of its own."""
+    clip: tuple[float | None, float | None] | None = None
+    """dense: the least and the most, before `transform`; null leaves a side open."""
     transform: Literal["none", "log1p", "criteo_log"] = "none"
     """dense: `log1p` is sign(x)·ln(1+|x|); `criteo_log` is ln(x)² above 2, x below (floored)."""
+    boundaries: list[float] = []
+    """single, bag, sequence: the id is how many of these, ascending, the number reaches; missing stays missing."""
+    vocabulary: list[str | int] = []
+    """single, bag, sequence: the id is the value's place here, from 1 on; 0 for any other. Instead of hashing."""
+    buckets: PositiveInt | None = None
+    """single, bag, sequence: ids modulo this, after all else; a missing id is hashed like any other."""
 
     @rule
     def _weights_of_bags(self) -> Iterator[Fault]:
@@ -71,10 +120,40 @@ class Feature(Spec):
         if self.transform != "none" and self.kind != "dense":
             yield "transform", f"feature {self.name}: transform belongs to dense features"
 
+    @rule
+    def _columns_instead_of_one(self) -> Iterator[Fault]:
+        if self.columns and self.column:
+            yield "columns", f"feature {self.name}: column or columns, not both"
+        if self.columns and self.kind != "single" and self.function is None:
+            reason = f"a cross is a single id; for a {self.kind} name one column, or a function"
+            yield "columns", f"feature {self.name}: {reason}"
+
+    @rule
+    def _steps_fit_the_kind(self) -> Iterator[Fault]:
+        if self.clip is not None and self.kind != "dense":
+            yield "clip", f"feature {self.name}: clip belongs to dense features"
+        for name in ("boundaries", "vocabulary", "buckets"):
+            if getattr(self, name) and self.kind == "dense":
+                yield name, f"feature {self.name}: {name} makes ids, and a dense feature is a number"
+        if self.boundaries and self.vocabulary:
+            yield "vocabulary", f"feature {self.name}: boundaries or vocabulary, not both"
+        if self.columns and self.function is None and (self.boundaries or self.vocabulary):
+            yield "columns", f"feature {self.name}: a cross is hashed; boundaries and vocabulary are of one column"
+
+    @rule
+    def _numbers_are_ordered(self) -> Iterator[Fault]:
+        if any(left >= right for left, right in pairwise(self.boundaries)):
+            yield "boundaries", f"feature {self.name}: boundaries must ascend"
+        low, high = self.clip or (None, None)
+        if low is not None and high is not None and low > high:
+            yield "clip", f"feature {self.name}: the least must not be above the most"
+        if len({str(value) for value in self.vocabulary}) != len(self.vocabulary):
+            yield "vocabulary", f"feature {self.name}: a value is there twice"
+
     @property
-    def source_column(self) -> str:
-        """The column that feeds the feature."""
-        return self.column or self.name
+    def source_columns(self) -> list[str]:
+        """The columns that feed the feature, its weights aside."""
+        return self.columns or [self.column or self.name]
 
 
 class DatasetSpec(Spec):

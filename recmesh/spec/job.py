@@ -102,7 +102,7 @@ class Model(Spec):
 
     @rule
     def _code_has_entrypoint(self) -> Iterator[Fault]:
-        if self.code and not self.entrypoint:
+        if self.code and not self.entrypoint and not self.zoo:
             yield "code", "needs an entrypoint in it"
 
 

@@ -55,7 +55,7 @@ def export_program(
         directory,
         model_card(
             framework="torch",
-            features=job.features,
+            data=job.data,
             labels=job.labels,
             tables=tables,
             rows=rows,

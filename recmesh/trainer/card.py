@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from recmesh.spec.dataset import Feature
+from recmesh.data.transform import Transform
+from recmesh.spec.dataset import DatasetSpec, Feature
 from recmesh.trainer.session import EmbeddingTable, TableRows
 
 CARD = "model.json"
@@ -15,7 +16,7 @@ CARD = "model.json"
 def model_card(
     *,
     framework: str,
-    features: Sequence[Feature],
+    data: DatasetSpec,
     labels: Sequence[str],
     tables: Sequence[EmbeddingTable],
     rows: Mapping[str, TableRows],
@@ -26,7 +27,8 @@ def model_card(
     several = [len(labels)] if len(labels) > 1 else []
     return {
         "framework": framework,
-        "inputs": [item for feature in features for item in inputs_of(feature)],
+        "transform": Transform.of(data).document(),
+        "inputs": [item for feature in data.features for item in inputs_of(feature)],
         "outputs": [{"name": "predictions", "dtype": "float32", "shape": [-1, *several]}],
         "labels": list(labels),
         "tables": [

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from recmesh.data import TaskReader, TaskRecord, index_tasks
-from recmesh.formats import mix, permutation
+from recmesh.data.order import Plan, generate
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import LrPoint, Optimizer, TrainingJob
@@ -126,16 +126,15 @@ class LocalSession:
         if not self._is_declared:
             raise FailedPrecondition("declare a model first")
         reader = TaskReader(self._data)
-        for tasks in self._epochs():
-            for task in tasks:
-                for lo in range(task.base, task.base + task.rows, self.spec.training.batch_size):
-                    hi = min(lo + self.spec.training.batch_size, task.base + task.rows)
-                    step = self._pulled(prepare(reader.batch([task], lo, hi), self.declared, ONE_SERVER))
-                    yield step
-                    if self._closed:
-                        return
-                    if not step.done:
-                        raise StepMistake("the loop went on without pushing or skipping its step")
+        for task in self._tasks():
+            for lo in range(task.base, task.base + task.rows, self.spec.training.batch_size):
+                hi = min(lo + self.spec.training.batch_size, task.base + task.rows)
+                step = self._pulled(prepare(reader.batch([task], lo, hi), self.declared, ONE_SERVER))
+                yield step
+                if self._closed:
+                    return
+                if not step.done:
+                    raise StepMistake("the loop went on without pushing or skipping its step")
 
     def close(self) -> None:
         """See Session.close."""
@@ -176,19 +175,11 @@ class LocalSession:
         self.layout.put(flat, [Chunk(*item) for item in self.store.pull_dense()[0]])
         return flat
 
-    def _epochs(self) -> Iterator[list[TaskRecord]]:
-        slices = index_tasks(self._data)
-        seed, base = self.spec.training.seed, 0
-        for epoch in range(self.spec.training.epochs):
-            own = mix(seed ^ mix(epoch))
-            order = permutation(own, len(slices)) if self._data.shuffle else range(len(slices))
-            tasks = []
-            for place, which in enumerate(order):
-                piece = slices[int(which)]
-                order_seed = (mix(own + place + 1) or 1) if self._data.shuffle else 0
-                tasks.append(TaskRecord(0, 0, base, piece.rows, epoch, order_seed, piece))
-                base += piece.rows
-            yield tasks
+    def _tasks(self) -> Iterator[TaskRecord]:
+        """In the order that a mesh gives them."""
+        training = self.spec.training
+        plan = Plan(tuple(index_tasks(self._data)), training.epochs, training.seed, self._data.shuffle)
+        return (record for record in generate(plan) if not record.close)
 
     def _rows(self, prepared: Prepared, *, absent_as_zero: bool) -> tuple[Any, dict[str, Floats]]:
         made, rows = arenas(self.declared, prepared)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
-from recmesh.spec.dataset import Feature
+from recmesh.spec.dataset import DatasetSpec, Feature
 from recmesh.spec.job import Optimizer, TablePolicy, TrainingJob
 
 if TYPE_CHECKING:
@@ -214,11 +214,16 @@ class Job:
         return self.spec.model.params
 
     @property
-    def features(self) -> Sequence[Feature]:
-        """All inputs, in order."""
+    def data(self) -> DatasetSpec:
+        """What the job trains on, resolved."""
         if self.spec.data is None:
             raise FailedPrecondition("the job's dataset is not resolved yet")
-        return self.spec.data.features
+        return self.spec.data
+
+    @property
+    def features(self) -> Sequence[Feature]:
+        """All inputs, in order."""
+        return self.data.features
 
     @property
     def dense_features(self) -> list[str]:

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import orjson
 
+from recmesh.data.order import LINE
 from recmesh.data.records import FileSlice, TaskRecord
 from recmesh.formats import IntervalSet
 from recmesh.pb import common_pb2 as common
@@ -14,7 +15,6 @@ from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc.domain.dataset import Dataset
 from services.shardsvc.domain.lease import Lease, State, View
 from services.shardsvc.domain.run import Run
-from services.shardsvc.domain.tasks import LINE
 
 MOST_RECORDS = 1_000
 MOST_BYTES = 512 * 1024

@@ -4,13 +4,13 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 
+from recmesh.data.order import Plan, differs, generate
 from recmesh.data.records import TaskRecord
 from recmesh.runtime.errors import Aborted, DataLoss, FailedPrecondition
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
 from services.shardsvc.app.indexing import Indexer
 from services.shardsvc.domain.line import Line
-from services.shardsvc.domain.tasks import Plan, differs, generate
 from services.shardsvc.store.durable import AppendLog, task_subject
 
 _KEPT_LINES = 256

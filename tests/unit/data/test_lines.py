@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmesh.data import inflate, lines
+from recmesh.data import inflate
+from recmesh.data.fileformats import lines
+from recmesh.data.fileformats.lines import cut, part, scan
 from recmesh.data.inflate import Inflated, Points
-from recmesh.data.lines import cut, part, scan
 
 FIELDS = st.text(alphabet='ab,"\n\r x', max_size=6)
 

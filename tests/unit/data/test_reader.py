@@ -6,15 +6,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recmesh.data import Batch, TaskReader, concat, index_tasks, parquet, whole_dataset
+from recmesh.data import Batch, TaskReader, concat, index_tasks, whole_dataset
 from recmesh.data.cache import ByteCache
+from recmesh.data.fileformats import parquet
 from recmesh.data.records import FileSlice
 from recmesh.formats import MISSING_ID, hash_strings, permutation
 from recmesh.runtime.errors import DataLoss, InvalidArgument, MeshError
 from tests.support.datasets import clicks, spec, tasks_of, write
 
 ROWS = 2_500
-NAMES = ["a.parquet", "a.csv", "a.tsv", "a.csv.gz", "a.tsv.gz"]
+NAMES = [
+    "a.parquet", "a.csv", "a.tsv", "a.csv.gz", "a.tsv.gz", "a.csv.zst", "a.csv.sz", "a.arrow", "a.jsonl", "a.jsonl.gz",
+    "a.jsonl.zst", "a.tfrecord", "a.tfrecord.gz", "a.protobuf", "a.protobuf.sz",
+]
 
 
 def format_of(name: str) -> str:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recmesh.data.order import Plan, differs, generate
 from recmesh.data.records import FileSlice, TaskRecord
 from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import FailedPrecondition
@@ -12,7 +13,6 @@ from services.shardsvc.domain.cutting import kept_end, shard_batches, shard_end,
 from services.shardsvc.domain.line import Line
 from services.shardsvc.domain.pace import Pace
 from services.shardsvc.domain.run import EPOCHS_PER_LIFE, Run, life_above
-from services.shardsvc.domain.tasks import Plan, differs, generate
 
 COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=12)
 

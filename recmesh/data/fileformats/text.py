@@ -1,8 +1,6 @@
-"""CSV, TSV and Criteo files, plain or gzip: their columns, their index, and rows of byte ranges."""
+"""CSV, TSV and Criteo files: their columns, their index, and rows of byte ranges."""
 
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from recmesh.data.files import FileInfo, opened, unreadable
-from recmesh.data.inflate import Inflated, Points
-from recmesh.data.lines import ReadRange, TextRange, cut, part, scan
+from recmesh.data.contents import contents
+from recmesh.data.fileformats.interface import Indexed
+from recmesh.data.fileformats.lines import cut, part, range_of, scan, slice_of
+from recmesh.data.files import FileInfo, unreadable
 from recmesh.data.records import FileSlice
-from recmesh.data.schema import Kind, kind_of, needed_columns
+from recmesh.data.schema import Kind, check_columns, kind_of, needed_columns
 from recmesh.runtime.errors import DataLoss
 from recmesh.spec.dataset import DatasetSpec, Source
 
@@ -23,6 +22,48 @@ CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in 
 _HEAD_BYTES = 1 << 20
 """Types are inferred from this much of each file: a function of the file, never of the part that is read."""
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
+
+
+class Delimited:
+    """See FileFormat."""
+
+    def index(self, file: FileInfo, spec: DatasetSpec) -> Indexed:
+        """Reads the whole file once."""
+        layout = layout_of(file, spec)
+        with contents(file, spec.source) as read:
+            ranges = cut(read, layout.body, rows_each=spec.task_rows, **_dialect(spec.source))
+        return Indexed(layout.kinds, [slice_of(file, found) for found in ranges])
+
+    def trim(self, piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
+        """Scans the slice."""
+        with contents(piece, spec.source) as read:
+            return slice_of(piece, part(read, range_of(piece), lo, hi, **_dialect(spec.source)))
+
+    def reader(self, spec: DatasetSpec, *, cache_bytes: int) -> "_Reader":
+        """Parses the needed columns."""
+        return _Reader(spec)
+
+
+class _Reader:
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._spec, self._columns = spec, needed_columns(spec)
+        self._layout = lru_cache(maxsize=64)(lambda file: layout_of(file, spec))
+
+    def read(self, piece: FileSlice) -> Any:
+        """See SliceReader."""
+        layout = self._layout(FileInfo(piece.uri, piece.size_bytes, piece.etag))
+        check_columns(self._spec, layout.kinds, where=piece.uri)
+        with contents(piece, self._spec.source) as read:
+            data = read(piece.byte_lo, piece.byte_hi)
+        types = dict(zip(layout.columns, layout.types, strict=True))
+        table = _parse(data, layout.columns, types, piece.uri, self._spec.source, only=self._columns)
+        if table.num_rows != piece.rows:
+            raise DataLoss(
+                f"{piece.uri} has {table.num_rows} records in bytes {piece.byte_lo} to {piece.byte_hi}, "
+                f"{piece.rows} were indexed",
+                reason="FILE_CHANGED",
+            )
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +82,6 @@ class Layout:
         return {name: kind_of(type_) for name, type_ in zip(self.columns, self.types, strict=True)}
 
 
-@contextmanager
-def text_of(file: FileInfo | FileSlice, source: Source) -> Iterator[ReadRange]:
-    """Reads of the (uncompressed) text; the file is checked against its identity first."""
-    with opened(file) as raw:
-        if not is_gzip(file.uri, source):
-
-            def read(lo: int, hi: int) -> bytes:
-                raw.seek(lo)
-                data: bytes = raw.read(hi - lo)
-                return data
-
-            yield read
-            return
-        try:
-            yield Inflated(raw, _points(file.uri, file.size_bytes, file.etag)).read
-        except (zlib.error, EOFError) as error:
-            raise unreadable(file.uri, f"damaged gzip: {error}") from None
-
-
-def is_gzip(uri: str, source: Source) -> bool:
-    """As the specification says, or by the name's ending."""
-    return source.compression == "gzip" or (source.compression == "infer" and uri.endswith((".gz", ".gzip")))
-
-
-@lru_cache(maxsize=256)
-def _points(uri: str, size_bytes: int, etag: str) -> Points:
-    return Points()
-
-
 def delimiter_of(source: Source) -> str:
     """The character between fields."""
     return source.delimiter or ("," if source.format == "csv" else "\t")
@@ -83,7 +95,7 @@ def _quoted(source: Source) -> bool:
 
 def layout_of(file: FileInfo | FileSlice, spec: DatasetSpec) -> Layout:
     """Columns, types and header of a file; InvalidArgument when its start is not of the format."""
-    with text_of(file, spec.source) as read:
+    with contents(file, spec.source) as read:
         head = read(0, _HEAD_BYTES)
         if not head.strip():
             raise unreadable(file.uri, "it is empty")
@@ -123,7 +135,7 @@ def _types(sample: bytes, columns: tuple[str, ...], uri: str, spec: DatasetSpec)
     declared = {name: _TYPES[kind] for name, kind in spec.source.types.items()}
     for feature in spec.features:
         if feature.separator:               # lists in text, also where every row holds a single id
-            declared[feature.source_column] = pa.string()
+            declared[feature.source_columns[0]] = pa.string()
             declared |= {feature.weights: pa.string()} if feature.weights else {}
     if not sample.strip():
         return [declared.get(name, pa.null()) for name in columns]
@@ -160,36 +172,3 @@ def _parse(
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         hint = "; see data.source.types" if "conversion error" in str(error) else ""
         raise unreadable(uri, f"{error}{hint}") from None
-
-
-def index_file(file: FileInfo, spec: DatasetSpec, layout: Layout) -> list[FileSlice]:
-    """The whole file, in slices of `task_rows` records."""
-    with text_of(file, spec.source) as read:
-        ranges = cut(read, layout.body, rows_each=spec.task_rows, **_dialect(spec.source))
-    return [_slice(file, found) for found in ranges]
-
-
-def trim(piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
-    """Rows [lo, hi) of a slice, counted from its own first row."""
-    whole = TextRange(piece.first_row, piece.rows, piece.byte_lo, piece.byte_hi)
-    with text_of(piece, spec.source) as read:
-        return _slice(piece, part(read, whole, lo, hi, **_dialect(spec.source)))
-
-
-def _slice(file: FileInfo | FileSlice, found: TextRange) -> FileSlice:
-    return FileSlice(file.uri, file.size_bytes, file.etag, found.first_row, found.rows, found.lo, found.hi)
-
-
-def read_rows(piece: FileSlice, spec: DatasetSpec, layout: Layout) -> Any:
-    """The slice's rows as an Arrow table of the columns that the specification needs."""
-    with text_of(piece, spec.source) as read:
-        data = read(piece.byte_lo, piece.byte_hi)
-    types = dict(zip(layout.columns, layout.types, strict=True))
-    table = _parse(data, layout.columns, types, piece.uri, spec.source, only=needed_columns(spec))
-    if table.num_rows != piece.rows:
-        raise DataLoss(
-            f"{piece.uri} has {table.num_rows} records in bytes {piece.byte_lo} to {piece.byte_hi}, "
-            f"{piece.rows} were indexed",
-            reason="FILE_CHANGED",
-        )
-    return table

@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from recmesh.data.lines import FIELD_START, PLAIN, QUOTED
+from recmesh.data.fileformats.lines import FIELD_START, PLAIN, QUOTED
 
 QUOTE_IN_QUOTED = 3
 

@@ -1,4 +1,4 @@
-"""The generator: which task records a bounded dataset gives, in which order, with which seeds."""
+"""Which task records a bounded dataset gives, in which order, with which seeds: the same in a mesh and outside."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

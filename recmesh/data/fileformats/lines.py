@@ -1,17 +1,18 @@
 """Where records of a text stand: offsets of non-empty lines, with quoted line breaks left inside."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from recmesh.data.contents import ReadRange
+from recmesh.data.files import FileInfo
+from recmesh.data.records import FileSlice
+
 _BLOCK = 4 << 20
 _LF, _CR = 10, 13
 FIELD_START, PLAIN, QUOTED = range(3)
-
-ReadRange = Callable[[int, int], bytes]
-"""(lo, hi) -> bytes, shorter only at the end of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def _breaks(
     text: bytes, data: npt.NDArray[np.uint8], delimiter: str, state: int
 ) -> tuple[npt.NDArray[np.int64], int]:
     if state == QUOTED or b'"' in text:
-        from recmesh.data import quotes
+        from recmesh.data.fileformats import quotes
 
         found: tuple[npt.NDArray[np.int64], int] = quotes.breaks_outside_quotes(data, ord(delimiter), state)
         return found
@@ -101,3 +102,13 @@ def part(read: ReadRange, whole: TextRange, lo: int, hi: int, *, delimiter: str,
         ends.append(some_ends)
     begin, end = np.concatenate(starts)[lo], np.concatenate(ends)[hi - 1]
     return TextRange(whole.first_row + lo, hi - lo, int(begin), int(end))
+
+
+def range_of(piece: FileSlice) -> TextRange:
+    """Where the slice's records stand."""
+    return TextRange(piece.first_row, piece.rows, piece.byte_lo, piece.byte_hi)
+
+
+def slice_of(file: FileInfo | FileSlice, found: TextRange) -> FileSlice:
+    """Such a part of a file."""
+    return FileSlice(file.uri, file.size_bytes, file.etag, found.first_row, found.rows, found.lo, found.hi)

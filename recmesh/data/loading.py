@@ -1,0 +1,166 @@
+"""A dataset's batches outside the mesh: in the order of a seed, shared by several workers, from where a state says."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recmesh.data.faults import wrong
+from recmesh.data.index import index_dataset
+from recmesh.data.order import Plan, generate
+from recmesh.data.reader import TaskReader
+from recmesh.data.records import Batch, TaskRecord, concat
+from recmesh.formats import IntervalSet
+from recmesh.runtime.errors import FailedPrecondition
+from recmesh.spec.dataset import DatasetSpec
+
+VERSION = 1
+"""Of the state."""
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of several workers this is."""
+
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise wrong("rank", f"must be 0 to {self.world - 1} of {self.world} workers, not {self.rank}")
+
+
+class Loader:
+    """Iterates over the batches that are still to be trained; an iterator that was left goes on with the next one.
+
+    Rows keep their order from run to run: it comes from the seed, as in a mesh. Of each epoch every worker gets as many
+    batches as any other, or one less. A batch counts as consumed when it is handed out. Not for several threads.
+    """
+
+    def __init__(
+        self, spec: DatasetSpec, *, batch_size: int, epochs: int = 1, seed: int = 0, share: Share = Share(),
+        cache_bytes: int = 96 << 20,
+    ) -> None:
+        """Resolves and counts the files: errors as of `index_dataset`."""
+        if batch_size < 1 or epochs < 1:
+            field = "batch_size" if batch_size < 1 else "epochs"
+            raise wrong(field, "must be at least 1")
+        self._batch_size, self._epochs, self._share = batch_size, epochs, share
+        slices = tuple(index_dataset(spec).slices)
+        plan = Plan(slices, epochs, seed, spec.shuffle)
+        self._tasks = [record for record in generate(plan) if not record.close]
+        self._epoch_rows, self._total = plan.total // epochs, plan.total
+        self._print = _fingerprint(spec, plan)
+        self._reader = TaskReader(spec, cache_bytes=cache_bytes)
+        self._done = IntervalSet()              # by all workers, as far as this one knows
+        self._own = IntervalSet()               # by this one, since the state was loaded
+        self._batches = self._to_do()
+
+    def __len__(self) -> int:
+        """Batches that this worker has left."""
+        return sum(len(self._cut(epoch)) for epoch in range(self._epochs)) - self._handed
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        pieces = next(self._batches)
+        batch = concat([self._reader.batch(self._tasks_of(lo, hi), lo, hi) for lo, hi in pieces])
+        for lo, hi in pieces:
+            self._own.add(lo, hi)
+        self._handed += 1
+        return batch
+
+    def state_dict(self) -> State:
+        """What was consumed; JSON can hold it. Of several workers, `merge` their states before they are loaded."""
+        done = self._done.union(self._own)
+        return {"version": VERSION, "dataset": self._print, "done": [list(pair) for pair in done.pairs()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. FailedPrecondition: it is of other data, another seed, or a newer recmesh."""
+        _check(state)
+        if state["dataset"] != self._print:
+            raise FailedPrecondition(
+                "the state is of other data, another seed, number of epochs or shuffling", reason="OTHER_DATASET"
+            )
+        self._done = IntervalSet((int(lo), int(hi)) for lo, hi in state["done"])
+        self._own = IntervalSet()
+        self._batches = self._to_do()
+
+    def fork(self) -> "Loader":
+        """Another one that goes on from here by itself; files and their cache are shared."""
+        twin = copy.copy(self)
+        twin._done, twin._own = self._done.union(self._own), IntervalSet()
+        twin._batches = twin._to_do()
+        return twin
+
+    @staticmethod
+    def merge(states: Iterable[Mapping[str, Any]]) -> State:
+        """What all workers together have consumed: load it in each, however many there are then."""
+        listed = list(states)
+        if not listed:
+            raise wrong("states", "there is none")
+        for state in listed:
+            _check(state)
+        prints = {state["dataset"] for state in listed}
+        if len(prints) > 1:
+            raise FailedPrecondition("the states are of different data", reason="OTHER_DATASET")
+        done = IntervalSet((int(lo), int(hi)) for state in listed for lo, hi in state["done"])
+        return {"version": VERSION, "dataset": prints.pop(), "done": [list(pair) for pair in done.pairs()]}
+
+    # ---- inside
+
+    def _to_do(self) -> "Iterator[list[tuple[int, int]]]":
+        self._handed = 0
+        return (pieces for epoch in range(self._epochs) for pieces in self._cut(epoch))
+
+    def _cut(self, epoch: int) -> "list[list[tuple[int, int]]]":
+        """This worker's batches of an epoch: its part of the positions that were missing when the state was loaded."""
+        missing = self._done.missing_within(epoch * self._epoch_rows, (epoch + 1) * self._epoch_rows)
+        count = -(-sum(hi - lo for lo, hi in missing) // self._batch_size)
+        first, last = (count * rank // self._share.world for rank in (self._share.rank, self._share.rank + 1))
+        return _batches(missing, self._batch_size)[first:last]
+
+    def _tasks_of(self, lo: int, hi: int) -> list[TaskRecord]:
+        first = self._find(lo)
+        last = first
+        while last < len(self._tasks) and self._tasks[last].base < hi:
+            last += 1
+        return self._tasks[first:last]
+
+    def _find(self, position: int) -> int:
+        low, high = 0, len(self._tasks)
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._tasks[middle].base <= position else (low, middle)
+        return low
+
+
+def _batches(intervals: Iterable[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
+    """Positions in order, `size` at a time; a batch goes on over a gap."""
+    found: list[list[tuple[int, int]]] = []
+    room = 0
+    for lo, hi in intervals:
+        while lo < hi:
+            if not room:
+                found.append([])
+                room = size
+            end = min(hi, lo + room)
+            found[-1].append((lo, end))
+            lo, room = end, room - (end - lo)
+    return found
+
+
+def _check(state: Mapping[str, Any]) -> None:
+    if state.get("version") != VERSION or not isinstance(state.get("done"), list) or "dataset" not in state:
+        raise FailedPrecondition(f"this is no state of version {VERSION}", reason="BAD_STATE")
+
+
+def _fingerprint(spec: DatasetSpec, plan: Plan) -> str:
+    """Of what decides which row stands at which position; how rows become features may change."""
+    pieces = [(piece.uri, piece.size_bytes, piece.etag, piece.first_row, piece.rows) for piece in plan.slices]
+    text = json.dumps([pieces, plan.epochs, plan.seed, plan.shuffle])
+    return hashlib.sha256(text.encode()).hexdigest()
