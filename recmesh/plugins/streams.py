@@ -3,6 +3,7 @@
 Found by the entry-point group `recmesh.stream_planners`; pure, as planners of jobs are.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,7 @@ class WorkerRates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """An online job at the moment of planning."""
+    """An online job at the moment of planning. ValueError names the field that no job can have."""
 
     job_id: str
     now: float
@@ -58,6 +59,21 @@ class StreamView:
     workers_per_ps: float = 0.0
     """The fixed ratio r of workers to parameter servers at which `rates` was measured; 0: servers are not planned."""
 
+    def __post_init__(self) -> None:
+        _check_series("demand", self.demand, steps=None, least=1)
+        for name in ("expected", "spread"):
+            _check_series(name, getattr(self, name), steps=len(self.demand))
+        _check_series("past", self.past, steps=None)
+        _check_series("past_workers", self.past_workers, steps=None if self.past is None else len(self.past))
+        for name in ("step_s", "drain_s"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("workers", "since_s", "backlog", "lag_slo_s", "restart_s", "lead_s", "workers_per_ps"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"least and most must be 1 <= least <= most, not {self.least} and {self.most}")
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -70,6 +86,16 @@ class Schedule:
     """Steps whose demand no allowed count meets."""
     ps: tuple[int, ...] = ()
     """Parameter servers in each step, ceil(w/r); empty where the view has no ratio."""
+
+
+def _check_series(name: str, values: Floats | None, *, steps: int | None, least: int = 0) -> None:
+    if values is None:
+        return
+    if values.ndim != 1 or len(values) < least or (steps is not None and len(values) != steps):
+        wanted = "at least one step" if steps is None and least else f"{steps} steps" if steps is not None else "steps"
+        raise ValueError(f"{name} must be one row of {wanted}, not of shape {values.shape}")
+    if not (np.isfinite(values) & (values >= 0.0)).all():
+        raise ValueError(f"{name} must be finite and at least 0 in each step")
 
 
 class StreamPlanner(Protocol):

@@ -112,6 +112,17 @@ class JobRoleStarted(Payload):
     restarts: int = 0
 
 
+class JobRoleResized(Payload):
+    """A role's process got other limits while it ran."""
+
+    role: str
+    index: int
+    cpu: float
+    """Cores."""
+    memory_bytes: int
+    """0: no limit."""
+
+
 class JobRoleExited(Payload):
     """A role's process or pod ended."""
 
@@ -238,6 +249,9 @@ JOB_SLOTS_MOVED = EVENTS.add(
     EventType("job.slots_moved", "jobmaster", JobSlotsMoved, "Slots moved to another parameter server.")
 )
 JOB_ROLE_STARTED = EVENTS.add(EventType("job.role_started", "jobmaster", JobRoleStarted, "A role started."))
+JOB_ROLE_RESIZED = EVENTS.add(
+    EventType("job.role_resized", "jobmaster", JobRoleResized, "A role's process got other limits while it ran.")
+)
 JOB_ROLE_EXITED = EVENTS.add(EventType("job.role_exited", "jobmaster", JobRoleExited, "A role ended."))
 JOB_BATCH_QUARANTINED = EVENTS.add(
     EventType("job.batch_quarantined", "jobmaster", JobBatchQuarantined, "A batch is left out.")

@@ -1,7 +1,7 @@
 """The policies that `--planner` names."""
 
 from recmesh.plugins.planning import GROUP, Planner
-from recmesh.plugins.registry import UnknownPlugin, load, names
+from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load, names
 from recmesh.runtime.errors import InvalidArgument, Violation
 from services.brain.domain.planning.built_in import PLANNERS
 from services.brain.domain.warmstart import WarmStart
@@ -25,6 +25,9 @@ def policy_named(name: str, *, costs: Costs, warm: WarmStart | None = None) -> P
         known = ", ".join(names(GROUP, PLANNERS))
         violation = Violation("--planner", f"one of {known}")
         raise InvalidArgument(f"there is no planner {name!r}", violations=[violation]) from error
+    except BrokenPlugin as error:
+        violation = Violation("--planner", str(error))
+        raise InvalidArgument(f"planner {name!r} is installed, and broken", violations=[violation]) from error
     return Policy(
         name,
         planner,

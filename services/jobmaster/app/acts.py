@@ -244,6 +244,7 @@ class Acts:
             run.unfit.add(role.name)
             return
         logger.info("job %s: %s has %g cores and %d bytes now", run.job_id, role.name, size.cpu, memory_bytes)
+        run.telling.role_resized(role, cpu=size.cpu, memory_bytes=memory_bytes)
         run.put_role((run.status.role(key) or role).model_copy(update={"size": size}))
         await run.flush()
 

@@ -76,6 +76,11 @@ class Telling:
         """Slots have another parameter server."""
         self._tell(catalog.JOB_SLOTS_MOVED, data)
 
+    def role_resized(self, role: RoleState, *, cpu: float, memory_bytes: int) -> None:
+        """A process got other limits while it ran."""
+        data = catalog.JobRoleResized(role=role.role, index=role.index, cpu=cpu, memory_bytes=memory_bytes)
+        self._tell(catalog.JOB_ROLE_RESIZED, data)
+
     def role_started(self, role: RoleState) -> None:
         """A process was started."""
         data = catalog.JobRoleStarted(

@@ -32,6 +32,19 @@ def view(demand: list[float], *, workers: int = 4, step_s: float = TEN_MIN_S, **
     return StreamView("j", 0.0, step_s, np.array(demand, dtype=np.float64), linear, workers=workers, **more)  # type: ignore[arg-type]  # by keyword
 
 
+@pytest.mark.parametrize(("wrong", "field"), [
+    ({"demand": [1.0, float("nan")]}, "demand"), ({"demand": [-1.0]}, "demand"), ({"demand": []}, "demand"),
+    ({"demand": [1.0], "step_s": 0.0}, "step_s"), ({"demand": [1.0], "workers": -1}, "workers"),
+    ({"demand": [1.0], "expected": np.ones(2)}, "expected"), ({"demand": [1.0], "spread": np.array([-1.0])}, "spread"),
+    ({"demand": [1.0], "past": np.ones(3), "past_workers": np.ones(2)}, "past_workers"),
+    ({"demand": [1.0], "backlog": float("inf")}, "backlog"), ({"demand": [1.0], "drain_s": 0.0}, "drain_s"),
+    ({"demand": [1.0], "least": 5, "most": 4}, "least and most"), ({"demand": [1.0], "lead_s": float("nan")}, "lead_s"),
+])
+def test_a_view_that_no_job_can_have_is_refused_by_its_field(wrong: dict[str, object], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        view(**wrong)  # type: ignore[arg-type]  # what is wrong is the point
+
+
 # KALE
 
 

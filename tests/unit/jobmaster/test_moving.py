@@ -354,6 +354,17 @@ async def test_a_former_jobmaster_that_wakes_in_a_move_changes_nothing(world: Jo
     await finished(world, job_id)
 
 
+async def test_a_size_that_running_servers_can_be_given_is_given_to_them_and_told(world: JobWorld) -> None:
+    job_id = await training(world, ps=2)
+    await world.jobs.resize(job_id, role="ps", cpu=2.0, memory_bytes=0)
+    await world.until(lambda: len(world.told("job.role_resized")) == 2)
+    assert [(data.role, data.index, data.cpu) for data in world.told("job.role_resized")] == [
+        ("ps", 0, 2.0), ("ps", 1, 2.0)
+    ]
+    assert len([name for name in world.cluster.started if name.startswith("ps-")]) == 2
+    await finished(world, job_id)
+
+
 async def test_servers_of_another_size_take_over_one_after_another(world: JobWorld) -> None:
     world.cluster.resizes = False
     job_id = await training(world, ps=2)
