@@ -32,6 +32,8 @@ TORN_S = 0.05
 LAST_SHARE = 0.9
 """From this share of the data on, the next snapshot is held up until all of it is trained."""
 REWIND_WAIT_S = 2.0
+WRITES_S = 20.0
+"""For Valkey to write something that can be lost."""
 SHIFTED_S = 2.0
 """A process goes on for so long with its clock set, before it is killed."""
 HOLD_POLL_S = 0.005
@@ -208,6 +210,7 @@ class Harness:
     def _rewind(self, strike: Strike, process: ProcessHandle) -> bool:
         """What it has acknowledged in the last seconds, or since this run began, is gone when it comes back."""
         time.sleep(min(strike.stop_s, REWIND_WAIT_S))
+        self._wait_for_writes()
         process = self._alive(strike.who) or process
         if not process.id.send(signal.SIGSTOP):
             return False
@@ -217,6 +220,12 @@ class Harness:
         lost = append_only.cut(dict.fromkeys(then, 0) if math.isinf(strike.stop_s) else then)
         self._tell(f"         {lost:,} bytes of its writes are lost")
         return self._kill(process, strike.target) and lost > 0
+
+    def _wait_for_writes(self) -> None:
+        """While a rollback is under way nothing is leased, so nothing could be lost."""
+        deadline = time.monotonic() + WRITES_S
+        while append_only.marks(self._scene.valkey) == self._marks[-1][1] and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _shift(self, strike: Strike, process: ProcessHandle) -> bool:
         """It jumps while it runs; the next one begins in the wrong time; and the next with what that one wrote."""

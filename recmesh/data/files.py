@@ -89,19 +89,31 @@ def describe(uri: str) -> FileInfo:
 def opened(file: FileInfo | FileSlice) -> Iterator[Any]:
     """The file for reading bytes. DataLoss when it is no longer the file that was indexed."""
     with naming(file.uri):
-        fs, path = fsspec.core.url_to_fs(file.uri)
-        try:
-            now = _info(fs, path)
-        except FileNotFoundError:
-            raise DataLoss(f"{file.uri} is gone since it was indexed", reason="FILE_CHANGED") from None
-        if (now.size_bytes, now.etag) != (file.size_bytes, file.etag):
-            raise DataLoss(
-                f"{file.uri} changed since it was indexed: {file.size_bytes} bytes with tag {file.etag} "
-                f"then, {now.size_bytes} with {now.etag} now",
-                reason="FILE_CHANGED",
-            )
+        fs, path = _unchanged(file)
         with fs.open(path, "rb") as stream:
             yield stream
+
+
+def check_unchanged(file: FileInfo | FileSlice) -> None:
+    """DataLoss when it is no longer the file that was indexed; for who has its content at hand."""
+    with naming(file.uri):
+        _unchanged(file)
+
+
+def _unchanged(file: FileInfo | FileSlice) -> tuple[Any, str]:
+    """Its file system, and its path there."""
+    fs, path = fsspec.core.url_to_fs(file.uri)
+    try:
+        now = _info(fs, path)
+    except FileNotFoundError:
+        raise DataLoss(f"{file.uri} is gone since it was indexed", reason="FILE_CHANGED") from None
+    if (now.size_bytes, now.etag) != (file.size_bytes, file.etag):
+        raise DataLoss(
+            f"{file.uri} changed since it was indexed: {file.size_bytes} bytes with tag {file.etag} "
+            f"then, {now.size_bytes} with {now.etag} now",
+            reason="FILE_CHANGED",
+        )
+    return fs, path
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from recmesh.data.cache import ByteCache
-from recmesh.data.files import FileInfo
+from recmesh.data.files import FileInfo, check_unchanged
 from recmesh.data.records import FileSlice
 
 
@@ -74,7 +74,12 @@ class GroupReader:
         self._groups: ByteCache[tuple[str, str, int], Any] = ByteCache(cache_bytes)
 
     def read(self, piece: FileSlice) -> Any:
-        """The slice's rows as one table."""
+        """The slice's rows as one table.
+
+        What is kept is of the file as it was indexed. Whether it is still there is asked each time, so that a dataset
+        that changed ends its job soon, and not when some worker's memory is full.
+        """
+        check_unchanged(piece)
         return pa.concat_tables([self._of(piece, rows) for rows in groups_of(piece, self._rows(piece))])
 
     def _of(self, piece: FileSlice, rows: GroupRows) -> Any:

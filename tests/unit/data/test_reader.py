@@ -106,6 +106,18 @@ def test_a_file_that_changed_since_it_was_indexed_is_refused_by_name(name: str, 
         TaskReader(dataset).batch(tasks, 0, 10)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_file_that_goes_away_is_noticed_although_its_rows_are_at_hand(name: str, tmp_path: Path) -> None:
+    path = write(clicks(ROWS), tmp_path / name, row_group=5000)
+    dataset = spec(path, format=format_of(name), task_rows=700)
+    tasks, reader = tasks_of(dataset), TaskReader(dataset)
+    reader.batch(tasks, 0, 10)
+    path.unlink()
+    assert reader.batch(tasks, 10, 20).size == 10, "of a task that is decoded"
+    with pytest.raises(DataLoss, match="is gone"):
+        reader.batch(tasks, 800, 810)
+
+
 def test_positions_that_no_task_covers_are_refused(tmp_path: Path) -> None:
     dataset = spec(write(clicks(ROWS), tmp_path / "a.parquet"), task_rows=700)
     tasks = tasks_of(dataset)
