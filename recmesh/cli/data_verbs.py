@@ -55,14 +55,13 @@ def list_datasets(home: HomeOption = None, json: JsonOption = False) -> None:
 
 def inspect(file: FileArgument, home: HomeOption = None, json: JsonOption = False) -> None:
     """Show what is in a dataset's files: rows, columns, problems."""
-    from recmesh.client.jobfile import load_mapping, resolve
+    from recmesh.client.jobfile import load_mapping, resolve_data
 
-    spec = load_mapping(file)
-    source = spec.get("data", spec).get("source", {})
-    if isinstance(source.get("files"), list):
-        source["files"] = [str(resolve(str(path), file.parent)) for path in source["files"]]
+    values = load_mapping(file)
+    spec = values.get("data", values)
+    resolve_data(spec, file.parent)
     with connect(home) as mesh:
-        answer = mesh.inspect_dataset(spec.get("data", spec))
+        answer = mesh.inspect_dataset(spec)
     if json:
         output.print_json(answer)
         return

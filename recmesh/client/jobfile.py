@@ -23,8 +23,8 @@ def load_job(path: Path | str, *, overrides: Mapping[str, Any] | None = None) ->
     for field, value in (overrides or {}).items():
         _set(values, field, value)
     TrainingJob.parse(values)
-    _resolve_data(values.get("data"), file.parent)
-    _resolve_data((values.get("evaluation") or {}).get("data"), file.parent)
+    resolve_data(values.get("data"), file.parent)
+    resolve_data((values.get("evaluation") or {}).get("data"), file.parent)
     code = (values.get("model") or {}).get("code")
     if code and not code.startswith("sha256:") and "://" not in code:
         values["model"]["code"] = str(resolve(code, file.parent))
@@ -36,7 +36,7 @@ def load_dataset(path: Path | str) -> dict[str, Any]:
     file = Path(path)
     values = load_mapping(file)
     DatasetSpec.parse(values)
-    _resolve_data(values, file.parent)
+    resolve_data(values, file.parent)
     return values
 
 
@@ -74,12 +74,15 @@ def _exists(path: Path) -> bool:
     return path.exists()
 
 
-def _resolve_data(data: Any, beside: Path) -> None:
-    if data:
-        source = data["source"]
-        source["files"] = [str(resolve(file, beside)) for file in source["files"]]
-        if source.get("descriptors"):
-            source["descriptors"] = str(resolve(source["descriptors"], beside))
+def resolve_data(data: Any, beside: Path) -> None:
+    """Makes the paths of a dataset absolute, in place, as far as they are what a specification has there."""
+    source = data.get("source") if isinstance(data, dict) else None
+    if not isinstance(source, dict):
+        return
+    if isinstance(source.get("files"), list):
+        source["files"] = [str(resolve(str(file), beside)) for file in source["files"]]
+    if source.get("descriptors"):
+        source["descriptors"] = str(resolve(str(source["descriptors"]), beside))
 
 
 def _set(values: dict[str, Any], field: str, value: Any) -> None:

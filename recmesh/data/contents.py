@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from recmesh.data import snappy, spool
+from recmesh.data.faults import Damaged
 from recmesh.data.files import FileInfo, opened, unreadable
 from recmesh.data.inflate import Inflated, Points
 from recmesh.data.records import FileSlice
@@ -52,7 +53,7 @@ def contents(file: FileInfo | FileSlice, source: Source) -> Iterator[ReadRange]:
                         yield read
                 case "none":
                     yield lambda lo, hi: _read(raw, lo, hi)
-        except (zlib.error, EOFError, snappy.Damaged, spool.Damaged) as error:
+        except (zlib.error, EOFError, Damaged) as error:
             raise unreadable(file.uri, f"damaged {packing}: {error}") from None
 
 

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,8 @@ class Loader:
         slices = tuple(index_dataset(spec).slices)
         plan = Plan(slices, epochs, seed, spec.shuffle)
         self._tasks = [record for record in generate(plan) if not record.close]
-        self._epoch_rows, self._total = plan.total // epochs, plan.total
+        self._bases = [record.base for record in self._tasks]
+        self._epoch_rows = plan.total // epochs
         self._print = _fingerprint(spec, plan)
         self._reader = TaskReader(spec, cache_bytes=cache_bytes)
         self._done = IntervalSet()              # by all workers, as far as this one knows
@@ -125,18 +127,7 @@ class Loader:
         return _batches(missing, self._batch_size)[first:last]
 
     def _tasks_of(self, lo: int, hi: int) -> list[TaskRecord]:
-        first = self._find(lo)
-        last = first
-        while last < len(self._tasks) and self._tasks[last].base < hi:
-            last += 1
-        return self._tasks[first:last]
-
-    def _find(self, position: int) -> int:
-        low, high = 0, len(self._tasks)
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._tasks[middle].base <= position else (low, middle)
-        return low
+        return self._tasks[max(0, bisect_right(self._bases, lo) - 1) : bisect_right(self._bases, hi - 1)]
 
 
 def _batches(intervals: Iterable[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:

@@ -10,16 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from recmesh.data.crc32c import masked_crc32c
+from recmesh.data.faults import Damaged
 
 _HEADER = b"\xff\x06\x00\x00sNaPpY"
 _COMPRESSED, _PLAIN, _STREAM = 0x00, 0x01, 0xFF
 _RESERVED_SKIPPABLE = 0x80
 _MOST_BYTES = 1 << 16                      # of one chunk, unpacked
 _CHECKSUM_BYTES = 4
-
-
-class Damaged(Exception):
-    """It is not of this format, or a checksum is wrong; the message says where."""
 
 
 class Chunks:

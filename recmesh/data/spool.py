@@ -9,12 +9,10 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from recmesh.data.faults import Damaged
+
 BUDGET_BYTES = 8 << 30
 _CHUNK_BYTES = 4 << 20
-
-
-class Damaged(Exception):
-    """It cannot be unpacked; the message says why."""
 
 
 class _Copy:

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from recmesh.client.jobfile import load_mapping, resolve_data
 from recmesh.data.loading import Loader, Share
-from recmesh.runtime.errors import NotFound
 from recmesh.spec.dataset import DatasetSpec
 
 if TYPE_CHECKING:
@@ -27,14 +25,15 @@ class Dataset:
     """
 
     def __init__(self, spec: DatasetSpec | Mapping[str, Any] | str | os.PathLike[str]) -> None:
-        """A specification, a mapping, or a YAML or JSON file that holds one (or a job, whose `data` is then taken)."""
+        """A specification, a mapping, or a YAML or JSON file that holds one (or a job, whose `data` is then taken).
+
+        Paths in a file count as for `recmesh submit`: from the current folder, or from the file's own.
+        """
         if isinstance(spec, (str, os.PathLike)):
             path = Path(spec)
-            if not path.is_file():
-                raise NotFound(f"there is no file {path}")
-            spec = yaml.safe_load(path.read_text())
-        if isinstance(spec, Mapping) and "source" not in spec and isinstance(spec.get("data"), Mapping):
-            spec = spec["data"]
+            values = load_mapping(path)
+            spec = values if "source" in values else values.get("data", values)
+            resolve_data(spec, path.parent)
         self.spec = spec if isinstance(spec, DatasetSpec) else DatasetSpec.parse(spec)
 
     def batches(

@@ -4,7 +4,9 @@ numbers, early stopping), and how a person watches it.
 The model is a few lines of numpy, so that a process starts in moments, and what it does depends on the rows alone.
 """
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from recmesh.client.views import Job
 from tests.support.tiny_jobs import BATCH, ROWS, tiny_job
 from tests.support.waiting import until
-from tests.support.whole_mesh import STEP_S, WholeMesh
+from tests.support.whole_mesh import STEP_S, WholeMesh, flights_job
 
 pytestmark = [pytest.mark.integration, pytest.mark.e2e]
 
@@ -156,3 +158,24 @@ def watch_and_leave(mesh: WholeMesh, job_id: str, *, keys: str, code: int) -> No
         assert terminal.settings == terminal.settings_before
         until(lambda: terminal.raw.rfind("\x1b[?1049l") > terminal.raw.rfind("\x1b[?1049h"))     # the old screen
         assert terminal.raw.rfind("\x1b[?25h") > terminal.raw.rfind("\x1b[?25l")                 # with a cursor
+
+
+def test_features_by_a_function_of_the_users_are_trained_evaluated_and_carried_by_the_model(mesh: WholeMesh) -> None:
+    spec = flights_job("own-features", mesh.folder, rows=0.02, epochs=1, step_s=0.0)
+    code = mesh.folder / "own-features"
+    code.mkdir()
+    (code / "own_features.py").write_text(
+        "import pyarrow.compute as pc\n\n\n"
+        "def near(distance):\n    return pc.if_else(pc.less(distance, 500), 'near', 'far')\n"
+    )
+    spec["model"] = {"zoo": "torch_dcn_v2", "code": str(code), "params": spec["model"]["params"]}
+    spec["data"]["features"] += [
+        {"name": "near", "column": "distance", "function": "own_features:near"},
+        {"name": "way", "columns": ["origin", "hour"], "buckets": 1000},
+    ]
+    spec["evaluation"] = {"rows": [0.9, 0.92]}
+    job = run(mesh, spec)
+    assert job.phase == "Succeeded", job.message
+    assert 0.0 < job.metrics["eval_auc"] < 1.0
+    carried = json.loads((Path(job.model_uri) / "model.json").read_text())["transform"]
+    assert [feature["name"] for feature in carried["features"]][-2:] == ["near", "way"]

@@ -35,15 +35,15 @@ def _jsonl() -> FileFormat:
 
 
 def _tfrecord() -> FileFormat:
-    from recmesh.data.fileformats.framed import TfRecords
+    from recmesh.data.fileformats.framed import tf_records
 
-    return TfRecords()
+    return tf_records()
 
 
 def _protobuf() -> FileFormat:
-    from recmesh.data.fileformats.framed import LengthPrefixed
+    from recmesh.data.fileformats.framed import length_prefixed
 
-    return LengthPrefixed()
+    return length_prefixed()
 
 
 _BUILT_IN: dict[str, Callable[[], FileFormat]] = {

@@ -1,16 +1,16 @@
 """Files of messages, each with its length before it: TFRecord with tf.Example, and length-prefixed protobuf."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 
 from recmesh.data.contents import ReadRange, contents
-from recmesh.data.faults import wrong
 from recmesh.data.fileformats.interface import Indexed
-from recmesh.data.fileformats.lines import TextRange, range_of, slice_of
+from recmesh.data.fileformats.lines import TextRange, range_of, slice_of, whole
 from recmesh.data.fileformats.messages import Columns, Decoder, example_decoder, message_decoder
 from recmesh.data.files import FileInfo, unreadable
 from recmesh.data.records import FileSlice
@@ -23,7 +23,7 @@ _HEAD_RECORDS = 256
 _MOST_BYTES = 1 << 30                      # of one record; what says more is no such file
 
 
-class Damaged(Exception):
+class BadFrame(Exception):
     """It is not framed like this from a byte on; the message says which, and why."""
 
 
@@ -32,10 +32,10 @@ class Framing(Protocol):
 
     def next(self, block: bytes, at: int) -> tuple[int, int, int] | None:
         """(start of the message, its end, start of the next frame); ends may lie beyond the block. None: the block
-        ends within the frame's head. Damaged."""
+        ends within the frame's head. BadFrame."""
 
     def check(self, block: bytes, start: int, end: int) -> None:
-        """Damaged when a message does not have its checksum."""
+        """BadFrame when a message does not have its checksum."""
 
 
 class TfRecordFraming:
@@ -49,14 +49,14 @@ class TfRecordFraming:
             return None
         size, checksum = self._HEAD.unpack_from(block, at)
         if _masked(block[at : at + 8]) != checksum:
-            raise Damaged("the length of a record does not have its checksum")
+            raise BadFrame("the length of a record does not have its checksum")
         start = at + self._HEAD.size
         return start, start + size, start + size + 4
 
     def check(self, block: bytes, start: int, end: int) -> None:
         """See Framing."""
         if int.from_bytes(block[end : end + 4], "little") != _masked(block[start:end]):
-            raise Damaged("a record does not have its checksum")
+            raise BadFrame("a record does not have its checksum")
 
 
 class VarintFraming:
@@ -73,7 +73,7 @@ class VarintFraming:
             if byte < 0x80:
                 start = at + place + 1
                 return start, start + size, start + size
-        raise Damaged("a length of more than ten bytes")
+        raise BadFrame("a length of more than ten bytes")
 
     def check(self, block: bytes, start: int, end: int) -> None:
         """There is no checksum."""
@@ -82,8 +82,9 @@ class VarintFraming:
 class FixedFraming:
     """An unsigned length of four bytes."""
 
-    def __init__(self, order: str) -> None:
-        self._head = struct.Struct("<I" if order == "little" else ">I")
+    def __init__(self, name: str) -> None:
+        """`fixed32-little` or `fixed32-big`."""
+        self._head = struct.Struct("<I" if name.endswith("little") else ">I")
 
     def next(self, block: bytes, at: int) -> tuple[int, int, int] | None:
         """See Framing."""
@@ -103,40 +104,38 @@ def _masked(data: bytes) -> int:
 
 
 def frames(read: ReadRange, lo: int, hi: int | None, framing: Framing) -> Iterator[tuple[int, int]]:
-    """Where frames begin and end in [lo, hi or the end). Damaged names the byte."""
+    """Where frames begin and end in [lo, hi or the end). BadFrame names the byte."""
     at, block, base = lo, b"", lo
     while hi is None or at < hi:
         found = None
         try:
             found = framing.next(block, at - base) if at - base < len(block) else None
-        except Damaged as error:
-            raise Damaged(f"byte {at}: {error}") from None
+        except BadFrame as error:
+            raise BadFrame(f"byte {at}: {error}") from None
         if found is None:
             rest = block[at - base :] if at - base < len(block) else b""
             more = read(at + len(rest), at + len(rest) + _BLOCK_BYTES)
             if not more:
                 if rest:
-                    raise Damaged(f"byte {at}: it ends within the head of a record")
+                    raise BadFrame(f"byte {at}: it ends within the head of a record")
                 return
             block, base = rest + more, at
             continue
         start, end, after = found
         if end - start > _MOST_BYTES:
-            raise Damaged(f"byte {at}: a record that says it has {end - start:,} bytes")
-        if base + after > base + len(block) and len(read(base + after - 1, base + after)) < 1:
-            raise Damaged(f"byte {at}: it ends within a record")
+            raise BadFrame(f"byte {at}: a record that says it has {end - start:,} bytes")
+        if after > len(block) and not read(base + after - 1, base + after):
+            raise BadFrame(f"byte {at}: it ends within a record")
         yield at, base + after
         at = base + after
 
 
-class _Framed:
-    """What both formats share."""
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """Files of such frames, with such messages in them. See FileFormat."""
 
-    def _framing(self, source: Source) -> Framing:
-        raise NotImplementedError
-
-    def _decoder(self, source: Source) -> Decoder:
-        raise NotImplementedError
+    framing: Callable[[Source], Framing]
+    decoder: Callable[[Source], Decoder]
 
     def index(self, file: FileInfo, spec: DatasetSpec) -> Indexed:
         """Reads the whole file once, for its frames."""
@@ -145,7 +144,7 @@ class _Framed:
         first = rows = begin = end = 0
         try:
             with contents(file, spec.source) as read:
-                for lo, hi in frames(read, 0, None, self._framing(spec.source)):
+                for lo, hi in frames(read, 0, None, self.framing(spec.source)):
                     begin = lo if not rows else begin
                     rows += 1
                     if rows == spec.task_rows:
@@ -154,13 +153,13 @@ class _Framed:
                     end = hi
                 if rows:
                     slices.append(slice_of(file, TextRange(first, rows, begin, end)))
-        except Damaged as error:
+        except BadFrame as error:
             raise unreadable(file.uri, str(error)) from None
         return Indexed(columns.kinds, slices)
 
     def columns_of(self, file: FileInfo, spec: DatasetSpec) -> Columns:
         """By the file's first records, and by what the specification declares."""
-        framing, decoder = self._framing(spec.source), self._decoder(spec.source)
+        framing, decoder = self.framing(spec.source), self.decoder(spec.source)
         messages: list[bytes] = []
         try:
             with contents(file, spec.source) as read:
@@ -168,7 +167,7 @@ class _Framed:
                     messages.extend(_messages(read(lo, hi), framing))
                     if len(messages) == _HEAD_RECORDS:
                         break
-        except Damaged as error:
+        except BadFrame as error:
             raise unreadable(file.uri, str(error)) from None
         if not messages:
             raise unreadable(file.uri, "it is empty")
@@ -177,39 +176,30 @@ class _Framed:
     def trim(self, piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
         """Scans the slice."""
         with contents(piece, spec.source) as read:
-            found = list(frames(read, piece.byte_lo, piece.byte_hi, self._framing(spec.source)))
+            found = list(frames(read, piece.byte_lo, piece.byte_hi, self.framing(spec.source)))
         whole = range_of(piece)
         return slice_of(piece, TextRange(whole.first_row + lo, hi - lo, found[lo][0], found[hi - 1][1]))
 
     def reader(self, spec: DatasetSpec, *, cache_bytes: int) -> "_Reader":
         """Decodes the needed fields."""
-        return _Reader(self, spec, self._framing(spec.source), self._decoder(spec.source))
+        return _Reader(self, spec, self.framing(spec.source), self.decoder(spec.source))
 
 
-class TfRecords(_Framed):
-    """TFRecord files of tf.Example. See FileFormat."""
-
-    def _framing(self, source: Source) -> Framing:
-        return TfRecordFraming()
-
-    def _decoder(self, source: Source) -> Decoder:
-        return example_decoder()
+def tf_records() -> Framed:
+    """TFRecord files of tf.Example."""
+    return Framed(lambda source: TfRecordFraming(), lambda source: example_decoder())
 
 
-class LengthPrefixed(_Framed):
-    """Messages of a type that the specification names, in a descriptor set. See FileFormat."""
-
-    def _framing(self, source: Source) -> Framing:
-        return VarintFraming() if source.framing == "varint" else FixedFraming(source.framing.removeprefix("fixed32-"))
-
-    def _decoder(self, source: Source) -> Decoder:
-        if not source.descriptors or not source.message:
-            raise wrong("data.source.message", "protobuf files need the message's name and a file with its descriptors")
-        return message_decoder(source.descriptors, source.message)
+def length_prefixed() -> Framed:
+    """Messages of a type that the specification names, in a descriptor set."""
+    return Framed(
+        lambda source: VarintFraming() if source.framing == "varint" else FixedFraming(source.framing),
+        lambda source: message_decoder(source.descriptors, source.message),
+    )
 
 
 class _Reader:
-    def __init__(self, of: _Framed, spec: DatasetSpec, framing: Framing, decoder: Decoder) -> None:
+    def __init__(self, of: Framed, spec: DatasetSpec, framing: Framing, decoder: Decoder) -> None:
         self._spec, self._framing, self._decoder = spec, framing, decoder
         self._needed = needed_columns(spec)
         self._columns = lru_cache(maxsize=64)(lambda file: of.columns_of(file, spec))
@@ -222,9 +212,10 @@ class _Reader:
             data = read(piece.byte_lo, piece.byte_hi)
         try:
             messages = _messages(data, self._framing)
-        except Damaged as error:
+        except BadFrame as error:
             raise unreadable(piece.uri, f"bytes {piece.byte_lo} to {piece.byte_hi}: {error}") from None
-        return self._decoder.table(messages, columns, self._needed, where=piece.uri, first_row=piece.first_row)
+        table = self._decoder.table(messages, columns, self._needed, where=piece.uri, first_row=piece.first_row)
+        return whole(table, piece)
 
 
 def _messages(data: bytes, framing: Framing) -> list[bytes]:
@@ -233,7 +224,7 @@ def _messages(data: bytes, framing: Framing) -> list[bytes]:
     while at < len(data):
         place = framing.next(data, at)
         if place is None:
-            raise Damaged("a record is cut off")
+            raise BadFrame("a record is cut off")
         start, end, at = place
         framing.check(data, start, end)
         found.append(data[start:end])

@@ -9,11 +9,10 @@ import pyarrow.json as pj
 
 from recmesh.data.contents import contents
 from recmesh.data.fileformats.interface import Indexed
-from recmesh.data.fileformats.lines import cut, part, range_of, slice_of
+from recmesh.data.fileformats.lines import cut, part, range_of, slice_of, whole
 from recmesh.data.files import FileInfo, unreadable
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import check_columns, kind_of, needed_columns
-from recmesh.runtime.errors import DataLoss
 from recmesh.spec.dataset import DatasetSpec
 
 _HEAD_BYTES = 1 << 20
@@ -56,14 +55,8 @@ class _Reader:
         check_columns(self._spec, {field.name: kind_of(field.type) for field in schema}, where=piece.uri)
         with contents(piece, self._spec.source) as read:
             data = read(piece.byte_lo, piece.byte_hi)
-        table = _parse(data, pa.schema([field for field in schema if field.name in self._columns]), piece.uri)
-        if table.num_rows != piece.rows:
-            raise DataLoss(
-                f"{piece.uri} has {table.num_rows} objects in bytes {piece.byte_lo} to {piece.byte_hi}, "
-                f"{piece.rows} were indexed",
-                reason="FILE_CHANGED",
-            )
-        return table
+        wanted = pa.schema([field for field in schema if field.name in self._columns])
+        return whole(_parse(data, wanted, piece.uri), piece)
 
 
 def _schema_of(file: FileInfo, spec: DatasetSpec) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from recmesh.data.contents import ReadRange
 from recmesh.data.files import FileInfo
 from recmesh.data.records import FileSlice
+from recmesh.runtime.errors import DataLoss
 
 _BLOCK = 4 << 20
 _LF, _CR = 10, 13
@@ -112,3 +114,14 @@ def range_of(piece: FileSlice) -> TextRange:
 def slice_of(file: FileInfo | FileSlice, found: TextRange) -> FileSlice:
     """Such a part of a file."""
     return FileSlice(file.uri, file.size_bytes, file.etag, found.first_row, found.rows, found.lo, found.hi)
+
+
+def whole(table: Any, piece: FileSlice) -> Any:
+    """The rows of a slice; DataLoss when they are not as many as were indexed."""
+    if table.num_rows != piece.rows:
+        raise DataLoss(
+            f"{piece.uri} has {table.num_rows} records in bytes {piece.byte_lo} to {piece.byte_hi}, "
+            f"{piece.rows} were indexed",
+            reason="FILE_CHANGED",
+        )
+    return table

@@ -1,5 +1,6 @@
 """Serialised messages as Arrow columns: tf.Example, and messages whose type a descriptor set tells."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,15 +49,15 @@ Getter = Callable[[Any], Any]
 """From a parsed message to a value, a list of values, or None where it has none."""
 
 
-class _Messages:
+class _Messages(ABC):
     """What both kinds share: parsing, and values by column."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
 
+    @abstractmethod
     def getter(self, name: str, type_: Any) -> Getter:
         """Of a column."""
-        raise NotImplementedError
 
     def parsed(self, messages: Sequence[bytes], *, where: str, first_row: int = 0) -> list[Any]:
         """InvalidArgument names the first that is no such message."""

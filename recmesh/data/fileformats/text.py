@@ -10,11 +10,10 @@ import pyarrow.csv as csv
 
 from recmesh.data.contents import contents
 from recmesh.data.fileformats.interface import Indexed
-from recmesh.data.fileformats.lines import cut, part, range_of, scan, slice_of
+from recmesh.data.fileformats.lines import cut, part, range_of, scan, slice_of, whole
 from recmesh.data.files import FileInfo, unreadable
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import Kind, check_columns, kind_of, needed_columns
-from recmesh.runtime.errors import DataLoss
 from recmesh.spec.dataset import DatasetSpec, Source
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
@@ -56,14 +55,7 @@ class _Reader:
         with contents(piece, self._spec.source) as read:
             data = read(piece.byte_lo, piece.byte_hi)
         types = dict(zip(layout.columns, layout.types, strict=True))
-        table = _parse(data, layout.columns, types, piece.uri, self._spec.source, only=self._columns)
-        if table.num_rows != piece.rows:
-            raise DataLoss(
-                f"{piece.uri} has {table.num_rows} records in bytes {piece.byte_lo} to {piece.byte_hi}, "
-                f"{piece.rows} were indexed",
-                reason="FILE_CHANGED",
-            )
-        return table
+        return whole(_parse(data, layout.columns, types, piece.uri, self._spec.source, only=self._columns), piece)
 
 
 @dataclass(frozen=True, slots=True)

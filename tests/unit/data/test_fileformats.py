@@ -134,8 +134,10 @@ def test_a_line_that_is_no_such_object_is_refused_by_file(line: bytes, tmp_path:
 # ---- messages with a length
 
 
-FRAMINGS: dict[str, Framing] = {"varint": VarintFraming(), "little": FixedFraming("little"), "big": FixedFraming("big"),
-            "tfrecord": TfRecordFraming()}
+FRAMINGS: dict[str, Framing] = {
+    "varint": VarintFraming(), "little": FixedFraming("fixed32-little"), "big": FixedFraming("fixed32-big"),
+    "tfrecord": TfRecordFraming(),
+}
 
 
 def framed_as(name: str, message: bytes) -> bytes:

@@ -82,7 +82,7 @@ def test_a_cross_has_one_id_for_each_combination_in_order(tmp_path: Path) -> Non
     assert found == ids({name: value[::1] for name, value in columns.items()}, {"columns": ["a", "b"]}, tmp_path)
     assert max(ids(columns, {"columns": ["a", "b"], "buckets": 3}, tmp_path)) < 3
     one, two = np.array([5], np.int64), np.array([7], np.int64)
-    # The formula is one that other programs follow (docs/reference/exported-models.md).
+    # The formula is one that other programs follow (docs/reference/data.md).
     step = (int(splitmix64(np.array([5], np.uint64))[0]) + 7) % 2**64
     assert crossed([one, two]).view(np.uint64)[0] == splitmix64(np.array([step], np.uint64))[0]
 

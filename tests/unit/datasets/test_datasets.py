@@ -77,5 +77,8 @@ def test_a_dataset_is_read_from_a_file_or_a_jobs_file(data: dict[str, Any], tmp_
     for name, content in (("data.yaml", data), ("job.yaml", {"name": "x", "data": data})):
         (tmp_path / name).write_text(yaml.safe_dump(content))
         assert next(recmesh.Dataset(tmp_path / name).batches(2)).size == 2
+    data["source"]["files"] = ["a.parquet"]                # beside the file
+    (tmp_path / "beside.yaml").write_text(yaml.safe_dump(data))
+    assert next(recmesh.Dataset(tmp_path / "beside.yaml").batches(2)).size == 2
     with pytest.raises(NotFound, match=r"no file .*nope\.yaml"):
         recmesh.Dataset(tmp_path / "nope.yaml")
