@@ -126,6 +126,7 @@ def describe(job: JobArgument, home: HomeOption = None, json: JsonOption = False
             "pull",
             "compute",
             "push",
+            "cores",
             "memory",
             "restarts",
             "note",
@@ -293,8 +294,13 @@ def _role_row(role: "Role") -> list[str]:
         f"{role.role}-{role.index}", role.state, role.handle,
         output.number(role.samples_per_s) if role.samples_per_s else "",
         *([f"{seconds * 1000:.1f} ms" for seconds in times] or [""] * 4),
-        output.size(role.memory_bytes) if role.memory_bytes else "", str(role.restarts), role.exit_reason,
+        f"of {role.cpu_limit:g}" if role.cpu_limit else "", _memory(role), str(role.restarts), role.exit_reason,
     ]  # fmt: skip
+
+
+def _memory(role: "Role") -> str:
+    used = output.size(role.memory_bytes) if role.memory_bytes else ""
+    return f"{used} of {output.size(role.memory_limit_bytes)}".strip() if role.memory_limit_bytes else used
 
 
 def _progress(job: "Job") -> str:

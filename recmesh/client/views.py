@@ -68,6 +68,10 @@ class Role(View):
     samples_per_s: float = 0.0
     step: StepTimes | None = None
     memory_bytes: int = 0
+    cpu_limit: float = 0.0
+    """Cores; 0: none."""
+    memory_limit_bytes: int = 0
+    """0: none."""
     cpu_s: float = 0.0
     rows: int = 0
     samples: int = 0

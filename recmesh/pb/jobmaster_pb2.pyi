@@ -556,6 +556,8 @@ class Role(google.protobuf.message.Message):
     ROWS_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
+    CPU_LIMIT_FIELD_NUMBER: builtins.int
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     role: builtins.str
     index: builtins.int
     incarnation: builtins.str
@@ -572,6 +574,9 @@ class Role(google.protobuf.message.Message):
     rows: builtins.int
     samples: builtins.int
     since: builtins.float
+    cpu_limit: builtins.float
+    memory_limit_bytes: builtins.int
+    """0: none"""
     @property
     def step(self) -> Global___StepTimes: ...
     def __init__(
@@ -592,9 +597,11 @@ class Role(google.protobuf.message.Message):
         rows: builtins.int = ...,
         samples: builtins.int = ...,
         since: builtins.float = ...,
+        cpu_limit: builtins.float = ...,
+        memory_limit_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "cpu_s", b"cpu_s", "exit_reason", b"exit_reason", "handle", b"handle", "incarnation", b"incarnation", "index", b"index", "memory_bytes", b"memory_bytes", "restarts", b"restarts", "role", b"role", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "since", b"since", "state", b"state", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "cpu_limit", b"cpu_limit", "cpu_s", b"cpu_s", "exit_reason", b"exit_reason", "handle", b"handle", "incarnation", b"incarnation", "index", b"index", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "restarts", b"restarts", "role", b"role", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "since", b"since", "state", b"state", "step", b"step"]) -> None: ...
 
 Global___Role: typing_extensions.TypeAlias = Role
 

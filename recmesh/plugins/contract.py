@@ -22,7 +22,7 @@ def check_planner(
     seed: int = 0,
     budget_s: float = 5.0,
 ) -> Sequence[Decision]:
-    """Plans once, checks everything, and returns what was decided.
+    """Plans, checks everything, and returns what was decided; then plans again with a planner that was used before.
 
     `budget_s` is CPU time of the process for all jobs together; give it room, as machines differ.
     """
@@ -34,8 +34,10 @@ def check_planner(
     check_bounds(jobs, proposals)
     check_chosen(proposals, decisions)
     check_room(jobs, decisions, cluster)
-    assert (proposals, list(decisions)) == _planned(planner(), jobs, cluster, seed), (
-        "the same views and the same seed gave another plan: draw from the generator only, and keep no state"
+    used = planner()
+    _planned(used, jobs, cluster, seed + 1)
+    assert (proposals, list(decisions)) == _planned(used, jobs, cluster, seed), (
+        "the same views and the same seed gave another plan: draw from the generator only, and keep no state between calls"
     )
     return decisions
 

@@ -45,7 +45,7 @@ def job(
         spec_json=accepted.spec_json, phase=status.phase, reason=status.reason, message=status.message,
         created=accepted.created, started=status.started, ended=status.ended, gen=record.gen,
         snapshot=record.last_committed, progress=_progress(spec, status, beats),
-        roles=[_role(state, beats.get(state.key)) for state in status.roles],
+        roles=[_role(state, beats.get(state.key), status) for state in status.roles],
         metrics=dict(status.metrics), model_name=name, model_version=status.model_version,
         model_uri=status.model_uri,
         transitions=[
@@ -71,12 +71,16 @@ def _progress(
     )
 
 
-def _role(state: RoleState, beat: Beat | None) -> jobmaster_pb2.Role:
+def _role(state: RoleState, beat: Beat | None, status: JobStatus) -> jobmaster_pb2.Role:
     role = jobmaster_pb2.Role(
         role=state.role, index=state.index, incarnation=state.incarnation, state=state.stage,
         handle=state.handle, address=state.address, restarts=state.attempt - 1, exit_reason=state.exit_reason,
         since=state.since, samples=state.samples,
     )
+    if state.size is not None and state.stage != "exited":
+        role.cpu_limit = state.size.cpu
+        grown = status.memory.get(state.role, 0)                # after it ran out of memory
+        role.memory_limit_bytes = max(state.size.memory_bytes, grown) if state.size.memory_bytes else 0
     if beat is not None:
         role.samples_per_s = beat.samples_per_s
         role.step.CopyFrom(step_times(beat.step))

@@ -67,6 +67,17 @@ class _Forgetful(_Broken):
         return Proposal(job, (Candidate(to, float(self.drawn.random()), 1.0, 2.0),))
 
 
+class _Counting(_Broken):
+    """Keeps what it was asked before."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def propose(self, job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Proposal:
+        self.asked += 1
+        return Proposal(job, (Candidate(replace(job.now, workers=job.now.workers + 1), float(self.asked), 1.0, 2.0),))
+
+
 class _Inventive(_Broken):
     def decided(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
         return replace(super().decided(proposal, rng), allocation=Allocation(1, 1, 1.0, 1.0))
@@ -79,6 +90,7 @@ class _Inventive(_Broken):
         (_Broken, 1.0, 2, "is taken of the cluster"),
         (_Silent, 100.0, 2, "without words"),
         (_Forgetful, 100.0, 2, "another plan"),
+        (_Counting, 100.0, 2, "keep no state"),
         (_Inventive, 100.0, 2, "not the allocation of its candidate"),
     ],
 )

@@ -50,6 +50,7 @@ from services.brain.domain.views import (
     roles_of,
     total,
     view,
+    within_bounds,
     without_avoided,
 )
 from services.brain.domain.warmstart import SUCCEEDED, WarmStart, most_similar
@@ -196,7 +197,8 @@ class Deciding:
         self._promised.pop(ask.job.job_id, None)
         cluster = self._cluster(ask.free, now)
         rng = np.random.default_rng([self._seed, _number(ask.job.job_id), int(now)])
-        made = without_avoided(self._planner.propose(seen, cluster, rng), changes, now=now)
+        proposed = within_bounds(self._planner.propose(seen, cluster, rng))
+        made = without_avoided(proposed, changes, now=now)
         self._remember(made, now)
         # 3. A choice among all of them, of which this job's part is the answer.
         everybody = [proposal for _, proposal in list(self._live.values())]

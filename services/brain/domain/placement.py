@@ -37,9 +37,11 @@ class Reason(IntEnum):
     TOO_MANY_ON_NODES = 40
     """Nodes have room, but d instances of it each."""
     NO_BANDWIDTH = 50
+    """Nodes have room, but their switches have promised all they may."""
     NO_ROOM = 60
     """In its pod."""
     NO_ROOM_ANYWHERE = 70
+    """In no pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +147,25 @@ def place(instance: Instance, topology: Topology, rule: Rule | None = None) -> P
     if not held:
         worst = min(refusals, default=Reason.NO_ROOM_ANYWHERE)
         reason = Reason.NO_ROOM_ANYWHERE if worst is Reason.NO_ROOM else worst
-        return Placement("", (), reason, f"no node of {len(within)} in {len(pods)} pods can hold {_told(instance)}")
-    pod = ", ".join(sorted(pods))
-    return Placement(
-        "",
-        (),
-        min(refusals, default=Reason.NO_ROOM),
-        f"no node of pod {pod} can hold {_told(instance)}, and {instance.app} is not spread over pods",
-    )
+        return Placement("", (), reason, _refused(instance, reason, f"{len(within)} in {len(pods)} pods", rule))
+    reason = min(refusals, default=Reason.NO_ROOM)
+    why = _refused(instance, reason, f"pod {', '.join(sorted(pods))}", rule)
+    return Placement("", (), reason, f"{why}, and {instance.app} is not spread over pods")
+
+
+def _refused(instance: Instance, reason: Reason, where: str, rule: Rule) -> str:
+    match reason:
+        case Reason.NO_BANDWIDTH:
+            return (
+                f"nodes of {where} could hold {_told(instance)}, but their switches cannot promise it "
+                f"{instance.bandwidth:g} more within {rule.switch_share:g} of their capacity"
+            )
+        case Reason.TOO_MANY_ON_NODES:
+            return (
+                f"nodes of {where} could hold {_told(instance)}, but have {instance.most_per_node} instances of it each"
+            )
+        case _:
+            return f"no node of {where} can hold {_told(instance)}"
 
 
 def place_all(

@@ -226,6 +226,16 @@ def without_avoided(proposal: Proposal, changes: Sequence[Change], *, now: float
     return replace(proposal, candidates=left, why=proposal.why or "all that seems better was tried and taken back")
 
 
+def within_bounds(proposal: Proposal) -> Proposal:
+    """The proposal without what its job's user does not allow; says so, as its planner is not to propose that."""
+    left = tuple(each for each in proposal.candidates if proposal.job.bounds.hold(each.allocation))
+    beyond = len(proposal.candidates) - len(left)
+    if not beyond:
+        return proposal
+    words = f"{beyond} of {len(proposal.candidates)} proposed sizes lie outside of the job's limits and are left out"
+    return replace(proposal, candidates=left, why="; ".join(filter(None, (proposal.why, words))))
+
+
 def _shape(roles: Sequence[RolePlan]) -> _Shape:
     by_role = {plan.role: plan for plan in roles}
     worker, ps = by_role.get("worker"), by_role.get("ps")

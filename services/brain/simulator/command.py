@@ -164,6 +164,7 @@ def prepared(options: argparse.Namespace) -> Study:
     rng = np.random.default_rng(options.seed)
     trace = window(trace_named(options.trace, data), options.jobs, rng)
     jobs = jobs_of(trace, truth, rng=rng, models=models, longest_s=options.longest, spread=options.spread)
+    _check_nodes(jobs, nodes)
     if options.load:
         jobs = paced(jobs, truth, capacity_cpu=sum(node.cpu for node in nodes), load=options.load)
     faults = Faults(options.deaths, options.slow, recovery=Recovery(options.recovery))
@@ -243,6 +244,18 @@ def _models(text: str, truth: Truth) -> tuple[str, ...]:
     return named
 
 
+def _check_nodes(jobs: Sequence[Job], nodes: Sequence[Resources]) -> None:
+    """A process that fits no node would wait for ever."""
+    for model, asked in {job.facts.model: job.asked for job in jobs}.items():
+        gpus = {asked.gpu_kind: asked.worker_gpus} if asked.worker_gpus else {}
+        worker = Resources(asked.worker_cpu, float(asked.worker_memory_bytes), gpus)
+        if not any(worker.within(node) for node in nodes):
+            needs = f"{asked.worker_cpu:g} cores and {asked.worker_memory_bytes / GIB:g} GiB"
+            needs += f", {asked.worker_gpus:g} GPU (for example 32x64x256x8)" if gpus else ""
+            reason = f"no node holds a worker of {model}, which needs {needs}"
+            raise InvalidArgument("cannot simulate", violations=[Violation("--nodes", reason)])
+
+
 def _show(options: argparse.Namespace, study: Study, outcomes: Mapping[str, Outcome]) -> None:
     document = _document(options, study, outcomes)
     if options.out is not None:
@@ -258,6 +271,9 @@ def _show(options: argparse.Namespace, study: Study, outcomes: Mapping[str, Outc
     unended = {name: each.jobs - each.ended for name, each in found.items() if each.ended < each.jobs}
     for name, count in unended.items():
         print(f"{name}: {count:,} of {len(study.jobs):,} jobs did not succeed; mean JCT is of the others")
+    for name, each in found.items():
+        if each.no_node:
+            print(f"{name}: {each.no_node:,} sizes fitted the sum of what was free and no nodes, and were refused")
     if options.out is not None:
         print(f"\nPlots in {options.out / 'report.html'}")
 

@@ -64,7 +64,7 @@ def test_no_node_has_more_than_d_instances_of_an_application() -> None:
     topology = Topology((node("a"), node("b")))
     found, _ = place_all([hn(most_per_node=2)] * 5, topology)
     assert [each.node for each in found] == ["a", "a", "b", "b", ""]
-    assert found[-1].reason is Reason.TOO_MANY_ON_NODES
+    assert found[-1].reason is Reason.TOO_MANY_ON_NODES and "2 instances of it each" in found[-1].why
 
 
 def test_an_hn_takes_the_gpu_nearest_to_a_nic_and_a_cn_the_cores_nearest_to_one() -> None:
@@ -84,6 +84,7 @@ def test_a_switch_promises_no_more_than_four_fifths_of_its_capacity() -> None:
     cn = Instance("ads", "CN", 1, bandwidth=4.0)
     found, left = place_all([cn] * 3, topology)
     assert [each.reason for each in found] == [Reason.FIRST, Reason.BEST_SWITCH, Reason.NO_BANDWIDTH]
+    assert "could hold" in found[-1].why and "cannot promise it 4 more within 0.8" in found[-1].why
     assert left.switches[0].promised == 8.0
 
 

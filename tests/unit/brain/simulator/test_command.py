@@ -57,6 +57,7 @@ def test_the_service_s_own_planner_and_learning_run_in_it(trace: Path, capsys: p
         (["--truth", "guess"], "--truth: one of dl2, pollux, paper"),
         (["--planner", "best"], "--planner: one of elastic-scheduler, optimus, pareto-greedy, static, tuned"),
         (["--nodes", "many"], "--nodes: 'many' is not NxCPUxGIB"),
+        (["--nodes", "4x1x1"], "--nodes: no node holds a worker of d"),
         (["--models", "d9"], "--models: 'd9' is not a model of paper, which has d1, d2, d4"),
         (["--jobs", "-1", "--load", "-2"], "--load: must be a share from 0"),
         (["--stop-restart", "soon"], "--stop-restart: 'soon' is not two numbers of minutes"),
