@@ -8,19 +8,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recmesh.datasets import Dataset
+    from recmesh.datasets import Dataset, DataStream, Source
     from recmesh.trainer.local import local_job
     from recmesh.trainer.session import DenseBlock, EmbeddingTable, Init, Job, Step
 
 __version__ = "0.1.0"
-__all__ = ["Dataset", "DenseBlock", "EmbeddingTable", "Init", "Job", "Step", "__version__", "local_job"]
+__all__ = [
+    "DataStream", "Dataset", "DenseBlock", "EmbeddingTable", "Init", "Job", "Source", "Step", "__version__",
+    "local_job",
+]
 
 _HOME = {
+    "DataStream": "recmesh.datasets",
     "Dataset": "recmesh.datasets",
     "DenseBlock": "recmesh.trainer.session",
     "EmbeddingTable": "recmesh.trainer.session",
     "Init": "recmesh.trainer.session",
     "Job": "recmesh.trainer.session",
+    "Source": "recmesh.datasets",
     "Step": "recmesh.trainer.session",
     "local_job": "recmesh.trainer.local",
 }

@@ -98,6 +98,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
+def moment(at: float) -> str:
+    """In UTC, as data are named by it."""
+    return time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(at))
+
+
 def clock(at: float) -> str:
     """Local time of day, with the date when it is not today's."""
     if not at:

@@ -1,6 +1,7 @@
 """A job's YAML or JSON file as it is submitted: checked, and its local paths made absolute."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import date
 from glob import has_magic, iglob
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import yaml
 
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import TIME_FIELDS, DatasetSpec
 from recmesh.spec.job import TrainingJob
 
 
@@ -57,7 +58,20 @@ def load_mapping(file: Path) -> dict[str, Any]:
         raise InvalidArgument(f"{file} is not YAML", violations=[Violation(where, str(problem))]) from error
     if not isinstance(values, dict):
         raise InvalidArgument(f"{file} holds no mapping of fields")
-    return values
+    plain: dict[str, Any] = _plain(values)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: YAML makes dates of what looks like one."""
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case date():
+            return value.isoformat()
+    return value
 
 
 def resolve(path: str, beside: Path) -> Path | str:
@@ -69,20 +83,37 @@ def resolve(path: str, beside: Path) -> Path | str:
 
 
 def _exists(path: Path) -> bool:
-    if has_magic(str(path)):
-        return next(iglob(str(path), recursive=True), None) is not None
+    pattern = str(path)
+    for field in TIME_FIELDS:
+        pattern = pattern.replace(field, "*")
+    if has_magic(pattern):
+        return next(iglob(pattern, recursive=True), None) is not None
     return path.exists()
 
 
 def resolve_data(data: Any, beside: Path) -> None:
     """Makes the paths of a dataset absolute, in place, as far as they are what a specification has there."""
-    source = data.get("source") if isinstance(data, dict) else None
-    if not isinstance(source, dict):
+    aside = data.get("bad_records") if isinstance(data, dict) else None
+    if isinstance(aside, dict) and aside.get("folder"):
+        aside["folder"] = str(resolve(str(aside["folder"]), beside))
+    for source in _sources(data):
+        if isinstance(source.get("files"), list):
+            source["files"] = [str(resolve(str(file), beside)) for file in source["files"]]
+        for field in ("descriptors", "done"):
+            if source.get(field):
+                source[field] = str(resolve(str(source[field]), beside))
+
+
+def _sources(data: Any) -> Iterator[dict[str, Any]]:
+    """The mappings among what stands where sources do."""
+    if not isinstance(data, dict):
         return
-    if isinstance(source.get("files"), list):
-        source["files"] = [str(resolve(str(file), beside)) for file in source["files"]]
-    if source.get("descriptors"):
-        source["descriptors"] = str(resolve(str(source["descriptors"]), beside))
+    streams = data.get("streams")
+    found = [data.get("source")]
+    for stream in streams if isinstance(streams, list) else ():
+        inside = stream.get("sources") if isinstance(stream, dict) else None
+        found += inside if isinstance(inside, list) else ()
+    yield from (source for source in found if isinstance(source, dict))
 
 
 def _set(values: dict[str, Any], field: str, value: Any) -> None:

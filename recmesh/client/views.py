@@ -48,6 +48,9 @@ class Progress(View):
     requeues: int = 0
     quarantined: int = 0
     skipped_nan: int = 0
+    bad_records: int = 0
+    waits_for: str = ""
+    event_time: float = 0.0
 
     @property
     def share(self) -> float:

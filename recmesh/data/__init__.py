@@ -6,7 +6,7 @@ depend on which part of a file is read, and order comes from the record's seed.
 """
 
 from recmesh.data.files import FileInfo, resolve_files
-from recmesh.data.index import Index, index_dataset, index_tasks
+from recmesh.data.index import Index, index_dataset, index_tasks, preview
 from recmesh.data.reader import TaskReader, whole_dataset
 from recmesh.data.records import Batch, FileSlice, IdColumn, TaskRecord, concat
 
@@ -21,6 +21,7 @@ __all__ = [
     "concat",
     "index_dataset",
     "index_tasks",
+    "preview",
     "resolve_files",
     "whole_dataset",
 ]

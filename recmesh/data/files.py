@@ -1,6 +1,6 @@
 """Files on any fsspec file system: patterns resolved, identities taken, and checked at every open."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -59,24 +59,42 @@ def _matches(pattern: str) -> list[FileInfo]:
     files = sorted(name for name, info in details.items() if info.get("type") != "directory")
     if not files:
         raise _missing(f"no file matches {pattern}")
-    return [_info(fs, name) for name in files]
+    if not tells_all(fs, details[files[0]]):
+        return [_info(fs, name) for name in files]
+    return [_file(fs, name, details[name]) for name in files]
 
 
 def _info(fs: Any, path: str) -> FileInfo:
     info = fs.info(path)
     if info.get("type") == "directory":
         raise wrong(FILES, f"{path} is a folder; name its files, for example {path.rstrip('/')}/*")
+    return _file(fs, path, info)
+
+
+def _file(fs: Any, path: str, info: Mapping[str, Any]) -> FileInfo:
     uri = path if isinstance(fs, LocalFileSystem) else fs.unstrip_protocol(path)
-    return FileInfo(uri, int(info["size"] or 0), _etag(fs, path, info))
+    return FileInfo(uri, int(info["size"] or 0), tag_of(fs, path, info))
 
 
-def _etag(fs: Any, path: str, info: dict[str, Any]) -> str:
+def tag_of(fs: Any, path: str, info: Mapping[str, Any]) -> str:
+    """What changes with the content, as far as the file system can tell."""
     if isinstance(fs, LocalFileSystem):
         return f"{int(info['mtime'] * 1e6):x}-{info['ino']:x}"
-    for key in _TAGS:
-        if info.get(key):
-            return str(info[key]).strip('"')
-    return str(fs.ukey(path))
+    key = tag_key(fs, info)
+    return str(info[key]).strip('"') if key else str(fs.ukey(path))
+
+
+def tells_all(fs: Any, listed: Mapping[str, Any]) -> bool:
+    """Whether a listing tells of a file what asking for it alone would: sizes and tags are compared at every open."""
+    if isinstance(fs, LocalFileSystem):
+        return True
+    alone, key = fs.info(listed["name"]), tag_key(fs, listed)
+    return bool(key) and (key, alone.get("size"), alone[key]) == (tag_key(fs, alone), listed.get("size"), listed[key])
+
+
+def tag_key(fs: Any, info: Mapping[str, Any]) -> str:
+    """Under which name a file system tells that; empty: under none."""
+    return "" if isinstance(fs, LocalFileSystem) else next((key for key in _TAGS if info.get(key)), "")
 
 
 def describe(uri: str) -> FileInfo:

@@ -1,15 +1,19 @@
 """What a dataset holds: columns, rows, and the slices that become tasks."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recmesh.data.faults import wrong
 from recmesh.data.fileformats import FileFormat, Indexed, format_named
 from recmesh.data.files import FileInfo, resolve_files
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import Kind, check_agreement, check_columns
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.data.taskgraph import Group, TaskGraph, Window
+from recmesh.data.windows import Turn, active, begins
+from recmesh.runtime.errors import InvalidArgument
+from recmesh.spec.dataset import DatasetSpec, SourceSpec
 
 _THREADS = 8
 
@@ -22,7 +26,9 @@ class Index:
     columns: Mapping[str, Kind]
     """Of the first file."""
     slices: tuple[FileSlice, ...]
-    """In file order; at most `task_rows` rows each."""
+    """In file order, of streams in the order in which they are served; at most `task_rows` rows each."""
+    windows: int = 0
+    """How many windows of streams these are of; 0: there are no streams."""
 
     @property
     def rows(self) -> int:
@@ -35,38 +41,120 @@ class Index:
         return sum(file.size_bytes for file in self.files)
 
 
-def index_dataset(spec: DatasetSpec) -> Index:
+def index_dataset(spec: DatasetSpec, *, seed: int = 0) -> Index:
     """Resolves, checks and counts. Reads footers of Parquet and Arrow, and all of every other format once.
 
-    Errors: NotFound (no such file), InvalidArgument (unreadable, wrong columns) with paths of fields.
+    The seed decides the order of a window's groups of files. Errors: NotFound (no such file), InvalidArgument
+    (unreadable, wrong columns, streams that never end) with paths of fields.
     """
-    kind, files = format_named(spec.source.format), resolve_files(spec.source)
+    if spec.streams:
+        if spec.endless:
+            raise wrong("data.streams", "never end: only a job of a mesh can follow them; give each source an end")
+        return _index_windows(spec, seed, None)
+    view = spec.views()[0]
+    files = resolve_files(view.source)
+    first, slices = index_files(view, files)
+    if view.source.rows is not None:
+        slices = take_share(slices, view.source.rows, view)
+    if not slices:
+        what = "the files hold" if view.source.rows is None else "this part of the files holds"
+        raise wrong("data.source", f"{what} no rows")
+    return Index(tuple(files), first, tuple(slices))
+
+
+def preview(spec: DatasetSpec, *, now: float) -> Index:
+    """Of streams, the first window of each source, complete or not: enough to know their columns, and that their paths
+    lead somewhere. A window that has not come to its end may have no files yet, so there may be nothing to see.
+    """
+    return _index_windows(spec, 0, now)
+
+
+def _index_windows(spec: DatasetSpec, seed: int, now: float | None) -> Index:
+    """All windows of all streams, or a preview as of now."""
+    agreement, files, slices = Agreement(spec), list[FileInfo](), list[FileSlice]()
+    graph, windows = TaskGraph(spec, seed=seed), 0
+    try:
+        for window in graph.windows() if now is None else _first_windows(spec, graph, now):
+            windows += 1
+            for group in window.groups:
+                files += group.infos
+                slices += agreement.index(group)
+    finally:
+        graph.close()
+    if not slices and now is None:
+        raise wrong("data.streams", "their windows hold no rows")
+    return Index(tuple(files), agreement.columns, tuple(slices), windows)
+
+
+def _first_windows(spec: DatasetSpec, graph: TaskGraph, now: float) -> Iterator[Window]:
+    for turn in _first_turns(spec):
+        try:
+            yield graph.listed(turn)
+        except InvalidArgument:
+            if turn.begin + spec.streams[turn.stream].window <= now:
+                raise
+
+
+def _first_turns(spec: DatasetSpec) -> "list[Turn]":
+    """Of each stream, the first windows in which each of its sources has data."""
+    found = set()
+    for number, stream in enumerate(spec.streams):
+        seen = Counter[int]()
+        for begin in begins(stream):
+            sources = active(stream, begin)
+            if not all(seen[index] for index in sources):
+                found.add(Turn(begin, number))
+            seen.update(sources)
+            if all(seen[index] for index in range(len(stream.sources))):
+                break
+    return sorted(found)
+
+
+class Agreement:
+    """Indexes groups of files as they come, and sees to it that all of a dataset agree on types. For one thread."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._views = spec.views()
+        self._first: tuple[str, Mapping[str, Kind]] | None = None
+
+    @property
+    def columns(self) -> Mapping[str, Kind]:
+        """Of the first file."""
+        return self._first[1] if self._first else {}
+
+    def index(self, group: Group) -> list[FileSlice]:
+        """The slices of a group, in order. Errors as of `index_dataset`."""
+        view, files = self._views[group.view], group.infos
+        kinds, slices = index_files(view, files)
+        if self._first is None:
+            self._first = files[0].uri, kinds
+        check_agreement(view, self._first[1], kinds, uris=(self._first[0], files[0].uri))
+        return [replace(piece, view=group.view) for piece in slices] if group.view else slices
+
+
+def index_files(spec: SourceSpec, files: Sequence[FileInfo]) -> tuple[Mapping[str, Kind], list[FileSlice]]:
+    """Columns of the first file, and the slices of all, in order; the files must agree."""
+    kind = format_named(spec.source.format)
     with ThreadPoolExecutor(min(_THREADS, len(files))) as pool:
         indexed = list(pool.map(lambda file: _index_file(kind, file, spec), files))
     first = indexed[0].kinds
     for file, other in zip(files[1:], indexed[1:], strict=True):
         check_agreement(spec, first, other.kinds, uris=(files[0].uri, file.uri))
-    slices = [piece for each in indexed for piece in each.slices]
-    if spec.source.rows is not None:
-        slices = take_share(slices, spec.source.rows, spec)
-    if not slices:
-        what = "the files hold" if spec.source.rows is None else "this part of the files holds"
-        raise wrong("data.source", f"{what} no rows")
-    return Index(tuple(files), first, tuple(slices))
+    return first, [piece for each in indexed for piece in each.slices]
 
 
-def index_tasks(spec: DatasetSpec) -> list[FileSlice]:
-    """The slices of a dataset, in file order."""
-    return list(index_dataset(spec).slices)
+def index_tasks(spec: DatasetSpec, *, seed: int = 0) -> list[FileSlice]:
+    """The slices of a dataset, in file order; of streams, in that of the seed."""
+    return list(index_dataset(spec, seed=seed).slices)
 
 
-def _index_file(kind: FileFormat, file: FileInfo, spec: DatasetSpec) -> Indexed:
+def _index_file(kind: FileFormat, file: FileInfo, spec: SourceSpec) -> Indexed:
     found = kind.index(file, spec)
     check_columns(spec, found.kinds, where=file.uri)
     return found
 
 
-def take_share(slices: Iterable[FileSlice], share: tuple[float, float], spec: DatasetSpec) -> list[FileSlice]:
+def take_share(slices: Iterable[FileSlice], share: tuple[float, float], spec: SourceSpec) -> list[FileSlice]:
     """Rows [share0, share1) of all; neighbours such as [0, 0.8] and [0.8, 1] are disjoint and complete."""
     pieces, kind = list(slices), format_named(spec.source.format)
     total = sum(piece.rows for piece in pieces)

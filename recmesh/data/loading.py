@@ -50,8 +50,7 @@ class Loader:
             field = "batch_size" if batch_size < 1 else "epochs"
             raise wrong(field, "must be at least 1")
         self._batch_size, self._epochs, self._share = batch_size, epochs, share
-        slices = tuple(index_dataset(spec).slices)
-        plan = Plan(slices, epochs, seed, spec.shuffle)
+        plan = Plan(index_dataset(spec, seed=seed).slices, epochs, seed, spec.shuffle, in_time=bool(spec.streams))
         self._tasks = [record for record in generate(plan) if not record.close]
         self._bases = [record.base for record in self._tasks]
         self._epoch_rows = plan.total // epochs

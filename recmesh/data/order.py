@@ -21,6 +21,8 @@ class Plan:
     epochs: int
     seed: int
     shuffle: bool
+    in_time: bool = False
+    """Slices are of streams: their order stands, and only the rows of each are shuffled."""
 
     @property
     def records(self) -> int:
@@ -39,16 +41,21 @@ def generate(plan: Plan) -> Iterator[TaskRecord]:
     for epoch in range(plan.epochs):
         for index in _order(plan, epoch):
             piece = plan.slices[index]
-            seed = _seed(plan.seed, epoch, index, _ROWS) if plan.shuffle else 0
+            seed = row_seed(plan.seed, epoch, index) if plan.shuffle else 0
             yield TaskRecord(0, LINE, base, piece.rows, epoch, seed, piece)
             base += piece.rows
     yield TaskRecord(0, LINE, base, 0, plan.epochs, 0, None, close=True)
 
 
 def _order(plan: Plan, epoch: int) -> list[int]:
-    if not plan.shuffle:
+    if not plan.shuffle or plan.in_time:
         return list(range(len(plan.slices)))
     return [int(index) for index in permutation(_seed(plan.seed, epoch, 0, _ORDER), len(plan.slices))]
+
+
+def row_seed(seed: int, epoch: int, index: int) -> int:
+    """Of the permutation of the rows of an epoch's slice; `index` counts slices in file order, of streams as served."""
+    return _seed(seed, epoch, index, _ROWS)
 
 
 def _seed(seed: int, epoch: int, index: int, use: int) -> int:

@@ -2,20 +2,43 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from recmesh.data.cache import ByteCache
 from recmesh.data.columns import labels_of, weights_of
+from recmesh.data.deadletters import DeadLetters, sift
 from recmesh.data.faults import wrong
-from recmesh.data.fileformats import format_named
+from recmesh.data.fileformats import SliceReader, format_named
 from recmesh.data.index import index_dataset
-from recmesh.data.records import Batch, FileSlice, TaskRecord, concat
+from recmesh.data.records import Batch, FileSlice, IdColumn, Int64, TaskRecord, concat
 from recmesh.data.schema import check_columns, kind_of
 from recmesh.data.transform import Transform
 from recmesh.formats import permutation
 from recmesh.spec.dataset import DatasetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A task's rows in order of position."""
+
+    batch: Batch
+    places: Int64 | None = None
+    """[batch.size], ascending: at which of the task's positions each row stands. None: at each one."""
+
+    def within(self, lo: int, hi: int) -> Batch:
+        """The rows that stand at positions [lo, hi) of the task."""
+        if self.places is None:
+            return self.batch.rows(lo, hi)
+        first, last = np.searchsorted(self.places, [lo, hi])
+        return self.batch.rows(int(first), int(last))
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held."""
+        return self.batch.size_bytes + (0 if self.places is None else self.places.nbytes)
 
 
 class TaskReader:
@@ -28,13 +51,19 @@ class TaskReader:
     def __init__(self, spec: DatasetSpec, *, cache_bytes: int = 96 << 20) -> None:
         self._spec = spec
         self._transform = Transform.of(spec)
-        self._tasks: ByteCache[tuple[FileSlice, int], Batch] = ByteCache(cache_bytes // 2)
-        self._slices = format_named(spec.source.format).reader(spec, cache_bytes=cache_bytes - cache_bytes // 2)
+        self._tasks: ByteCache[tuple[FileSlice, int], _Decoded] = ByteCache(cache_bytes // 2)
+        self._views, self._readers = spec.views(), dict[int, SliceReader]()
+        self._reader_bytes = cache_bytes // 2 // len(self._views)
         self._lock = threading.Lock()
+        self._aside = DeadLetters(spec.bad_records) if spec.bad_records is not None else None
+        self.bad_records = 0
+        """Positions of batches that were asked for whose records could not be read. Several readers of a job share its
+        positions, so together they count each record once; again where a batch is trained again."""
 
     def batch(self, tasks: Sequence[TaskRecord], lo: int, hi: int) -> Batch:
         """The rows at positions [lo, hi), in order of position; the tasks must cover them.
 
+        Records that cannot be read are left out where the dataset allows it: the batch is smaller then, or empty.
         DataLoss: a file changed since it was indexed. InvalidArgument: its content is not as specified.
         """
         parts: list[Batch] = []
@@ -43,29 +72,71 @@ class TaskReader:
             first, last = max(at, task.base), min(hi, task.base + task.rows)
             if task.close or first >= last or first > at:
                 continue
-            parts.append(self.task(task).rows(first - task.base, last - task.base))
+            parts.append(self._decoded(task).within(first - task.base, last - task.base))
             at = last
         if at < hi or not parts:
             raise wrong("tasks", f"no task record covers position {at} of [{lo}, {hi})")
-        return concat(parts)
+        batch = concat(parts)
+        if batch.size < hi - lo:
+            with self._lock:
+                self.bad_records += hi - lo - batch.size
+        return batch
 
     def task(self, task: TaskRecord) -> Batch:
         """All rows of a task, in order of position."""
+        return self._decoded(task).batch
+
+    def _decoded(self, task: TaskRecord) -> _Decoded:
         if task.file is None:
             raise wrong("tasks", f"the task record at {task.base} names no file")
         file = task.file
         seed = task.order_seed
         with self._lock:
-            return self._tasks.get((file, seed), lambda: self._decode(file, seed), size_of=_size_bytes)
+            return self._tasks.get((file, seed), lambda: self._ordered(file, seed), size_of=_size_bytes)
 
-    def _decode(self, piece: FileSlice, order_seed: int) -> Batch:
-        where = f"{piece.uri} rows {piece.first_row} to {piece.first_row + piece.rows}"
-        table = self._slices.read(piece)
-        check_columns(self._spec, {field.name: kind_of(field.type) for field in table.schema}, where=piece.uri)
-        batch = batch_of(table, self._spec, self._transform, where=where)
+    def _ordered(self, piece: FileSlice, order_seed: int) -> _Decoded:
+        batch, rows = self._sifted(piece)
+        if rows is None:
+            if not order_seed:
+                return _Decoded(batch)
+            return _Decoded(batch.take(np.asarray(permutation(order_seed, batch.size), np.int64)))
         if not order_seed:
-            return batch
-        return batch.take(np.asarray(permutation(order_seed, batch.size), np.int64))
+            return _Decoded(batch, rows)
+        order = np.asarray(permutation(order_seed, piece.rows), np.int64)
+        where = np.full(piece.rows, -1, np.int64)
+        where[rows] = np.arange(rows.size)
+        places = np.flatnonzero(where[order] >= 0)
+        return _Decoded(batch.take(where[order][places]), places)
+
+    def _sifted(self, piece: FileSlice) -> tuple[Batch, Int64 | None]:
+        """The rows of a slice that can be read, and which ones they are; None: all."""
+        if self._aside is None or self._spec.bad_records is None:
+            return self._decode(piece), None
+        view = self._views[piece.view]
+        kind = format_named(view.source.format)
+        found = sift(
+            piece, self._decode, lambda piece, lo, hi: replace(kind.trim(piece, lo, hi, view), view=piece.view),
+            most=self._spec.bad_records.limit,
+        )
+        if not found.letters:
+            return concat([part for _, part in found.parts]), None
+        self._aside.put(piece, found.letters)
+        rows = [np.arange(first, first + part.size) for first, part in found.parts]
+        if not rows:
+            return nothing(self._spec), np.empty(0, np.int64)
+        return concat([part for _, part in found.parts]), np.concatenate(rows)
+
+    def _decode(self, piece: FileSlice) -> Batch:
+        where = f"{piece.uri} rows {piece.first_row} to {piece.first_row + piece.rows}"
+        table = self._reader(piece.view).read(piece)
+        check_columns(self._spec, {field.name: kind_of(field.type) for field in table.schema}, where=piece.uri)
+        return batch_of(table, self._spec, self._transform, where=where)
+
+    def _reader(self, view: int) -> SliceReader:
+        if view not in self._readers:
+            spec = self._views[view]
+            self._readers[view] = format_named(spec.source.format).reader(spec, cache_bytes=self._reader_bytes)
+        return self._readers[view]
 
 
 def batch_of(table: Any, spec: DatasetSpec, transform: Transform, *, where: str) -> Batch:
@@ -76,8 +147,25 @@ def batch_of(table: Any, spec: DatasetSpec, transform: Transform, *, where: str)
     )
 
 
-def _size_bytes(batch: Batch) -> int:
-    return batch.size_bytes
+def nothing(spec: DatasetSpec) -> Batch:
+    """No rows, of the dataset's columns."""
+    empty = np.empty(0, np.int64)
+    ids = {
+        feature.name: IdColumn(
+            empty, None if feature.kind == "single" else np.zeros(1, np.int64),
+            np.empty(0, np.float32) if feature.weights else None,
+        )
+        for feature in spec.features if feature.kind != "dense"
+    }
+    numbers = sum(feature.kind == "dense" for feature in spec.features)
+    weight = np.empty(0, np.float32) if spec.weight else None
+    return Batch(
+        0, ids, np.empty((0, numbers), np.float32), np.empty((0, len(spec.label_columns)), np.float32), weight
+    )
+
+
+def _size_bytes(decoded: _Decoded) -> int:
+    return decoded.size_bytes
 
 
 def whole_dataset(
@@ -90,10 +178,12 @@ def whole_dataset(
 ) -> Iterator[Batch]:
     """All rows in file order, for evaluation and for training without a mesh.
 
-    `rows` takes the place of the source's own share. The last batch of a file's slice is carried over, so
-    that all batches but the last have `batch_size` rows.
+    `rows` takes the place of the source's own share; of streams there is none to take. The last batch of a file's
+    slice is carried over, so that all batches but the last have `batch_size` rows.
     """
     if rows is not None:
+        if spec.source is None:
+            raise wrong("rows", "belongs to a dataset of one source; of streams, start and end say which part")
         spec = spec.model_copy(update={"source": spec.source.model_copy(update={"rows": rows})})
     tasks: list[TaskRecord] = []
     base = 0

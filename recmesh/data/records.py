@@ -23,6 +23,8 @@ class FileSlice:
     """Text formats: where the first row starts (uncompressed)."""
     byte_hi: int = 0
     """Text formats: one past the end of the last row; 0 where the format has an index of its own."""
+    view: int = 0
+    """Which of the dataset's views (`DatasetSpec.views`) reads it."""
 
 
 @dataclass(frozen=True, slots=True)

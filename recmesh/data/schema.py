@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from recmesh.runtime.errors import InvalidArgument, Violation
-from recmesh.spec.dataset import DatasetSpec, Feature
+from recmesh.spec.dataset import DatasetSpec, Feature, SourceSpec
 
 Kind = Literal["int", "float", "string", "bool", "null", "list<int>", "list<float>", "list<string>", "other"]
 
@@ -48,6 +48,11 @@ def needed_columns(spec: DatasetSpec) -> list[str]:
         if feature.weights:
             names.append(feature.weights)
     return list(dict.fromkeys(names))
+
+
+def types_are_enough(declared: Mapping[str, object], spec: SourceSpec) -> bool:
+    """Whether a file whose start cannot be read, as it holds bad records, can be read all the same."""
+    return spec.bad_records is not None and all(column in declared for column in needed_columns(spec))
 
 
 def check_columns(spec: DatasetSpec, kinds: Mapping[str, Kind], *, where: str) -> None:
@@ -101,7 +106,7 @@ def _check(
 
 
 def check_agreement(
-    spec: DatasetSpec, first: Mapping[str, Kind], other: Mapping[str, Kind], *, uris: tuple[str, str]
+    spec: SourceSpec, first: Mapping[str, Kind], other: Mapping[str, Kind], *, uris: tuple[str, str]
 ) -> None:
     """The files must agree on integers and strings, else one value would be two ids."""
     found = [

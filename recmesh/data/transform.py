@@ -31,7 +31,8 @@ class Transform:
     @classmethod
     def of(cls, spec: DatasetSpec) -> Self:
         """A dataset's."""
-        return cls(tuple(spec.features), frozenset(name for name, kind in spec.source.types.items() if kind == "int"))
+        types = [item for view in spec.views() for item in view.source.types.items()]
+        return cls(tuple(spec.features), frozenset(name for name, kind in types if kind == "int"))
 
     def inputs(self, table: Any, *, where: str) -> tuple[dict[str, IdColumn], Float32]:
         """Ids by feature, and float32 [B, dense features], of an Arrow table. Errors name the field and `where`."""

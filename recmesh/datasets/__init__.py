@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from recmesh.client.jobfile import load_mapping, resolve_data
 from recmesh.data.loading import Loader, Share
+from recmesh.datasets.definition import DataStream, Source
 from recmesh.spec.dataset import DatasetSpec
 
 if TYPE_CHECKING:
     from recmesh.datasets.tensors import TensorLoader
 
-__all__ = ["Dataset"]
+__all__ = ["DataStream", "Dataset", "Source"]
 
 
 class Dataset:
@@ -24,15 +25,23 @@ class Dataset:
             state = loader.state_dict()
     """
 
-    def __init__(self, spec: DatasetSpec | Mapping[str, Any] | str | os.PathLike[str]) -> None:
-        """A specification, a mapping, or a YAML or JSON file that holds one (or a job, whose `data` is then taken).
+    def __init__(
+        self, spec: DatasetSpec | Mapping[str, Any] | str | os.PathLike[str] | DataStream, *more: DataStream,
+        **fields: Any,
+    ) -> None:
+        """A specification, a mapping, or a YAML or JSON file that holds one (or a job, whose `data` is then taken); or
+        streams, with the other fields of a specification by name.
 
         Paths in a file count as for `recmesh submit`: from the current folder, or from the file's own.
         """
+        if isinstance(spec, DataStream):
+            spec = {"streams": [stream.mapping for stream in (spec, *more)]} | fields
+        elif more or fields:
+            raise TypeError("streams and fields go with streams; a specification is given alone")
         if isinstance(spec, (str, os.PathLike)):
             path = Path(spec)
             values = load_mapping(path)
-            spec = values if "source" in values else values.get("data", values)
+            spec = values if {"source", "streams"} & values.keys() else values.get("data", values)
             resolve_data(spec, path.parent)
         self.spec = spec if isinstance(spec, DatasetSpec) else DatasetSpec.parse(spec)
 

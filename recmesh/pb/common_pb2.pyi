@@ -164,6 +164,7 @@ class FileSlice(google.protobuf.message.Message):
     ROWS_FIELD_NUMBER: builtins.int
     BYTE_LO_FIELD_NUMBER: builtins.int
     BYTE_HI_FIELD_NUMBER: builtins.int
+    VIEW_FIELD_NUMBER: builtins.int
     uri: builtins.str
     size_bytes: builtins.int
     etag: builtins.str
@@ -173,6 +174,8 @@ class FileSlice(google.protobuf.message.Message):
     """where the first row starts (text formats; uncompressed offset)"""
     byte_hi: builtins.int
     """where the last row ends; 0: not indexed by bytes"""
+    view: builtins.int
+    """which of the dataset's sources reads it"""
     def __init__(
         self,
         *,
@@ -183,8 +186,9 @@ class FileSlice(google.protobuf.message.Message):
         rows: builtins.int = ...,
         byte_lo: builtins.int = ...,
         byte_hi: builtins.int = ...,
+        view: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["byte_hi", b"byte_hi", "byte_lo", b"byte_lo", "etag", b"etag", "first_row", b"first_row", "rows", b"rows", "size_bytes", b"size_bytes", "uri", b"uri"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["byte_hi", b"byte_hi", "byte_lo", b"byte_lo", "etag", b"etag", "first_row", b"first_row", "rows", b"rows", "size_bytes", b"size_bytes", "uri", b"uri", "view", b"view"]) -> None: ...
 
 Global___FileSlice: typing_extensions.TypeAlias = FileSlice
 

@@ -513,6 +513,9 @@ class Progress(google.protobuf.message.Message):
     REQUEUES_FIELD_NUMBER: builtins.int
     QUARANTINED_FIELD_NUMBER: builtins.int
     SKIPPED_NAN_FIELD_NUMBER: builtins.int
+    WAITS_FOR_FIELD_NUMBER: builtins.int
+    BAD_RECORDS_FIELD_NUMBER: builtins.int
+    EVENT_TIME_FIELD_NUMBER: builtins.int
     samples: builtins.int
     total: builtins.int
     samples_per_s: builtins.float
@@ -521,6 +524,12 @@ class Progress(google.protobuf.message.Message):
     requeues: builtins.int
     quarantined: builtins.int
     skipped_nan: builtins.int
+    waits_for: builtins.str
+    """streams: why no more data come now"""
+    bad_records: builtins.int
+    """left out, as they could not be read"""
+    event_time: builtins.float
+    """streams: where the newest window begins that is served, unix seconds"""
     def __init__(
         self,
         *,
@@ -532,8 +541,11 @@ class Progress(google.protobuf.message.Message):
         requeues: builtins.int = ...,
         quarantined: builtins.int = ...,
         skipped_nan: builtins.int = ...,
+        waits_for: builtins.str = ...,
+        bad_records: builtins.int = ...,
+        event_time: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epochs", b"epochs", "eta_s", b"eta_s", "quarantined", b"quarantined", "requeues", b"requeues", "samples", b"samples", "samples_per_s", b"samples_per_s", "skipped_nan", b"skipped_nan", "total", b"total"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bad_records", b"bad_records", "epochs", b"epochs", "eta_s", b"eta_s", "event_time", b"event_time", "quarantined", b"quarantined", "requeues", b"requeues", "samples", b"samples", "samples_per_s", b"samples_per_s", "skipped_nan", b"skipped_nan", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
 
 Global___Progress: typing_extensions.TypeAlias = Progress
 
@@ -819,6 +831,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     SKIPPED_NAN_FIELD_NUMBER: builtins.int
     NOTE_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    BAD_RECORDS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     role: builtins.str
     index: builtins.int
@@ -836,6 +849,8 @@ class HeartbeatRequest(google.protobuf.message.Message):
     skipped_nan: builtins.int
     note: builtins.str
     draining: builtins.bool
+    bad_records: builtins.int
+    """left out, as they could not be read"""
     @property
     def step(self) -> Global___StepTimes: ...
     def __init__(
@@ -858,9 +873,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
         skipped_nan: builtins.int = ...,
         note: builtins.str = ...,
         draining: builtins.bool = ...,
+        bad_records: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["auc", b"auc", "busy_s", b"busy_s", "cpu_s", b"cpu_s", "draining", b"draining", "gen", b"gen", "incarnation", b"incarnation", "index", b"index", "job_id", b"job_id", "loss", b"loss", "memory_bytes", b"memory_bytes", "note", b"note", "role", b"role", "rows", b"rows", "samples", b"samples", "skipped_nan", b"skipped_nan", "step", b"step", "window_samples", b"window_samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["auc", b"auc", "bad_records", b"bad_records", "busy_s", b"busy_s", "cpu_s", b"cpu_s", "draining", b"draining", "gen", b"gen", "incarnation", b"incarnation", "index", b"index", "job_id", b"job_id", "loss", b"loss", "memory_bytes", b"memory_bytes", "note", b"note", "role", b"role", "rows", b"rows", "samples", b"samples", "skipped_nan", b"skipped_nan", "step", b"step", "window_samples", b"window_samples"]) -> None: ...
 
 Global___HeartbeatRequest: typing_extensions.TypeAlias = HeartbeatRequest
 

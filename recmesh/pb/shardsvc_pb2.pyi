@@ -221,17 +221,21 @@ class OpenRunReply(google.protobuf.message.Message):
     TOTAL_FIELD_NUMBER: builtins.int
     TO_DO_FIELD_NUMBER: builtins.int
     LOG_LAST_SEQUENCE_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     total: builtins.int
     to_do: builtins.int
     log_last_sequence: builtins.int
+    more: builtins.bool
+    """the line goes on: `total` grows"""
     def __init__(
         self,
         *,
         total: builtins.int = ...,
         to_do: builtins.int = ...,
         log_last_sequence: builtins.int = ...,
+        more: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["log_last_sequence", b"log_last_sequence", "to_do", b"to_do", "total", b"total"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["log_last_sequence", b"log_last_sequence", "more", b"more", "to_do", b"to_do", "total", b"total"]) -> None: ...
 
 Global___OpenRunReply: typing_extensions.TypeAlias = OpenRunReply
 
@@ -619,6 +623,8 @@ class ProgressReply(google.protobuf.message.Message):
     HOLDERS_FIELD_NUMBER: builtins.int
     REQUEUES_FIELD_NUMBER: builtins.int
     EXPIRATIONS_FIELD_NUMBER: builtins.int
+    WAITS_FOR_FIELD_NUMBER: builtins.int
+    EVENT_TIME_FIELD_NUMBER: builtins.int
     gen: builtins.int
     total: builtins.int
     done: builtins.int
@@ -630,6 +636,10 @@ class ProgressReply(google.protobuf.message.Message):
     drained: builtins.bool
     requeues: builtins.int
     expirations: builtins.int
+    waits_for: builtins.str
+    """streams: why nothing is appended to the line now"""
+    event_time: builtins.float
+    """streams: where the newest window that is on the line begins, unix seconds"""
     @property
     def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Holder]: ...
     def __init__(
@@ -647,8 +657,10 @@ class ProgressReply(google.protobuf.message.Message):
         holders: collections.abc.Iterable[Global___Holder] | None = ...,
         requeues: builtins.int = ...,
         expirations: builtins.int = ...,
+        waits_for: builtins.str = ...,
+        event_time: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "done", b"done", "drained", b"drained", "epochs", b"epochs", "expirations", b"expirations", "gen", b"gen", "holders", b"holders", "leased", b"leased", "leases", b"leases", "queued", b"queued", "requeues", b"requeues", "total", b"total"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "done", b"done", "drained", b"drained", "epochs", b"epochs", "event_time", b"event_time", "expirations", b"expirations", "gen", b"gen", "holders", b"holders", "leased", b"leased", "leases", b"leases", "queued", b"queued", "requeues", b"requeues", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
 
 Global___ProgressReply: typing_extensions.TypeAlias = ProgressReply
 
@@ -684,16 +696,83 @@ class TaskChunk(google.protobuf.message.Message):
 
     TASKS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
+    BEGUN_FIELD_NUMBER: builtins.int
+    TURN_FIELD_NUMBER: builtins.int
     fingerprint: builtins.str
     """of dataset, epochs, seed and shuffle: whoever goes on with the log must agree"""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[recmesh.pb.common_pb2.TaskRecord]: ...
+    @property
+    def begun(self) -> Global___StreamBegin:
+        """the first message of a line of streams"""
+
+    @property
+    def turn(self) -> Global___Turn:
+        """streams: whose tasks these are"""
+
     def __init__(
         self,
         *,
         tasks: collections.abc.Iterable[recmesh.pb.common_pb2.TaskRecord] | None = ...,
         fingerprint: builtins.str = ...,
+        begun: Global___StreamBegin | None = ...,
+        turn: Global___Turn | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "tasks", b"tasks"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["begun", b"begun", "turn", b"turn"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "fingerprint", b"fingerprint", "tasks", b"tasks", "turn", b"turn"]) -> None: ...
 
 Global___TaskChunk: typing_extensions.TypeAlias = TaskChunk
+
+@typing.final
+class StreamBegin(google.protobuf.message.Message):
+    """All that it takes to go on with a line of streams."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATASET_JSON_FIELD_NUMBER: builtins.int
+    EPOCHS_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    SHUFFLE_FIELD_NUMBER: builtins.int
+    dataset_json: builtins.str
+    epochs: builtins.int
+    seed: builtins.int
+    shuffle: builtins.bool
+    def __init__(
+        self,
+        *,
+        dataset_json: builtins.str = ...,
+        epochs: builtins.int = ...,
+        seed: builtins.int = ...,
+        shuffle: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dataset_json", b"dataset_json", "epochs", b"epochs", "seed", b"seed", "shuffle", b"shuffle"]) -> None: ...
+
+Global___StreamBegin: typing_extensions.TypeAlias = StreamBegin
+
+@typing.final
+class Turn(google.protobuf.message.Message):
+    """A window of a stream."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    STREAM_FIELD_NUMBER: builtins.int
+    BEGIN_FIELD_NUMBER: builtins.int
+    COMPLETE_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    stream: builtins.int
+    begin: builtins.int
+    """unix seconds"""
+    complete: builtins.bool
+    """nothing more of it follows"""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        stream: builtins.int = ...,
+        begin: builtins.int = ...,
+        complete: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin", b"begin", "complete", b"complete", "epoch", b"epoch", "stream", b"stream"]) -> None: ...
+
+Global___Turn: typing_extensions.TypeAlias = Turn

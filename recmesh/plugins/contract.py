@@ -37,7 +37,7 @@ def check_planner(
     used = planner()
     _planned(used, jobs, cluster, seed + 1)
     assert (proposals, list(decisions)) == _planned(used, jobs, cluster, seed), (
-        "the same views and the same seed gave another plan: draw from the generator only, and keep no state between calls"
+        "the same views and the same seed gave another plan: draw from the generator only, and keep no state of calls"
     )
     return decisions
 

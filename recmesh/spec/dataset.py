@@ -1,4 +1,4 @@
-"""`DatasetSpec`: which files a job trains on, and what their columns mean."""
+"""`DatasetSpec`: which files a job trains on, in which order of time, and what their columns mean."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -8,12 +8,16 @@ from pydantic import Field
 
 from recmesh.plugins.registry import names
 from recmesh.spec.base import EntryPoint, Fault, Name, PositiveInt, Spec, rule
+from recmesh.spec.quantity import Duration, Moment
 
 FILE_FORMATS = "recmesh.file_formats"
 """The entry point group by which packages add formats."""
 BUILT_IN_FORMATS = ("parquet", "csv", "tsv", "criteo", "jsonl", "arrow", "tfrecord", "protobuf")
 
 FeatureKind = Literal["single", "bag", "sequence", "dense"]
+
+TIME_FIELDS = ("{YYYY}", "{MM}", "{DD}", "{HH}", "{mm}")
+"""Of a window's begin, in paths."""
 
 
 class Source(Spec):
@@ -75,6 +79,69 @@ class Source(Spec):
     def _columns_are_named(self) -> Iterator[Fault]:
         if self.format in ("csv", "tsv") and not self.header and not self.columns:
             yield "columns", "must name the columns of a file without a header"
+
+
+class StreamSource(Source):
+    """A period of data in files by time: `{YYYY}`, `{MM}`, `{DD}`, `{HH}` and `{mm}` in `files` and `done` stand for
+    the parts of a window's begin, in UTC."""
+
+    start: Moment
+    """Where the data begin: the first window holds it."""
+    end: Moment | None = None
+    """Where they end, itself not included; none: they never do."""
+    done: str = ""
+    """A file that is there once a window is complete. None: a window is complete `lateness` after its end."""
+    lateness: Duration = 0.0
+    """How long after a window's end files may still come."""
+    offset: Duration = 0.0
+    """How far it is behind: with 1d, yesterday's data of it are served together with today's of the others."""
+    weight: float | None = Field(default=None, gt=0, le=1e6)
+    """How many of its bytes are served within a window for one of a source of weight 1; all are served before the next
+    window. None: as fast as it takes for all sources to end together."""
+    may_be_empty: bool = False
+    """A window without files is no error."""
+
+    @rule
+    def _ends_after_it_starts(self) -> Iterator[Fault]:
+        if self.end is not None and self.end <= self.start:
+            yield "end", "must be after start"
+
+    @rule
+    def _whole_files(self) -> Iterator[Fault]:
+        if self.rows is not None:
+            yield "rows", "belongs to a dataset of one source; of a stream, start and end say which part"
+
+    @rule
+    def _time_is_in_the_path(self) -> Iterator[Fault]:
+        for index, path in enumerate(self.files):
+            if not any(field in path for field in TIME_FIELDS):
+                yield f"files.{index}", f"has none of {', '.join(TIME_FIELDS)}: every window would read the same files"
+
+
+class Stream(Spec):
+    """Sources that are served together, window by window, in order of time."""
+
+    window: Duration = 3600.0
+    """`1h` or `1d` as a rule. Windows begin at its multiples, counted from 1970."""
+    sources: list[StreamSource] = Field(min_length=1, max_length=64)
+
+    @rule
+    def _weights_of_all_or_none(self) -> Iterator[Fault]:
+        if len({source.weight is None for source in self.sources}) > 1:
+            yield "sources", "either all of them have a weight, or none"
+
+    @rule
+    def _windows_are_told_apart(self) -> Iterator[Fault]:
+        if not 60 <= self.window or self.window % 60:
+            yield "window", "must be whole minutes"
+            return
+        for index, source in enumerate(self.sources):
+            fields = {field for path in source.files for field in TIME_FIELDS if field in path}
+            needed = "{mm}" if self.window % 3600 else "{HH}" if self.window % 86400 else "{DD}"
+            if fields and needed not in fields:
+                yield f"sources.{index}.files", f"windows of {self.window:g} s need {needed} in the path"
+            if source.offset % self.window:
+                yield f"sources.{index}.offset", "must be whole windows"
 
 
 class Feature(Spec):
@@ -156,11 +223,24 @@ class Feature(Spec):
         return self.columns or [self.column or self.name]
 
 
+class BadRecords(Spec):
+    """What becomes of records that cannot be read."""
+
+    limit: int = Field(ge=0, le=1_000_000_000)
+    """So many are passed over; one more, and the job fails."""
+    folder: str = ""
+    """Where they are written down, as JSON lines: file, row, reason. A path or fsspec URL; empty: nowhere."""
+
+
 class DatasetSpec(Spec):
-    """Rows in files, what to predict, and from what."""
+    """Rows in files, what to predict, and from what: a `source`, or `streams` of them."""
 
     name: Name | None = None
-    source: Source
+    source: Source | None = None
+    streams: list[Stream] = Field(default=[], max_length=64)
+    """Instead of `source`: data in order of time, window by window."""
+    together: bool = False
+    """Streams are served together, window by window; else one after another."""
     label: str = "label"
     """The column of targets. 0 and 1, or numbers compared by `label_above`."""
     label_above: float | None = None
@@ -174,6 +254,8 @@ class DatasetSpec(Spec):
     """Tasks among each other and rows within a task, by the job's seed."""
     task_rows: PositiveInt = 65536
     """Rows of one task record: the unit of shuffling and reading."""
+    bad_records: BadRecords | None = None
+    """None: a record that cannot be read fails the job."""
 
     @rule
     def _names_differ(self) -> Iterator[Fault]:
@@ -182,7 +264,46 @@ class DatasetSpec(Spec):
         if twice:
             yield "features", f"features named twice: {', '.join(twice)}"
 
+    @rule
+    def _source_or_streams(self) -> Iterator[Fault]:
+        if self.source is None and not self.streams:
+            yield "source", "is missing: name files, or streams of them"
+        if self.source is not None and self.streams:
+            yield "streams", "source or streams, not both"
+
+    @rule
+    def _streams_end_before_others_begin(self) -> Iterator[Fault]:
+        for index, stream in enumerate(self.streams[:-1]):
+            if not self.together and any(source.end is None for source in stream.sources):
+                yield f"streams.{index}", "never ends, so the stream after it would never begin; see together"
+
+    @rule
+    def _types_agree(self) -> Iterator[Fault]:
+        known: dict[str, str] = {}
+        for s, stream in enumerate(self.streams):
+            for i, source in enumerate(stream.sources):
+                for column, kind in source.types.items():
+                    if known.setdefault(column, kind) != kind:
+                        yield f"streams.{s}.sources.{i}.types", f"{column} is {known[column]} in another source"
+
+    def views(self) -> "list[SourceSpec]":
+        """The dataset as each of its sources sees it: the one, or those of all streams in order."""
+        sources = [self.source] if self.source else [source for stream in self.streams for source in stream.sources]
+        fields = {name: getattr(self, name) for name in DatasetSpec.model_fields} | {"streams": []}
+        return [SourceSpec.model_construct(**fields | {"source": source}) for source in sources]
+
+    @property
+    def endless(self) -> bool:
+        """Whether rows come for ever."""
+        return any(source.end is None for stream in self.streams for source in stream.sources)
+
     @property
     def label_columns(self) -> list[str]:
         """The target columns, in order."""
         return self.labels or [self.label]
+
+
+class SourceSpec(DatasetSpec):
+    """A dataset of one source: what formats of files are given. Made by `DatasetSpec.views`."""
+
+    source: Source

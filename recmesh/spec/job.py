@@ -359,6 +359,26 @@ class TrainingJob(Spec):
             yield f"roles.data.{field}", "data executors need a stream dataset; workers read files themselves"
 
     @rule
+    def _streams_are_trained_once_and_as_they_come(self) -> Iterator[Fault]:
+        data = self.data
+        if data is None or not data.streams:
+            return
+        if data.endless and self.training.epochs > 1:
+            yield "training.epochs", "must be 1: the streams of data never end"
+        if self.training.sync:
+            yield "training.sync", "is for a dataset of one source: the steps of a stream's end are not known before it"
+
+    @rule
+    def _evaluation_ends(self) -> Iterator[Fault]:
+        evaluation = self.evaluation
+        if evaluation is None:
+            return
+        if evaluation.rows is not None and self.data is not None and self.data.streams:
+            yield "evaluation.rows", "is a part of one source, and data has streams; give evaluation.data"
+        if evaluation.data is not None and evaluation.data.endless:
+            yield "evaluation.data.streams", "never end; give each source an end"
+
+    @rule
     def _stopping_needs_evaluation(self) -> Iterator[Fault]:
         if self.training.early_stopping and not (self.evaluation and self.evaluation.every_s):
             yield "training.early_stopping", "needs evaluation.every_s"

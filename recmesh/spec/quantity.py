@@ -1,7 +1,9 @@
-"""Resource quantities as Kubernetes writes them: cpu `500m` or `2`, memory `512Mi` or `2G`."""
+"""Quantities as people write them: cpu `500m` or `2`, memory `512Mi` or `2G`, durations `90s`, `15m`, `1h` or `1d`, and
+moments in UTC."""
 
 import math
 import re
+from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -12,6 +14,7 @@ LEAST_MEMORY_BYTES = 64 * MIB
 MOST_BYTES = 1 << 62
 
 _MEMORY = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)([A-Za-z]*)$")
 
 
@@ -38,6 +41,30 @@ def memory_bytes(value: Any) -> Any:
     return int(amount)
 
 
+def seconds(value: Any) -> Any:
+    """Seconds as a float; ValueError says what is accepted."""
+    if not isinstance(value, str):
+        return value
+    match = _QUANTITY.match(value)
+    if match is None or match[2] not in _SECONDS:
+        raise ValueError(f"{value!r} is no duration; write 90s, 15m, 1h or 1d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def moment(value: Any) -> Any:
+    """Seconds since 1970 of a date, a time, or an ISO 8601 text, in UTC where none says otherwise."""
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        elif isinstance(value, date) and not isinstance(value, datetime):
+            value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    except ValueError:
+        raise ValueError(f"{value!r} is no moment; write 2026-11-22 or 2026-11-22T13:00") from None
+    return value
+
+
 def memory_fault(memory_bytes: int) -> str:
     """Why no process can run with so much; empty when one can."""
     if memory_bytes >= LEAST_MEMORY_BYTES:
@@ -47,3 +74,7 @@ def memory_fault(memory_bytes: int) -> str:
 
 CPU = Annotated[float, BeforeValidator(cpu_cores), Field(gt=0)]
 Memory = Annotated[int, BeforeValidator(memory_bytes), Field(gt=0, lt=MOST_BYTES)]
+Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=366 * 86400)]
+"""Seconds."""
+Moment = Annotated[float, BeforeValidator(moment), Field(ge=0, le=253402300799)]
+"""Unix seconds."""

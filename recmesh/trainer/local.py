@@ -130,6 +130,9 @@ class LocalSession:
             for lo in range(task.base, task.base + task.rows, self.spec.training.batch_size):
                 hi = min(lo + self.spec.training.batch_size, task.base + task.rows)
                 step = self._pulled(prepare(reader.batch([task], lo, hi), self.declared, ONE_SERVER))
+                if not step.batch.size:
+                    step.pass_over()
+                    continue
                 yield step
                 if self._closed:
                     return
@@ -178,7 +181,8 @@ class LocalSession:
     def _tasks(self) -> Iterator[TaskRecord]:
         """In the order that a mesh gives them."""
         training = self.spec.training
-        plan = Plan(tuple(index_tasks(self._data)), training.epochs, training.seed, self._data.shuffle)
+        slices = tuple(index_tasks(self._data, seed=training.seed))
+        plan = Plan(slices, training.epochs, training.seed, self._data.shuffle, in_time=bool(self._data.streams))
         return (record for record in generate(plan) if not record.close)
 
     def _rows(self, prepared: Prepared, *, absent_as_zero: bool) -> tuple[Any, dict[str, Floats]]:

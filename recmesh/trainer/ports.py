@@ -152,6 +152,7 @@ class Beat:
     rows: int = 0
     busy_s: float = 0.0
     skipped_nan: int = 0
+    bad_records: int = 0
     note: str = ""
     draining: bool = False
 

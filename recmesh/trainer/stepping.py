@@ -120,9 +120,16 @@ class LiveStep:
     def skip_nan(self) -> None:
         """See Step.skip_nan."""
         self.nan.skip()
+        self._push_nothing()
+        self.listener.skipped(self.batch.size)
+
+    def pass_over(self) -> None:
+        """A batch without rows, as none of them could be read: its positions are done with."""
+        self._push_nothing()
+
+    def _push_nothing(self) -> None:
         zeros = [np.zeros((ids.size, table.dim), np.float32) for ids, table in self._unique()]
         self._end(Gradients(zeros, np.zeros(self.layout.size, np.float32), zero=True))
-        self.listener.skipped(self.batch.size)
 
     def _end(self, grads: Gradients) -> None:
         if self.done:

@@ -157,10 +157,11 @@ def _tiles(jobs: Jobs) -> list[Tile]:
 def _job_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
     for run in _runs(jobs):
         status, wanted = run.status, wanted_of(run)
-        share = status.samples / status.total if status.total else 0.0
+        is_known = bool(status.total) and not status.goes_on
+        share = status.samples / status.total if is_known else 0.0
         yield [
             run.job_id, run.spec.owner, state(status.phase),
-            Cell(f"{share:.0%}" if status.total else "", share=min(1.0, share)),
+            Cell(f"{share:.0%}" if is_known else "", share=min(1.0, share)),
             "" if status.has_ended else text.count(status.samples_per_s),
             _metric(status.metrics, "eval_logloss", "eval_loss", "loss"),
             _metric(status.metrics, "eval_auc", "auc"),

@@ -62,12 +62,15 @@ def _progress(
     spec: TrainingJob, status: JobStatus, beats: Mapping[RoleKey, Beat]
 ) -> jobmaster_pb2.Progress:
     rate = 0.0 if status.has_ended and not status.samples_per_s else status.samples_per_s
-    left = max(0, status.total - status.samples)
-    skipped = sum(beat.skipped_nan for (role, _), beat in beats.items() if role == "worker")
+    left = 0 if status.goes_on else status.remaining
+    workers = [beat for (role, _), beat in beats.items() if role == "worker"]
+    skipped, bad = sum(beat.skipped_nan for beat in workers), sum(beat.bad_records for beat in workers)
     return jobmaster_pb2.Progress(
-        samples=status.samples, total=status.total, samples_per_s=rate,
+        samples=status.samples, total=0 if status.goes_on else status.total, samples_per_s=rate,
         eta_s=left / rate if rate > 0 and not status.has_ended else 0.0, epochs=spec.training.epochs,
         requeues=status.requeues, quarantined=status.quarantined, skipped_nan=status.skipped_nan + skipped,
+        waits_for="" if status.has_ended else status.waits_for, event_time=status.event_time,
+        bad_records=status.bad_records + bad,
     )
 
 
@@ -107,7 +110,7 @@ def beat(request: jobmaster_pb2.HeartbeatRequest, *, at: float) -> Beat:
         step=StepTimes(step.data_s, step.pull_s, step.compute_s, step.push_s, step.total_s, step.steps),
         loss=request.loss, auc=request.auc, window_samples=request.window_samples,
         memory_bytes=request.memory_bytes, cpu_s=request.cpu_s, rows=request.rows, busy_s=request.busy_s,
-        skipped_nan=request.skipped_nan, note=request.note, draining=request.draining,
+        skipped_nan=request.skipped_nan, bad_records=request.bad_records, note=request.note, draining=request.draining,
     )
 
 

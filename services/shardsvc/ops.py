@@ -128,7 +128,8 @@ class View:
         return [
             [
                 dataset.name, dataset.revision, text.count(dataset.rows), dataset.files,
-                dataset.spec.source.format, text.age(dataset.created, now=self._clock.now()),
+                ", ".join(sorted({view.source.format for view in dataset.spec.views()})),
+                text.age(dataset.created, now=self._clock.now()),
             ]
             for dataset in self._known
         ]  # fmt: skip

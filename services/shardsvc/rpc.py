@@ -9,7 +9,7 @@ from recmesh.pb import shardsvc_pb2 as pb
 from recmesh.pb import shardsvc_pb2_grpc as pb_grpc
 from recmesh.runtime.errors import InvalidArgument, Violation
 from services.shardsvc import wire
-from services.shardsvc.app import Datasets, OpenRun, Runs
+from services.shardsvc.app import Datasets, OpenRun, Runs, Streams
 from services.shardsvc.domain.lease import State
 
 SERVICE_NAME = "recmesh.shardsvc.v1.Shards"
@@ -24,9 +24,10 @@ _NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 class ShardsServicer(pb_grpc.ShardsServicer):
     """One method per RPC; anything longer belongs in app."""
 
-    def __init__(self, runs: Runs, datasets: Datasets) -> None:
+    def __init__(self, runs: Runs, datasets: Datasets, streams: Streams) -> None:
         self._runs = runs
         self._datasets = datasets
+        self._streams = streams
 
     async def Inspect(self, request: pb.InspectRequest, context: object) -> pb.InspectReply:
         """Columns, rows and files; creates nothing."""
@@ -66,7 +67,9 @@ class ShardsServicer(pb_grpc.ShardsServicer):
             request.seed, request.shuffle, request.batch_size, request.shard_batches, request.lease_ttl_s,
             wire.ledger_from_pb(request.done, path="done"), request.epoch_floor,
         ))
-        return pb.OpenRunReply(total=line.end, to_do=to_do, log_last_sequence=line.last_sequence)
+        return pb.OpenRunReply(
+            total=line.end, to_do=to_do, log_last_sequence=line.last_sequence, more=not line.closed
+        )
 
     async def CloseRun(self, request: pb.CloseRunRequest, context: object) -> pb.CloseRunReply:
         """See Runs.close."""
@@ -138,11 +141,12 @@ class ShardsServicer(pb_grpc.ShardsServicer):
         """See Runs.progress."""
         _check(_job(request.job_id))
         now = await self._runs.progress(request.job_id)
-        view = now.view
+        view, stream = now.view, await self._streams.state(request.job_id)
         return pb.ProgressReply(
             gen=now.run.gen, total=view.total, done=view.done, queued=view.queued, leased=view.leased,
             leases=len(view.leases), epochs=now.line.epochs, closed=now.line.closed, drained=now.drained,
             holders=wire.holders(view), requeues=view.requeues, expirations=view.expirations,
+            waits_for=stream.waits_for, event_time=stream.event_time,
         )
 
 

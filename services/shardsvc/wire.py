@@ -7,12 +7,14 @@ import orjson
 
 from recmesh.data.order import LINE
 from recmesh.data.records import FileSlice, TaskRecord
+from recmesh.data.windows import Turn
 from recmesh.formats import IntervalSet
 from recmesh.pb import common_pb2 as common
 from recmesh.pb import shardsvc_pb2 as pb
 from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc.domain.dataset import Dataset
+from services.shardsvc.domain.journal import Begun, Message, Served
 from services.shardsvc.domain.lease import Lease, State, View
 from services.shardsvc.domain.run import Run
 
@@ -38,7 +40,7 @@ def task_to_pb(task: TaskRecord) -> common.TaskRecord:
         file = task.file
         message.file.CopyFrom(common.FileSlice(
             uri=file.uri, size_bytes=file.size_bytes, etag=file.etag, first_row=file.first_row,
-            rows=file.rows, byte_lo=file.byte_lo, byte_hi=file.byte_hi,
+            rows=file.rows, byte_lo=file.byte_lo, byte_hi=file.byte_hi, view=file.view,
         ))
     return message
 
@@ -49,7 +51,8 @@ def task_from_pb(message: common.TaskRecord, *, sequence: int | None = None) -> 
     if message.HasField("file"):
         part = message.file
         file = FileSlice(
-            part.uri, part.size_bytes, part.etag, part.first_row, part.rows, part.byte_lo, part.byte_hi
+            part.uri, part.size_bytes, part.etag, part.first_row, part.rows, part.byte_lo, part.byte_hi,
+            part.view,
         )
     return TaskRecord(
         message.sequence if sequence is None else sequence, message.line, message.base, message.rows,
@@ -57,27 +60,51 @@ def task_from_pb(message: common.TaskRecord, *, sequence: int | None = None) -> 
     )
 
 
-def chunks(tasks: Iterable[TaskRecord], *, fingerprint: str) -> Iterator[bytes]:
-    """Messages of the task log: at most 1,000 records and 512 KiB each."""
-    chunk = pb.TaskChunk(fingerprint=fingerprint)
+def chunks(
+    tasks: Iterable[TaskRecord], *, fingerprint: str = "", served: Served | None = None
+) -> Iterator[bytes]:
+    """Messages of the task log: at most 1,000 records and 512 KiB each; only the last of them completes a window."""
+    made = [pb.TaskChunk(fingerprint=fingerprint)]
     size = 0
     for task in tasks:
         message = task_to_pb(task)
         bytes_more = message.ByteSize() + 8
-        if chunk.tasks and (len(chunk.tasks) >= MOST_RECORDS or size + bytes_more > MOST_BYTES - 1024):
-            yield chunk.SerializeToString()
-            chunk = pb.TaskChunk(fingerprint=fingerprint)
+        if made[-1].tasks and (len(made[-1].tasks) >= MOST_RECORDS or size + bytes_more > MOST_BYTES - 1024):
+            made.append(pb.TaskChunk(fingerprint=fingerprint))
             size = 0
-        chunk.tasks.append(message)
+        made[-1].tasks.append(message)
         size += bytes_more
-    if chunk.tasks:
-        yield chunk.SerializeToString()
+    for chunk in made:
+        if served is not None:
+            chunk.turn.CopyFrom(pb.Turn(
+                epoch=served.epoch, stream=served.turn.stream, begin=served.turn.begin,
+                complete=served.complete and chunk is made[-1],
+            ))
+        if chunk.tasks or (served is not None and served.complete):
+            yield chunk.SerializeToString()
 
 
-def tasks_of_chunk(sequence: int, data: bytes) -> tuple[str, list[TaskRecord]]:
-    """Fingerprint and records of one message of the task log."""
+def begin_to_bytes(begun: Begun, *, fingerprint: str) -> bytes:
+    """The first message of a line of streams."""
+    message = pb.StreamBegin(
+        dataset_json=begun.spec.model_dump_json(), epochs=begun.epochs, seed=begun.seed, shuffle=begun.shuffle
+    )
+    data: bytes = pb.TaskChunk(fingerprint=fingerprint, begun=message).SerializeToString()
+    return data
+
+
+def message_of(sequence: int, data: bytes) -> Message:
+    """One message of the task log."""
     chunk = pb.TaskChunk.FromString(data)
-    return chunk.fingerprint, [task_from_pb(message, sequence=sequence) for message in chunk.tasks]
+    begun = served = None
+    if chunk.HasField("begun"):
+        part = chunk.begun
+        begun = Begun(spec_from_json(part.dataset_json), part.epochs, part.seed, part.shuffle)
+    if chunk.HasField("turn"):
+        turn = chunk.turn
+        served = Served(turn.epoch, Turn(turn.begin, turn.stream), turn.complete)
+    records = [task_from_pb(message, sequence=sequence) for message in chunk.tasks]
+    return Message(records, chunk.fingerprint, begun, served)
 
 
 def ledger_from_pb(ledger: common.Ledger, *, path: str) -> IntervalSet:

@@ -90,7 +90,7 @@ class _Inventive(_Broken):
         (_Broken, 1.0, 2, "is taken of the cluster"),
         (_Silent, 100.0, 2, "without words"),
         (_Forgetful, 100.0, 2, "another plan"),
-        (_Counting, 100.0, 2, "keep no state"),
+        (_Counting, 100.0, 2, "keep no state of calls"),
         (_Inventive, 100.0, 2, "not the allocation of its candidate"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -502,3 +503,38 @@ async def test_a_fresh_lease_of_a_worker_that_is_not_slow_is_left_to_it(harness:
     while (await harness.lease("w0")).state is State.GRANTED:
         pass
     assert (await harness.lease("w1")).state is State.WAIT
+
+
+@pytest.mark.asyncio
+async def test_a_line_that_goes_on_is_not_drained_until_it_is_closed(harness: Harness) -> None:
+    await harness.store.open(JOB, replace(opening(total=0), to_do=(), more=True))
+    waiting = await harness.lease()
+    assert waiting.state is State.WAIT and waiting.retry_after_s >= 0.05
+    assert (await harness.store.extend(JOB, 1, total=20, closed=False)).queued == 20
+    assert (await harness.lease(shards=2)).state is State.GRANTED
+    await harness.store.extend(JOB, 1, total=20, closed=True)
+    assert (await harness.lease("w1")).state is State.WAIT          # the other holds all of it
+    await harness.store.release(JOB, 1, worker="w0", crashed=False)
+    assert IntervalSet(await drain(harness)) == IntervalSet([(0, 20)])
+
+
+@pytest.mark.asyncio
+async def test_what_a_line_gains_is_queued_once_however_often_and_in_which_order_it_is_told(harness: Harness) -> None:
+    await harness.store.open(JOB, replace(opening(total=10, shard_batches=8), more=True))
+    told = [await harness.store.extend(JOB, 1, total=total, closed=False) for total in (30, 30, 15, 45)]
+    assert (told[-1].state, told[-1].queued) == (State.GRANTED, 45)
+    assert (await harness.view()).total == 45
+    # It is one piece: no shard ends where the line grew.
+    assert pieces(await harness.lease())[0] != (0, 10)
+    await harness.store.release(JOB, 1, worker="w0", crashed=False)
+    await harness.store.extend(JOB, 1, total=45, closed=True)
+    assert IntervalSet(await drain(harness)) == IntervalSet([(0, 45)])
+
+
+@pytest.mark.asyncio
+async def test_a_line_is_extended_in_its_own_generation_alone(harness: Harness) -> None:
+    assert (await harness.store.extend(JOB, 1, total=20, closed=False)).state is State.REOPEN
+    await harness.store.open(JOB, opening(gen=2, total=10))
+    assert (await harness.store.extend(JOB, 1, total=20, closed=False)).state is State.STALE_GEN
+    assert (await harness.store.extend(JOB, 3, total=20, closed=False)).state is State.REOPEN
+    assert (await harness.view(2)).total == 10

@@ -179,3 +179,36 @@ def test_features_by_a_function_of_the_users_are_trained_evaluated_and_carried_b
     assert 0.0 < job.metrics["eval_auc"] < 1.0
     carried = json.loads((Path(job.model_uri) / "model.json").read_text())["transform"]
     assert [feature["name"] for feature in carried["features"]][-2:] == ["near", "way"]
+
+
+def with_bad_lines(mesh: WholeMesh, name: str, *, limit: int) -> dict[str, Any]:
+    """The tiny job on JSON lines, of which those at positions 3, 500 to 599 and 1,999 are no JSON."""
+    spec = tiny_job(mesh, name)
+    bad = {3, *range(500, 600), ROWS - 1}
+    lines = [
+        "?" if row in bad else json.dumps({"number": row, "item": row % 97, "label": row % 2}) for row in range(ROWS)
+    ]
+    path = mesh.folder / f"{name}.jsonl"
+    path.write_text("\n".join([*lines, ""]))
+    types = {"number": "float", "item": "int", "label": "float"}
+    spec["data"]["source"] = {"format": "jsonl", "files": [str(path)], "types": types}
+    spec["data"]["bad_records"] = {"limit": limit, "folder": str(mesh.folder / f"{name}-letters")}
+    return spec
+
+
+def test_records_that_cannot_be_read_are_left_out_and_written_down(mesh: WholeMesh) -> None:
+    job = run(mesh, with_bad_lines(mesh, "bad-lines", limit=102))
+    assert job.phase == "Succeeded", job.message
+    assert job.progress.samples == job.progress.total == ROWS and job.progress.bad_records == 102
+    assert "102 records that could not be read" in mesh.ok("describe", job.job_id)
+    letters = [
+        json.loads(line) for path in (mesh.folder / "bad-lines-letters").iterdir()
+        for line in path.read_text().splitlines()
+    ]
+    assert sorted(letter["row"] for letter in letters) == [3, *range(500, 600), ROWS - 1]
+
+
+def test_more_bad_records_than_allowed_fail_the_job_by_name(mesh: WholeMesh) -> None:
+    job = run(mesh, with_bad_lines(mesh, "too-many-bad-lines", limit=101))
+    assert job.phase == "Failed"
+    assert "101 are allowed" in job.message, job.message

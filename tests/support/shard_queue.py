@@ -7,6 +7,7 @@ from recmesh.formats import IntervalSet
 from services.shardsvc.domain.cutting import kept_end, shard_batches, shard_end, stolen_from, suspect
 from services.shardsvc.domain.lease import (
     Cause,
+    Extended,
     Granted,
     Lease,
     Opening,
@@ -71,6 +72,18 @@ class MemoryQueue:
             return "adopted"
         self._queues[job_id] = _Queue(opening, self.life, opening.first_epoch, IntervalSet(opening.to_do))
         return "opened"
+
+    async def extend(self, job_id: str, gen: int, *, total: int, closed: bool) -> Extended:
+        queue = self._find(job_id, gen)
+        if isinstance(queue, State):
+            return Extended(queue)
+        before = queue.opening.total
+        if total > before:
+            queue.queued.add(before, total)
+        queue.opening = replace(
+            queue.opening, total=max(before, total), more=queue.opening.more and not closed
+        )
+        return Extended(State.GRANTED, queue.queued.size)
 
     def _find(self, job_id: str, gen: int) -> _Queue | State:
         queue = self._queues.get(job_id)
@@ -155,7 +168,7 @@ class MemoryQueue:
             queue.lapsed.pop(worker, None)
             queue.requests[worker, request_id] = [lease.epoch for lease in granted]
             return Granted(State.GRANTED, tuple(granted), ttl_s, 0.0, told)
-        if not queue.leases and not queue.queued:
+        if not queue.leases and not queue.queued and not queue.opening.more:
             return Granted(State.DRAINED, (), ttl_s, 0.0, told)
         wait_s = min(1.0, max(0.05, min(queue.expiry.values(), default=0.0) - self.now_s))
         return Granted(State.WAIT, (), ttl_s, wait_s, told)

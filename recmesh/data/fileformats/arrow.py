@@ -13,13 +13,13 @@ from recmesh.data.fileformats.interface import Indexed
 from recmesh.data.files import FileInfo, opened, unreadable
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import kind_of, needed_columns
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import SourceSpec
 
 
 class ArrowFile:
     """See FileFormat. The format for files, which has a footer; not the one for streams, which has none."""
 
-    def index(self, file: FileInfo, spec: DatasetSpec) -> Indexed:
+    def index(self, file: FileInfo, spec: SourceSpec) -> Indexed:
         """Reads the footer, and the head of each batch."""
         kinds = self._kinds(file)
         return Indexed(kinds, cut_groups(file, _rows(file.uri, file.size_bytes, file.etag), rows_each=spec.task_rows))
@@ -28,11 +28,11 @@ class ArrowFile:
         with _file(file, None) as found:
             return {field.name: kind_of(field.type) for field in found.schema}
 
-    def trim(self, piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
+    def trim(self, piece: FileSlice, lo: int, hi: int, spec: SourceSpec) -> FileSlice:
         """Rows are addressed by number."""
         return replace(piece, first_row=piece.first_row + lo, rows=hi - lo)
 
-    def reader(self, spec: DatasetSpec, *, cache_bytes: int) -> GroupReader:
+    def reader(self, spec: SourceSpec, *, cache_bytes: int) -> GroupReader:
         """Reads the needed columns of whole record batches."""
         columns = needed_columns(spec)
 

@@ -15,7 +15,7 @@ from recmesh.data.fileformats.messages import Columns, Decoder, example_decoder,
 from recmesh.data.files import FileInfo, unreadable
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import check_columns, needed_columns
-from recmesh.spec.dataset import DatasetSpec, Source
+from recmesh.spec.dataset import Source, SourceSpec
 
 _BLOCK_BYTES = 4 << 20
 _HEAD_RECORDS = 256
@@ -137,7 +137,7 @@ class Framed:
     framing: Callable[[Source], Framing]
     decoder: Callable[[Source], Decoder]
 
-    def index(self, file: FileInfo, spec: DatasetSpec) -> Indexed:
+    def index(self, file: FileInfo, spec: SourceSpec) -> Indexed:
         """Reads the whole file once, for its frames."""
         columns = self.columns_of(file, spec)
         slices: list[FileSlice] = []
@@ -157,7 +157,7 @@ class Framed:
             raise unreadable(file.uri, str(error)) from None
         return Indexed(columns.kinds, slices)
 
-    def columns_of(self, file: FileInfo, spec: DatasetSpec) -> Columns:
+    def columns_of(self, file: FileInfo, spec: SourceSpec) -> Columns:
         """By the file's first records, and by what the specification declares."""
         framing, decoder = self.framing(spec.source), self.decoder(spec.source)
         messages: list[bytes] = []
@@ -173,14 +173,14 @@ class Framed:
             raise unreadable(file.uri, "it is empty")
         return decoder.columns(messages, declared=spec.source.types, where=file.uri)
 
-    def trim(self, piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
+    def trim(self, piece: FileSlice, lo: int, hi: int, spec: SourceSpec) -> FileSlice:
         """Scans the slice."""
         with contents(piece, spec.source) as read:
             found = list(frames(read, piece.byte_lo, piece.byte_hi, self.framing(spec.source)))
         whole = range_of(piece)
         return slice_of(piece, TextRange(whole.first_row + lo, hi - lo, found[lo][0], found[hi - 1][1]))
 
-    def reader(self, spec: DatasetSpec, *, cache_bytes: int) -> "_Reader":
+    def reader(self, spec: SourceSpec, *, cache_bytes: int) -> "_Reader":
         """Decodes the needed fields."""
         return _Reader(self, spec, self.framing(spec.source), self.decoder(spec.source))
 
@@ -199,7 +199,7 @@ def length_prefixed() -> Framed:
 
 
 class _Reader:
-    def __init__(self, of: Framed, spec: DatasetSpec, framing: Framing, decoder: Decoder) -> None:
+    def __init__(self, of: Framed, spec: SourceSpec, framing: Framing, decoder: Decoder) -> None:
         self._spec, self._framing, self._decoder = spec, framing, decoder
         self._needed = needed_columns(spec)
         self._columns = lru_cache(maxsize=64)(lambda file: of.columns_of(file, spec))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from recmesh.data.files import FileInfo
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import Kind
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import SourceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class FileFormat(Protocol):
     (`recmesh.data.files.opened` and `recmesh.data.contents.contents` see to that).
     """
 
-    def index(self, file: FileInfo, spec: DatasetSpec) -> Indexed:
+    def index(self, file: FileInfo, spec: SourceSpec) -> Indexed:
         """Columns, and slices that can be read each by itself."""
 
-    def trim(self, piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
+    def trim(self, piece: FileSlice, lo: int, hi: int, spec: SourceSpec) -> FileSlice:
         """Rows [lo, hi) of a slice, counted from its own first row."""
 
-    def reader(self, spec: DatasetSpec, *, cache_bytes: int) -> SliceReader:
+    def reader(self, spec: SourceSpec, *, cache_bytes: int) -> SliceReader:
         """Reads slices of files of this specification."""

@@ -12,8 +12,9 @@ from recmesh.data.fileformats.interface import Indexed
 from recmesh.data.fileformats.lines import cut, part, range_of, slice_of, whole
 from recmesh.data.files import FileInfo, unreadable
 from recmesh.data.records import FileSlice
-from recmesh.data.schema import check_columns, kind_of, needed_columns
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.data.schema import check_columns, kind_of, needed_columns, types_are_enough
+from recmesh.runtime.errors import InvalidArgument
+from recmesh.spec.dataset import SourceSpec
 
 _HEAD_BYTES = 1 << 20
 """Types are inferred from this much of each file: a function of the file, never of the part that is read."""
@@ -27,25 +28,25 @@ _PLAIN: dict[str, Any] = {"delimiter": ",", "quoted": False}     # a line break 
 class JsonLines:
     """See FileFormat."""
 
-    def index(self, file: FileInfo, spec: DatasetSpec) -> Indexed:
+    def index(self, file: FileInfo, spec: SourceSpec) -> Indexed:
         """Reads the whole file once, for its line breaks."""
         schema = _schema_of(file, spec)
         with contents(file, spec.source) as read:
             ranges = cut(read, 0, rows_each=spec.task_rows, **_PLAIN)
         return Indexed({field.name: kind_of(field.type) for field in schema}, [slice_of(file, each) for each in ranges])
 
-    def trim(self, piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
+    def trim(self, piece: FileSlice, lo: int, hi: int, spec: SourceSpec) -> FileSlice:
         """Scans the slice."""
         with contents(piece, spec.source) as read:
             return slice_of(piece, part(read, range_of(piece), lo, hi, **_PLAIN))
 
-    def reader(self, spec: DatasetSpec, *, cache_bytes: int) -> "_Reader":
+    def reader(self, spec: SourceSpec, *, cache_bytes: int) -> "_Reader":
         """Parses the needed columns."""
         return _Reader(spec)
 
 
 class _Reader:
-    def __init__(self, spec: DatasetSpec) -> None:
+    def __init__(self, spec: SourceSpec) -> None:
         self._spec, self._columns = spec, set(needed_columns(spec))
         self._schema = lru_cache(maxsize=64)(lambda file: _schema_of(file, spec))
 
@@ -59,7 +60,7 @@ class _Reader:
         return whole(_parse(data, wanted, piece.uri), piece)
 
 
-def _schema_of(file: FileInfo, spec: DatasetSpec) -> Any:
+def _schema_of(file: FileInfo, spec: SourceSpec) -> Any:
     """Columns of the file's start, and those whose types the specification declares."""
     with contents(file, spec.source) as read:
         head = read(0, _HEAD_BYTES)
@@ -70,8 +71,13 @@ def _schema_of(file: FileInfo, spec: DatasetSpec) -> Any:
         if not end:
             raise unreadable(file.uri, f"its first line is longer than {_HEAD_BYTES:,} bytes")
         head = head[:end]
-    inferred = {field.name: field.type for field in _parse(head, None, file.uri).schema}
     declared = {name: _TYPES[kind] for name, kind in spec.source.types.items()}
+    try:
+        inferred = {field.name: field.type for field in _parse(head, None, file.uri).schema}
+    except InvalidArgument:
+        if not types_are_enough(declared, spec):
+            raise
+        inferred = {}
     return pa.schema(list({**inferred, **declared}.items()))
 
 

@@ -14,23 +14,23 @@ from recmesh.data.fileformats.interface import Indexed
 from recmesh.data.files import FileInfo, opened, unreadable
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import kind_of, needed_columns
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import SourceSpec
 
 
 class Parquet:
     """See FileFormat."""
 
-    def index(self, file: FileInfo, spec: DatasetSpec) -> Indexed:
+    def index(self, file: FileInfo, spec: SourceSpec) -> Indexed:
         """Reads the footer alone."""
         with _parquet(file) as parquet:
             kinds = {field.name: kind_of(field.type) for field in parquet.schema_arrow}
             return Indexed(kinds, cut_groups(file, _rows(parquet), rows_each=spec.task_rows))
 
-    def trim(self, piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
+    def trim(self, piece: FileSlice, lo: int, hi: int, spec: SourceSpec) -> FileSlice:
         """Rows are addressed by number."""
         return replace(piece, first_row=piece.first_row + lo, rows=hi - lo)
 
-    def reader(self, spec: DatasetSpec, *, cache_bytes: int) -> GroupReader:
+    def reader(self, spec: SourceSpec, *, cache_bytes: int) -> GroupReader:
         """Decodes the needed columns of whole row groups."""
         columns = needed_columns(spec)
         return GroupReader(

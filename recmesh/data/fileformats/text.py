@@ -13,8 +13,9 @@ from recmesh.data.fileformats.interface import Indexed
 from recmesh.data.fileformats.lines import cut, part, range_of, scan, slice_of, whole
 from recmesh.data.files import FileInfo, unreadable
 from recmesh.data.records import FileSlice
-from recmesh.data.schema import Kind, check_columns, kind_of, needed_columns
-from recmesh.spec.dataset import DatasetSpec, Source
+from recmesh.data.schema import Kind, check_columns, kind_of, needed_columns, types_are_enough
+from recmesh.runtime.errors import InvalidArgument
+from recmesh.spec.dataset import Source, SourceSpec
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 
@@ -26,25 +27,25 @@ _TYPES = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 class Delimited:
     """See FileFormat."""
 
-    def index(self, file: FileInfo, spec: DatasetSpec) -> Indexed:
+    def index(self, file: FileInfo, spec: SourceSpec) -> Indexed:
         """Reads the whole file once."""
         layout = layout_of(file, spec)
         with contents(file, spec.source) as read:
             ranges = cut(read, layout.body, rows_each=spec.task_rows, **_dialect(spec.source))
         return Indexed(layout.kinds, [slice_of(file, found) for found in ranges])
 
-    def trim(self, piece: FileSlice, lo: int, hi: int, spec: DatasetSpec) -> FileSlice:
+    def trim(self, piece: FileSlice, lo: int, hi: int, spec: SourceSpec) -> FileSlice:
         """Scans the slice."""
         with contents(piece, spec.source) as read:
             return slice_of(piece, part(read, range_of(piece), lo, hi, **_dialect(spec.source)))
 
-    def reader(self, spec: DatasetSpec, *, cache_bytes: int) -> "_Reader":
+    def reader(self, spec: SourceSpec, *, cache_bytes: int) -> "_Reader":
         """Parses the needed columns."""
         return _Reader(spec)
 
 
 class _Reader:
-    def __init__(self, spec: DatasetSpec) -> None:
+    def __init__(self, spec: SourceSpec) -> None:
         self._spec, self._columns = spec, needed_columns(spec)
         self._layout = lru_cache(maxsize=64)(lambda file: layout_of(file, spec))
 
@@ -85,7 +86,7 @@ def _quoted(source: Source) -> bool:
     return source.quoted
 
 
-def layout_of(file: FileInfo | FileSlice, spec: DatasetSpec) -> Layout:
+def layout_of(file: FileInfo | FileSlice, spec: SourceSpec) -> Layout:
     """Columns, types and header of a file; InvalidArgument when its start is not of the format."""
     with contents(file, spec.source) as read:
         head = read(0, _HEAD_BYTES)
@@ -121,7 +122,7 @@ def _columns(head: bytes, uri: str, source: Source) -> tuple[int, tuple[str, ...
     return end, names
 
 
-def _types(sample: bytes, columns: tuple[str, ...], uri: str, spec: DatasetSpec) -> list[Any]:
+def _types(sample: bytes, columns: tuple[str, ...], uri: str, spec: SourceSpec) -> list[Any]:
     if spec.source.format == "criteo":
         return [pa.int64()] * 14 + [pa.string()] * 26
     declared = {name: _TYPES[kind] for name, kind in spec.source.types.items()}
@@ -131,7 +132,12 @@ def _types(sample: bytes, columns: tuple[str, ...], uri: str, spec: DatasetSpec)
             declared |= {feature.weights: pa.string()} if feature.weights else {}
     if not sample.strip():
         return [declared.get(name, pa.null()) for name in columns]
-    inferred = _parse(sample, columns, declared, uri, spec.source).schema
+    try:
+        inferred = _parse(sample, columns, declared, uri, spec.source).schema
+    except InvalidArgument:
+        if not types_are_enough(declared, spec):
+            raise
+        return [declared.get(name, pa.string()) for name in columns]
     types = [inferred.field(name).type for name in columns]
     return [pa.string() if kind_of(type_) == "other" else type_ for type_ in types]    # dates and times
 

@@ -46,6 +46,7 @@ def task_from(message: common_pb2.TaskRecord) -> TaskRecord:
             rows=file.rows,
             byte_lo=file.byte_lo,
             byte_hi=file.byte_hi,
+            view=file.view,
         ),
         close=message.close,
     )

@@ -77,6 +77,7 @@ class RemoteRuns:
                 rows=beat.rows,
                 busy_s=beat.busy_s,
                 skipped_nan=beat.skipped_nan,
+                bad_records=beat.bad_records,
                 note=beat.note,
                 draining=beat.draining,
             ),

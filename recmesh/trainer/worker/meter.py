@@ -71,7 +71,7 @@ class Meter:
         """Trained since the process start."""
         return self._samples
 
-    def beat(self, gen: int, *, note: str = "", draining: bool = False) -> Beat:
+    def beat(self, gen: int, *, note: str = "", draining: bool = False, bad_records: int = 0) -> Beat:
         """The window since the last beat, and totals since the process start."""
         cpu = self._process.cpu_times()
         with self._lock:
@@ -97,6 +97,7 @@ class Meter:
                 cpu_s=cpu.user + cpu.system,
                 busy_s=self._busy_s,
                 skipped_nan=self._skipped,
+                bad_records=bad_records,
                 note=note,
                 draining=draining,
             )

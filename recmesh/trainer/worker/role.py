@@ -50,7 +50,7 @@ def run(context: Context) -> None:
         return
 
     def beat() -> Beat:
-        return meter.beat(session.gen, draining=session.stopping)
+        return meter.beat(session.gen, draining=session.stopping, bad_records=reader.bad_records)
 
     heart = Heart(
         context.runs,

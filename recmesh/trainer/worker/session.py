@@ -81,6 +81,9 @@ class WorkerSession:
             if ready is None:
                 continue
             step = self._step(life, ready)
+            if not step.batch.size:
+                step.pass_over()
+                continue
             piece = ready.read.piece
             self._in_hand.take(piece.line, piece.lo, piece.hi)
             yield step

@@ -145,12 +145,12 @@ def place(instance: Instance, topology: Topology, rule: Rule | None = None) -> P
         why = f"{', '.join(switches[:rank])} cannot hold it; next in pod {node.pod}"
         return _placed(instance, node, Reason.NEXT_SWITCH, why)
     if not held:
-        worst = min(refusals, default=Reason.NO_ROOM_ANYWHERE)
-        reason = Reason.NO_ROOM_ANYWHERE if worst is Reason.NO_ROOM else worst
+        best = min(refusals, default=Reason.NO_ROOM_ANYWHERE)
+        reason = Reason.NO_ROOM_ANYWHERE if best is Reason.NO_ROOM else best
         return Placement("", (), reason, _refused(instance, reason, f"{len(within)} in {len(pods)} pods", rule))
-    reason = min(refusals, default=Reason.NO_ROOM)
-    why = _refused(instance, reason, f"pod {', '.join(sorted(pods))}", rule)
-    return Placement("", (), reason, f"{why}, and {instance.app} is not spread over pods")
+    worst = min(refusals, default=Reason.NO_ROOM)
+    why = _refused(instance, worst, f"pod {', '.join(sorted(pods))}", rule)
+    return Placement("", (), worst, f"{why}, and {instance.app} is not spread over pods")
 
 
 def _refused(instance: Instance, reason: Reason, where: str, rule: Rule) -> str:

@@ -168,7 +168,10 @@ class Acts:
         )
         run.put_role(ended)
         if beat is not None:
-            run.update(skipped_nan=run.status.skipped_nan + beat.skipped_nan)
+            run.update(
+                skipped_nan=run.status.skipped_nan + beat.skipped_nan,
+                bad_records=run.status.bad_records + beat.bad_records,
+            )
         if role.role == "worker" and verdict.counts and exit.batch is not None:
             run.status = run.status.with_death(exit.batch)
         if run.status.ending is None:

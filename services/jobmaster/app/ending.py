@@ -38,7 +38,7 @@ async def close(run: Run) -> None:
     run.update(
         samples=samples, samples_per_s=samples / seconds if seconds > 0 else 0.0,
         closing=Closing(
-            snapshot=number, samples=samples, early=not is_full(done, total=run.status.total),
+            snapshot=number, samples=samples, early=run.status.goes_on or not is_full(done, total=run.status.total),
             model_name=name, version=version, export_uri=uri,
         ),
     )

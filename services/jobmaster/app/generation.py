@@ -51,7 +51,9 @@ async def open_generation(run: Run, *, reason: str) -> None:
     run.queue = None
     samples = trained(done, voids=run.record.voids)
     lost = max(0, run.status.samples - samples)
-    run.update(samples=samples, total=opened.total, log_last_sequence=opened.log_last_sequence)
+    run.update(
+        samples=samples, total=opened.total, goes_on=opened.more, log_last_sequence=opened.log_last_sequence
+    )
     if former:
         run.update(rollbacks=run.status.rollbacks + 1)
         run.telling.rolled_back(

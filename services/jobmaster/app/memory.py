@@ -82,7 +82,8 @@ class MemoryWatch:
         found = []
         for index, growth in self._growths.items():
             short = rules.forecast(
-                growth, limit_bytes=limit, total=run.status.total, samples_per_s=run.status.samples_per_s, limits=limits
+                growth, limit_bytes=limit, total=run.status.samples + run.status.remaining,
+                samples_per_s=run.status.samples_per_s, limits=limits,
             )
             if short is not None:
                 found.append((index, short))

@@ -70,7 +70,7 @@ class Profiler:
             ps_busy_share=mean([beat.busy_share for beat in servers]),
             ps_memory_bytes=max((beat.memory_bytes for beat in servers), default=0),
             rows=sum(beat.rows for beat in servers), samples=status.samples,
-            remaining=max(0, status.total - status.samples),
+            remaining=status.remaining,
             worker_cpu_limit=sizes["worker"].cpu, ps_cpu_limit=sizes["ps"].cpu,
             hardware=(sizes["worker"].gpu_kind or "gpu") if sizes["worker"].gpu else "cpu",
             worker_cpu_max=max((beat.cpu_cores for beat in workers), default=0.0),

@@ -62,7 +62,8 @@ class QueueWatch:
         # To shardsvc a batch that was set aside is done with, once a worker has passed it over.
         done = min(progress.done, progress.total - size(normal(run.record.voids)))
         run.update(
-            samples=done, total=progress.total or run.status.total,
+            samples=done, total=progress.total or run.status.total, goes_on=progress.more,
+            waits_for=progress.waits_for, event_time=progress.event_time,
             requeues=max(progress.requeues, run.status.requeues),
         )
         self._rate(done)

@@ -173,6 +173,7 @@ class Runner:
             killing=frozenset(run.killing), unfit=frozenset(run.unfit & processes.keys()),
             grown=dict(run.vitals.grown), queued_since=run.queued_since, work_since=run.work_since,
             skipped_nan=sum(beat.skipped_nan for beat in run.vitals.of("worker")),
+            bad_records=sum(beat.bad_records for beat in run.vitals.of("worker")),
         )
         return Situation(run.spec, run.job, run.status, run.record, seen, run.context.limits, now)
 

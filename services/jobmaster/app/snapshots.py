@@ -120,7 +120,7 @@ def _manifest(
 async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, asked: int) -> None:
     """S4, and what follows from it: retention, the queue's audit, the end."""
     done = snapshots.applied_by_all(cuts)
-    full = is_full(done, total=run.status.total)
+    full = not run.status.goes_on and is_full(done, total=run.status.total)
     gate("jobmaster.commit", f"snapshot {number}")
     after = await run.change_record(
         lambda now: records.commit(now, term=record.term, gen=record.gen, snapshot=number, full=full)

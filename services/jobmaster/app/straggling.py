@@ -96,7 +96,7 @@ class StragglerWatch:
             return f"{here} backup workers are there; {limits.backup_workers} are allowed"
         if wanted + here >= run.spec.roles.worker.max:
             return f"roles.worker.max is {run.spec.roles.worker.max}"
-        left_s = (status.total - status.samples) / status.samples_per_s if status.samples_per_s > 0 else 0.0
+        left_s = status.remaining / status.samples_per_s if status.samples_per_s > 0 else 0.0
         if left_s < limits.backup_worth_s:
             return f"the job ends in {left_s:.0f} s"
         return ""

@@ -57,7 +57,7 @@ async def check(context: Context, spec_json: str) -> Checked:
         try:
             inspection = await context.peers.shards.inspect(spec.data.model_dump_json())
             rows, size_bytes = inspection.rows, inspection.size_bytes
-            if not rows:
+            if not rows and not spec.data.streams:
                 violations.append(Violation("data.source", "has no rows"))
         except CallerError as error:
             violations += _under("data", error)
@@ -126,7 +126,7 @@ def _notes(spec: TrainingJob) -> list[str]:
     """What is allowed, and probably not meant."""
     notes = []
     evaluation, data = spec.evaluation, spec.data
-    if evaluation is not None and evaluation.rows is not None and data is not None:
+    if evaluation is not None and evaluation.rows is not None and data is not None and data.source is not None:
         lo, hi = data.source.rows or (0.0, 1.0)
         if max(lo, evaluation.rows[0]) < min(hi, evaluation.rows[1]):
             notes.append(

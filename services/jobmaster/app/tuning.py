@@ -93,7 +93,7 @@ class Tuner:
         rate = run.steady.per_s(limits=limits)
         if not limits.plan_interval_s or not rate or any(worker.level for worker in run.status.slow):
             return False
-        left = run.status.total - run.status.samples
+        left = run.status.remaining
         return now - run.status.asked_plan_at >= limits.plan_interval_s and left / rate > WORTH_S
 
     async def _ask(self, now: float) -> None:
@@ -104,7 +104,7 @@ class Tuner:
         advice = await run.context.peers.brain.decide(
             PlanAsk(
                 facts=facts_of(run.spec, run.job), bounds=bounds_of(run), now=self._as_raised(has), samples_per_s=rate,
-                remaining=max(0, run.status.total - run.status.samples), free_cpu=capacity.cpu,
+                remaining=run.status.remaining, free_cpu=capacity.cpu,
                 free_memory_bytes=capacity.memory_bytes,
             )
         )

@@ -72,6 +72,12 @@ def must_end(at: Situation) -> Ending | None:
             phase=Phase.FAILED, reason="NotFinite",
             message=f"{skipped} batches had no finite loss or gradients, {training.nan.limit} are allowed",
         )
+    bad, allowed = status.bad_records + at.seen.bad_records, at.spec.data.bad_records if at.spec.data else None
+    if allowed is not None and bad > allowed.limit:
+        return Ending(
+            phase=Phase.FAILED, reason="BadRecords",
+            message=f"{bad} records could not be read, {allowed.limit} are allowed (data.bad_records.limit)",
+        )
     limit_s = at.spec.active_deadline_s
     if limit_s is not None and status.started and at.now >= status.started + limit_s:
         return Ending(

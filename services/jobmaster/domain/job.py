@@ -47,6 +47,9 @@ class Intent(Stored):
     """Counts requests for a snapshot."""
 
 
+DAY_S = 86_400.0
+
+
 class AcceptedJob(Stored):
     """A job as it was submitted; only `intent` changes afterwards."""
 
@@ -283,7 +286,15 @@ class JobStatus(Stored):
     rollbacks: int = 0
     skipped_nan: int = 0
     """By processes that ended."""
+    bad_records: int = 0
+    """Left out by processes that ended."""
     total: int = 0
+    goes_on: bool = False
+    """The data are streams whose last window is not known yet: `total` grows."""
+    waits_for: str = ""
+    """Why no more data come now."""
+    event_time: float = 0.0
+    """Where the newest window begins that is served, unix seconds."""
     samples: int = 0
     samples_per_s: float = 0.0
     """Over the last seconds; of a job that has ended, the mean over its time of training."""
@@ -327,6 +338,12 @@ class JobStatus(Stored):
     memory: dict[str, int] = {}
     """Bytes by role, where a limit was raised above the plan's."""
     revision: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Samples that are left; while more of them come, those of a day at least."""
+        left = max(0, self.total - self.samples)
+        return max(left, round(DAY_S * self.samples_per_s)) if self.goes_on else left
 
     @property
     def has_ended(self) -> bool:

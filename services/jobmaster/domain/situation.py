@@ -52,6 +52,7 @@ class Seen:
     unfit: frozenset[str] = frozenset()
     """Processes that cannot be given another size while they run, by name."""
     skipped_nan: int = 0
+    bad_records: int = 0
     """By all incarnations."""
     grown: Mapping[RoleKey, float] = field(default_factory=dict)
     """When the samples of a place's current incarnation last grew."""

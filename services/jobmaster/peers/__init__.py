@@ -50,6 +50,8 @@ class OpenedRun:
     total: int
     to_do: int
     log_last_sequence: int
+    more: bool = False
+    """The line goes on: `total` grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,12 @@ class QueueProgress:
     epochs: int
     drained: bool
     requeues: int
+    more: bool = False
+    """The line goes on: `total` grows."""
+    waits_for: str = ""
+    """Of streams: why nothing is added to the line now."""
+    event_time: float = 0.0
+    """Of streams: where the newest window on the line begins, unix seconds."""
 
 
 class Shards(Protocol):

@@ -76,7 +76,7 @@ class GrpcShards:
             done=common_pb2.Ledger(intervals=_pieces(order.done)), epoch_floor=order.epoch_floor,
         )
         reply = await self._stub.OpenRun(request, timeout=INDEX_TIMEOUT_S)
-        return OpenedRun(reply.total, reply.to_do, reply.log_last_sequence)
+        return OpenedRun(reply.total, reply.to_do, reply.log_last_sequence, reply.more)
 
     async def close_run(self, job_id: str, *, forget: bool) -> None:
         """See `peers.Shards`."""
@@ -109,7 +109,8 @@ class GrpcShards:
         reply = await self._stub.Progress(shardsvc_pb2.ProgressRequest(job_id=job_id), timeout=QUICK_S)
         return QueueProgress(
             gen=reply.gen, total=reply.total, done=reply.done, queued=reply.queued, leased=reply.leased,
-            epochs=reply.epochs, drained=reply.drained, requeues=reply.requeues,
+            epochs=reply.epochs, drained=reply.drained, requeues=reply.requeues, more=not reply.closed,
+            waits_for=reply.waits_for, event_time=reply.event_time,
         )
 
 

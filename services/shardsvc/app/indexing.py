@@ -4,8 +4,10 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from recmesh.data import FileInfo, Index, index_dataset, resolve_files
+from recmesh.data import FileInfo, Index, index_dataset, preview, resolve_files
+from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.telemetry import Metrics
 from recmesh.spec.dataset import DatasetSpec
 
@@ -17,14 +19,17 @@ _seconds = Metrics("shardsvc").histogram("index_seconds", "Time to index a datas
 class Indexer:
     """Indexes by specification and files; a caller that gives up leaves the work to those who ask again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Clock = system_clock) -> None:
+        self._clock = clock
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="index")
         self._known: OrderedDict[str, asyncio.Task[Index]] = OrderedDict()
 
     async def index(self, spec: DatasetSpec) -> Index:
-        """See recmesh.data.index_dataset; never of files that changed since."""
+        """See recmesh.data.index_dataset; never of files that changed since. Of streams, their first windows."""
         loop = asyncio.get_running_loop()
-        files = await loop.run_in_executor(self._pool, resolve_files, spec.source)
+        if spec.streams:                        # their windows come and go: nothing of them is kept
+            return await loop.run_in_executor(self._pool, partial(preview, spec, now=self._clock.now()))
+        files = await loop.run_in_executor(self._pool, resolve_files, spec.views()[0].source)
         key = _key(spec, files)
         task = self._known.get(key)
         if task is None:

@@ -206,7 +206,9 @@ class Runs:
         if granted.state is not State.GRANTED:
             return LeaseAnswer(granted.state, (), granted.ttl_s, granted.retry_after_s)
         gate("shardsvc.lease", granted.leases)
-        line = await self._tasks.line(job_id)
+        line = await self._tasks.line(job_id, to=granted.leases[-1].hi)
+        if line.end < max(lease.hi for lease in granted.leases):
+            raise log_short(job_id, line)
         _granted.inc(len(granted.leases))
         self.active.setdefault(job_id, gen)
         leases = [(lease, line.tasks_of(lease.progress, lease.hi)) for lease in granted.leases]
@@ -247,7 +249,7 @@ class Runs:
 
     async def reconcile(self, job_id: str, gen: int, *, done: IntervalSet) -> tuple[int, int]:
         """Queues what a snapshot's ledgers lack and nobody has: (positions queued, positions missing)."""
-        line = await self._tasks.line(job_id)
+        line = await self._tasks.line(job_id, to=max((hi for _, hi in done.pairs()), default=0))
         if line.beyond(done):
             raise log_short(job_id, line)
         run = await self._change(job_id, lambda known: _known(job_id, known).reconciled(gen, done))
@@ -277,9 +279,11 @@ class Runs:
         self._tell(job_id, released.requeued)
         if not box:
             raise _away(job_id, run.gen)
+        line = await self._tasks.line(job_id, to=box[0].total)
         pace = self._paces.setdefault(job_id, Pace())
         pace.observe(box[0].done, now=self._clock.monotonic())
-        now = RunProgress(run, line, box[0], pace.per_s, pace.eta_s(box[0].total - box[0].done))
+        eta_s = pace.eta_s(box[0].total - box[0].done) if line.closed else None
+        now = RunProgress(run, line, box[0], pace.per_s, eta_s)
         if job_id in self.active:
             self.latest[job_id] = now
         return now

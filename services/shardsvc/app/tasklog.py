@@ -1,15 +1,16 @@
-"""The task log: written once per job, before its first lease, by whoever gets there first."""
+"""The task log of a job. Of files it is written whole, before the first lease, by whoever gets there first; of streams
+it is begun, and `app.streaming` goes on with it while the job trains."""
 
 import asyncio
 import hashlib
 from collections import OrderedDict
 
 from recmesh.data.order import Plan, differs, generate
-from recmesh.data.records import TaskRecord
 from recmesh.runtime.errors import Aborted, DataLoss, FailedPrecondition
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
 from services.shardsvc.app.indexing import Indexer
+from services.shardsvc.domain.journal import Begun, Journal
 from services.shardsvc.domain.line import Line
 from services.shardsvc.store.durable import AppendLog, task_subject
 
@@ -19,45 +20,48 @@ _PRINT_VERSION = 2
 
 
 class TaskLog:
-    """Lines of jobs, read from their logs; a closed line never changes, so it is kept."""
+    """Lines of jobs, read from their logs, of which only the end can be new."""
 
     def __init__(self, log: AppendLog, indexer: Indexer) -> None:
         self._log = log
         self._indexer = indexer
-        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._journals: OrderedDict[str, Journal] = OrderedDict()
 
     async def ensure(
         self, job_id: str, spec: DatasetSpec, *, epochs: int, seed: int, shuffle: bool, fresh: bool
     ) -> Line:
-        """The closed line of a job, written where it is not yet; only a `fresh` job may lack it.
+        """The line of a job, written where it is not yet, of streams only begun; only a `fresh` job may lack it.
 
         Whatever interrupts the writing, the next caller goes on where the log ends. FailedPrecondition: the
         log was begun with other data, epochs, seed or shuffling, or from files that changed since.
         """
         print_ = _fingerprint(spec, epochs=epochs, seed=seed, shuffle=shuffle)
+        self._journals.pop(job_id, None)        # a new generation believes the log alone
         while True:
-            logged, begun_as, last = await self._read(job_id)
-            if logged and begun_as != print_:
+            journal = await self.journal(job_id, fresh=True)
+            if journal.last and journal.fingerprint != print_:
                 raise FailedPrecondition(
                     f"the tasks of job {job_id} were begun with other data, epochs, seed or shuffling",
                     reason="OTHER_DATASET",
                 )
-            line = Line(logged)
-            if line.closed:
-                return self._keep(job_id, line)
+            if journal.line.closed or journal.begun is not None:
+                return journal.line
             if not fresh:
-                raise log_short(job_id, line)
+                raise log_short(job_id, journal.line)
             try:
-                await self._go_on(job_id, spec, Plan((), epochs, seed, shuffle), logged, print_, last)
+                if spec.streams:
+                    message = wire.begin_to_bytes(Begun(spec, epochs, seed, shuffle), fingerprint=print_)
+                    await self.append(job_id, message)
+                else:
+                    await self._go_on(job_id, spec, Plan((), epochs, seed, shuffle), journal, print_)
             except Aborted:
                 continue                        # somebody else writes too: read again
 
-    async def _go_on(
-        self, job_id: str, spec: DatasetSpec, plan: Plan, logged: list[TaskRecord], print_: str, last: int
-    ) -> None:
+    async def _go_on(self, job_id: str, spec: DatasetSpec, plan: Plan, journal: Journal, print_: str) -> None:
         index = await self._indexer.index(spec)
         plan = Plan(index.slices, plan.epochs, plan.seed, plan.shuffle)
         records = await asyncio.to_thread(lambda: list(generate(plan)))
+        logged = journal.line.records
         at = differs(logged, records)
         if at is not None:
             raise FailedPrecondition(
@@ -65,39 +69,46 @@ class TaskLog:
                 reason="FILE_CHANGED",
             )
         for chunk in wire.chunks(records[len(logged) :], fingerprint=print_):
-            last = await self._log.append(task_subject(job_id), chunk, expected_last=last)
+            await self.append(job_id, chunk)
 
-    async def line(self, job_id: str) -> Line:
-        """The closed line of a job; DataLoss when its log lacks the end."""
-        known = self._lines.get(job_id)
-        if known is not None:
-            self._lines.move_to_end(job_id)
-            return known
-        line = Line((await self._read(job_id))[0])
-        if not line.closed:
-            raise log_short(job_id, line)
-        return self._keep(job_id, line)
+    async def append(self, job_id: str, message: bytes) -> None:
+        """The next message, after all that this replica has read. Aborted: another one has written meanwhile."""
+        journal = self._journals[job_id]
+        try:
+            sequence = await self._log.append(task_subject(job_id), message, expected_last=journal.last)
+        except BaseException:
+            self._journals.pop(job_id, None)    # perhaps it is there: only the log knows
+            raise
+        if sequence > journal.last:             # else somebody here has read it already
+            journal.take(sequence, wire.message_of(sequence, message))
+
+    async def line(self, job_id: str, *, to: int = 0) -> Line:
+        """The line of a job, at least to this position if the log has it; DataLoss when a log of files has no end."""
+        journal = await self.journal(job_id)
+        if not journal.line.closed and (journal.begun is None or journal.line.end < to):
+            journal = await self.journal(job_id, fresh=True)
+        if not journal.line.closed and journal.begun is None:
+            raise log_short(job_id, journal.line)
+        return journal.line
+
+    async def journal(self, job_id: str, *, fresh: bool = False) -> Journal:
+        """What the log says; with `fresh` also what was written since it was last read."""
+        known = self._journals.get(job_id)
+        if known is None or fresh:
+            known = known or Journal()
+            async for sequence, data in self._log.read(task_subject(job_id), known.last + 1):
+                if sequence > known.last:       # whoever else reads it has not come so far
+                    known.take(sequence, wire.message_of(sequence, data))
+            self._journals[job_id] = known
+        self._journals.move_to_end(job_id)
+        while len(self._journals) > _KEPT_LINES:
+            self._journals.popitem(last=False)
+        return known
 
     async def forget(self, job_id: str) -> None:
         """Removes the log."""
-        self._lines.pop(job_id, None)
+        self._journals.pop(job_id, None)
         await self._log.purge(task_subject(job_id))
-
-    async def _read(self, job_id: str) -> tuple[list[TaskRecord], str, int]:
-        """Records, the fingerprint they were begun with, and the last sequence."""
-        records: list[TaskRecord] = []
-        print_, last = "", 0
-        async for last, data in self._log.read(task_subject(job_id)):
-            some_print, some = wire.tasks_of_chunk(last, data)
-            print_ = print_ or some_print
-            records.extend(some)
-        return records, print_, last
-
-    def _keep(self, job_id: str, line: Line) -> Line:
-        self._lines[job_id] = line
-        while len(self._lines) > _KEPT_LINES:
-            self._lines.popitem(last=False)
-        return line
 
 
 def log_short(job_id: str, line: Line) -> DataLoss:

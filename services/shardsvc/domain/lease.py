@@ -97,6 +97,15 @@ class Reconciled:
 
 
 @dataclass(frozen=True, slots=True)
+class Extended:
+    """Answer to a line that has grown."""
+
+    state: State
+    queued: int = 0
+    """Positions that wait to be leased."""
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """What a generation's queue starts from."""
 
@@ -107,6 +116,8 @@ class Opening:
     ttl_s: float
     first_epoch: int
     to_do: tuple[tuple[int, int], ...]
+    more: bool = False
+    """The line goes on: `total` grows, and an empty queue is not the end."""
 
 
 @dataclass(frozen=True, slots=True)

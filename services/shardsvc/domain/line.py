@@ -1,27 +1,53 @@
 """A job's line as its task log tells it."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from recmesh.data.records import TaskRecord
 from recmesh.formats import IntervalSet
 
 
 class Line:
-    """The records of a complete log, found by position."""
+    """The records of a log, found by position. It grows as its log does, and never changes otherwise."""
 
-    def __init__(self, records: Sequence[TaskRecord]) -> None:
-        self._tasks = [record for record in records if not record.close]
-        self._bases = [record.base for record in self._tasks]
-        self.closed = bool(records) and records[-1].close
-        self.end = records[-1].base + records[-1].rows if records else 0
-        self.last_sequence = records[-1].sequence if records else 0
-        self.tasks = len(self._tasks)
-        self.epochs = self._tasks[-1].epoch + 1 if self._tasks else 0
+    def __init__(self, records: Iterable[TaskRecord] = ()) -> None:
+        self._tasks: list[TaskRecord] = []
+        self._bases: list[int] = []
+        self.closed = False
+        self.end = 0
+        self.last_sequence = 0
+        self.extend(records)
+
+    def extend(self, records: Iterable[TaskRecord]) -> None:
+        """What follows on the log."""
+        for record in records:
+            self.closed, self.end, self.last_sequence = record.close, record.base + record.rows, record.sequence
+            if not record.close:
+                self._tasks.append(record)
+                self._bases.append(record.base)
+
+    @property
+    def records(self) -> Sequence[TaskRecord]:
+        """All but the one that closes it."""
+        return self._tasks
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks there are so far."""
+        return len(self._tasks)
+
+    @property
+    def epochs(self) -> int:
+        """That have begun."""
+        return self._tasks[-1].epoch + 1 if self._tasks else 0
 
     def tasks_of(self, lo: int, hi: int) -> list[TaskRecord]:
         """The tasks that positions [lo, hi) touch."""
         return self._tasks[max(0, bisect_right(self._bases, lo) - 1) : bisect_right(self._bases, hi - 1)]
+
+    def tasks_behind(self, position: int) -> int:
+        """How many tasks have positions from this one on."""
+        return len(self._bases) - max(0, bisect_right(self._bases, position) - 1) if position < self.end else 0
 
     def to_do(self, done: IntervalSet) -> list[tuple[int, int]]:
         """[0, end) without what is done."""

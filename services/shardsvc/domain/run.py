@@ -57,6 +57,7 @@ class Run:
             ttl_s=self.ttl_s,
             first_epoch=self.life * EPOCHS_PER_LIFE,
             to_do=tuple(line.to_do(self.done)),
+            more=not line.closed,
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from recmesh.formats import IntervalSet
-from services.shardsvc.domain.lease import Granted, Opening, Reconciled, Released, Renewed, View
+from services.shardsvc.domain.lease import Extended, Granted, Opening, Reconciled, Released, Renewed, View
 
 MOST_SHARDS = 256
 """Leases in one answer."""
@@ -23,6 +23,10 @@ class QueueStore(Protocol):
 
     async def open(self, job_id: str, opening: Opening) -> Opened:
         """Makes the queue of a generation in place of older ones; the same generation again keeps it."""
+        ...
+
+    async def extend(self, job_id: str, gen: int, *, total: int, closed: bool) -> Extended:
+        """The line ends at `total` now: what is beyond the queue's own end is queued. A smaller one changes nothing."""
         ...
 
     async def lease(

@@ -17,6 +17,7 @@ from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import InvalidArgument, Unavailable
 from services.shardsvc.domain.lease import (
     Cause,
+    Extended,
     Granted,
     Lease,
     Opening,
@@ -31,7 +32,7 @@ from services.shardsvc.store.funnel import Funnel, Script, guarded
 from services.shardsvc.store.queue import MOST_HELD, Opened
 
 _SCRIPTS = Path(__file__).parent / "lua"
-_NAMES = ("open", "lease", "renew", "release", "reconcile", "look", "size")
+_NAMES = ("open", "extend", "lease", "renew", "release", "reconcile", "look", "size")
 _KINDS = ("queue", "leases", "expiry", "workers", "recent", "lapsed")
 _REQUEST_KEPT_MS = 60_000
 _RELEASE_KEPT_MS = 600_000
@@ -102,9 +103,14 @@ class ValkeyQueue:
         ttl_ms = max(1, round(opening.ttl_s * 1000))
         reply = await self._run(
             "open", job_id, opening.gen, opening.total, opening.batch_size, opening.shard_batches, ttl_ms,
-            opening.first_epoch, f"rm:{{{job_id}}}:", *pairs,
+            opening.first_epoch, f"rm:{{{job_id}}}:", int(opening.more), *pairs,
         )
         return cast(Opened, reply[0])
+
+    async def extend(self, job_id: str, gen: int, *, total: int, closed: bool) -> Extended:
+        """See QueueStore."""
+        reply = await self._run("extend", job_id, gen, total, int(closed))
+        return Extended(State(reply[0]), reply[1] if len(reply) > 1 else 0)
 
     async def lease(
         self, job_id: str, gen: int, *, worker: str, shards: int, request_id: str, below: int = 0

@@ -287,7 +287,8 @@ async def test_bad_requests_name_every_wrong_field_and_create_nothing(service: S
     with pytest.raises(InvalidArgument) as caught:
         await service.call("OpenRun", opening(data.model_copy(update={"label": "nosuch"})))
     assert caught.value.violations[0].path == "data.label"
-    gone = data.model_copy(update={"source": data.source.model_copy(update={"files": ["/nowhere/*.csv"]})})
+    source = data.views()[0].source
+    gone = data.model_copy(update={"source": source.model_copy(update={"files": ["/nowhere/*.csv"]})})
     with pytest.raises(NotFound) as missing:
         await service.call("OpenRun", opening(gone))
     assert missing.value.violations[0].path == "data.source.files"

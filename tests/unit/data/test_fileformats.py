@@ -22,7 +22,7 @@ from recmesh.data.snappy import Chunks, Framed
 from recmesh.formats import hash_strings
 from recmesh.plugins import registry
 from recmesh.runtime.errors import InvalidArgument
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import DatasetSpec, SourceSpec
 from tests.support.datasets import click_message, clicks, descriptors_of, example, snappy_framed, spec, tf_record, write
 
 
@@ -233,7 +233,7 @@ def test_wrong_descriptors_are_named(change: dict[str, str], path: str, words: s
 class Upper(JsonLines):
     """A format of a package's."""
 
-    def index(self, file: Any, spec: DatasetSpec) -> interface.Indexed:
+    def index(self, file: Any, spec: SourceSpec) -> interface.Indexed:
         found = super().index(file, spec)
         return interface.Indexed({name: kind for name, kind in found.kinds.items()}, found.slices)
 

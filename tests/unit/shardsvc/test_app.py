@@ -122,7 +122,7 @@ async def test_no_message_of_the_log_exceeds_its_limits(data: DatasetSpec) -> No
     assert len(messages) > 4
     for sequence, message in messages:
         assert len(message) <= 512 * 1024
-        assert len(wire.tasks_of_chunk(sequence, message)[1]) <= 1_000
+        assert len(wire.message_of(sequence, message).records) <= 1_000
 
 
 @pytest.mark.asyncio
@@ -313,4 +313,4 @@ async def test_records_survive_the_wire(data: DatasetSpec) -> None:
     records = line.tasks_of(0, line.end)
     assert [wire.task_from_pb(wire.task_to_pb(record)) for record in records] == records
     sequence, message = house.log.messages[task_subject(JOB)][0]
-    assert Line(wire.tasks_of_chunk(sequence, message)[1]).closed
+    assert Line(wire.message_of(sequence, message).records).closed

@@ -115,6 +115,8 @@ end
 
 -- 4. Nothing to give: the end, or others hold the rest, or all that is queued is beyond what was asked for.
 local first = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')
-if not first[1] and queued == 0 then return json({'drained', ttl_ms, 0, granted, told}) end
+local more = call('HEXISTS', RUN, 'more') == 1
+if not first[1] and queued == 0 and not more then return json({'drained', ttl_ms, 0, granted, told}) end
 local wait_ms = first[2] and tonumber(first[2]) - now or 0
+if more and queued == 0 then wait_ms = math.max(200, math.min(wait_ms, 500)) end
 return json({'wait', ttl_ms, own and math.min(wait_ms, 200) or wait_ms, granted, told})

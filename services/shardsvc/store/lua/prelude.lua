@@ -1,6 +1,7 @@
 -- Shared by all scripts of the queue. All keys of a job share one hash tag, so a script runs on one slot.
 --   KEYS  1 run (hash)       gen, life, total, batch, shard, ttl_ms, next, queued, granted, requeues, expirations;
---                            size:<worker> its shards' batches; twin:<epoch> the lease over the same positions
+--                            more: the line goes on; size:<worker> its shards' batches;
+--                            twin:<epoch> the lease over the same positions
 --         2 queue (zset)     pieces "lo hi" by lo
 --         3 leases (hash)    epoch -> "lo hi progress since_ms worker"
 --         4 expiry (zset)    epoch by expiry in ms

@@ -1,0 +1,187 @@
+"""The task graph of a dataset of streams: what is read in which window, in which order (Primus' DTGG).
+
+Four operations make a window. The *timer* says that it has come to its end, by its marker or by the clock. A *source*
+lists its files (sources work in parallel, and those that need the same folder share its listing) and groups them. The
+*joiner* merges the groups of all sources by their weights. The *sink* keeps windows in order, however early they were
+listed.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recmesh.data.faults import wrong
+from recmesh.data.files import FileInfo
+from recmesh.data.listing import Files, Lister
+from recmesh.data.windows import Turn, active, filled, shown, turns
+from recmesh.formats import mix, permutation
+from recmesh.spec.dataset import DatasetSpec
+
+GROUP_BYTES = 128 << 20
+GROUP_FILES = 256
+"""Files are indexed, shuffled and written to the task log by groups of so many, or so much."""
+AHEAD = 4
+"""Windows that are listed while the one before them is served."""
+_GROUPS = 0x67726F75
+
+
+class Group(NamedTuple):
+    """Files of one source that follow each other."""
+
+    view: int
+    """Which of `DatasetSpec.views` reads them."""
+    files: Files
+    lo: int
+    hi: int
+    size_bytes: int
+
+    @property
+    def infos(self) -> list[FileInfo]:
+        """The files."""
+        return self.files.infos(self.lo, self.hi)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Everything that a turn serves, in order."""
+
+    turn: Turn
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """A window that has not come to its end."""
+
+    turn: Turn
+    why: str
+    look_at: float
+    """When to look again, unix seconds."""
+
+
+class TaskGraph:
+    """The windows of one dataset. For one caller at a time; it works ahead in threads of its own."""
+
+    def __init__(
+        self, spec: DatasetSpec, *, seed: int, lister: Lister | None = None, threads: int = 4, patience_s: float = 5.0
+    ) -> None:
+        """`patience_s`: between two looks for a marker."""
+        self._spec, self._seed, self._patience_s = spec, seed, patience_s
+        self._lister = lister or Lister()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="taskgraph")
+        self._views = _first_views(spec)
+        self._sources: dict[tuple[Turn, int], Future[list[Group]]] = {}
+
+    def windows(self, *, after: Turn | None = None) -> Iterator[Window]:
+        """All windows of a dataset that ends; InvalidArgument where a marker is missing."""
+        for turn in turns(self._spec, after=after):
+            found = self.window(turn, now=float("inf"))
+            if isinstance(found, NotYet):
+                raise wrong("data.streams", f"{found.turn}: {found.why}")
+            yield found
+
+    def window(self, turn: Turn, *, now: float) -> Window | NotYet:
+        """A window, or why it is not there yet. Errors as of `Lister`, and InvalidArgument where it has no files."""
+        ahead = islice(turns(self._spec, after=turn), AHEAD) if now == float("inf") else ()
+        return self._timer(turn, now) or self.listed(turn, ahead)
+
+    def listed(self, turn: Turn, ahead: Iterable[Turn] = ()) -> Window:
+        """A window as its files are now, whether it is complete or not; those that are ahead are listed meanwhile."""
+        for each in (turn, *ahead):
+            for index in active(self._spec.streams[each.stream], each.begin):
+                if (each, index) not in self._sources:
+                    self._sources[each, index] = self._pool.submit(self._source, each, index)
+        sources = active(self._spec.streams[turn.stream], turn.begin)
+        try:
+            groups = [self._sources[turn, index].result() for index in sources]
+        finally:
+            for index in sources:
+                self._sources.pop((turn, index), None)
+        stream = self._spec.streams[turn.stream].sources
+        return Window(turn, self._joined(turn, groups, [stream[index].weight for index in sources]))
+
+    def close(self) -> None:
+        """Takes no more work; listings under way are abandoned."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- the operations
+
+    def _timer(self, turn: Turn, now: float) -> NotYet | None:
+        """By the marker where a source has one, else by the clock."""
+        stream = self._spec.streams[turn.stream]
+        for index in active(stream, turn.begin):
+            source = stream.sources[index]
+            begin = turn.begin - source.offset
+            if source.done:
+                marker = filled(source.done, begin)
+                if not self._lister.is_there(marker):
+                    look_at = max(begin + stream.window, now + self._patience_s) if now != float("inf") else now
+                    return NotYet(turn, f"source {index} waits for {marker}", look_at)
+            elif now < (ends := begin + stream.window + source.lateness):
+                return NotYet(turn, f"source {index} is complete at {shown(ends)}", ends)
+        return None
+
+    def _source(self, turn: Turn, index: int) -> list[Group]:
+        source = self._spec.streams[turn.stream].sources[index]
+        begin, view = turn.begin - source.offset, self._views[turn.stream] + index
+        found = [self._lister.files(filled(pattern, begin)) for pattern in source.files]
+        if not any(map(len, found)) and not source.may_be_empty:
+            for pattern in source.files:        # they may come yet
+                self._lister.forget(filled(pattern, begin))
+            field = f"data.streams.{turn.stream}.sources.{index}.files"
+            raise wrong(field, f"no file of {shown(begin)} matches {filled(source.files[0], begin)}")
+        return [group for files in found for group in grouped(view, files)]
+
+    def _joined(
+        self, turn: Turn, sources: Sequence[Sequence[Group]], weights: Sequence[float | None]
+    ) -> tuple[Group, ...]:
+        if self._spec.shuffle:
+            seed = mix(mix(self._seed ^ _GROUPS) ^ turn.begin) ^ turn.stream
+            sources = [
+                [groups[i] for i in permutation(mix(seed ^ index), len(groups)).tolist()]
+                for index, groups in enumerate(sources)
+            ]
+        return joined(sources, weights)
+
+
+def grouped(view: int, files: Files) -> list[Group]:
+    """Runs of at most `GROUP_BYTES`, or one file that is larger, and at most `GROUP_FILES`."""
+    if not len(files):
+        return []
+    ends = list(accumulate(files.sizes))
+    groups, lo, before = [], 0, 0
+    while lo < len(ends):
+        hi = min(max(bisect_right(ends, before + GROUP_BYTES, lo), lo + 1), lo + GROUP_FILES, len(ends))
+        groups.append(Group(view, files, lo, hi, ends[hi - 1] - before))
+        lo, before = hi, ends[hi - 1]
+    return groups
+
+
+def joined(sources: Sequence[Sequence[Group]], weights: Sequence[float | None]) -> tuple[Group, ...]:
+    """All groups, those of each source in their order, merged by weighted fair queueing over bytes.
+
+    Virtual time of a group is what its source has served up to its end, over the source's weight; without weights, over
+    all that the source has, so that all end together. Equal times go by the source.
+    """
+    if len(sources) == 1:
+        return tuple(sources[0])
+    times: list[npt.NDArray[np.float64]] = []
+    for groups, weight in zip(sources, weights, strict=True):
+        served = np.cumsum([max(1, group.size_bytes) for group in groups], dtype=np.float64)
+        times.append(served / (weight or (served[-1] if len(served) else 1.0)))
+    everything = [group for groups in sources for group in groups]
+    if not everything:
+        return ()
+    return tuple(everything[index] for index in np.argsort(np.concatenate(times), kind="stable").tolist())
+
+
+def _first_views(spec: DatasetSpec) -> list[int]:
+    """Of each stream, the place of its first source among the dataset's views."""
+    counts = np.cumsum([0, *(len(stream.sources) for stream in spec.streams)])
+    return [int(count) for count in counts[:-1]]

@@ -1,0 +1,203 @@
+"""Lines of streams are written ahead of what is leased, window by window, while their jobs train."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from recmesh.data import FileSlice, TaskRecord
+from recmesh.data.index import Agreement
+from recmesh.data.order import LINE, row_seed
+from recmesh.data.taskgraph import Group, NotYet, TaskGraph
+from recmesh.data.windows import Turn
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import Aborted, MeshError
+from recmesh.runtime.lifecycle import Loop
+from recmesh.runtime.telemetry import Metrics, get_logger
+from services.shardsvc import wire
+from services.shardsvc.app.tasklog import TaskLog
+from services.shardsvc.domain.journal import Begun, Journal, Served
+from services.shardsvc.domain.lease import State
+from services.shardsvc.store.queue import QueueStore
+
+AHEAD_TASKS = 4096
+"""A line is written until so many of its tasks wait to be leased: memory is bounded, however much there is to read."""
+PATIENCE_S = 5.0
+"""Between two looks for what is not there yet, or was wrong."""
+_THREADS = 4
+T = TypeVar("T")
+_log = get_logger(__name__)
+_metrics = Metrics("shardsvc")
+_groups = _metrics.counter("stream_groups", "Groups of files that were written to lines of streams")
+_windows = _metrics.counter("stream_windows", "Windows of streams that were written to their ends")
+
+
+class _Writer:
+    """What the writer of one line keeps between two steps; all of it can be lost."""
+
+    def __init__(self, begun: Begun) -> None:
+        self.begun = begun
+        self.graph = TaskGraph(begun.spec, seed=begun.seed, patience_s=PATIENCE_S)
+        self.agreement = Agreement(begun.spec)
+        self.at: tuple[int, Turn] | None = None
+        self.groups: deque[Group] = deque()
+        self.look_at = 0.0
+        self.waits_for = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """How far a line of streams has been written."""
+
+    waits_for: str = ""
+    """Why nothing is written now; empty: something is, or enough is there."""
+    event_time: float = 0.0
+    """Where the newest window begins, unix seconds."""
+
+
+class Streams:
+    """Writes the lines of all jobs that train on streams. Replicas may do so at once: of two appends one wins."""
+
+    name = "streams"
+
+    def __init__(
+        self, tasks: TaskLog, queue: QueueStore, *, active: Mapping[str, int], clock: Clock, every_s: float = 0.5
+    ) -> None:
+        """`active`: jobs whose runs are open, with their generation."""
+        self._tasks, self._queue, self._active, self._clock = tasks, queue, active, clock
+        self._every_s = every_s
+        self._loop = Loop(self.name, self._look, clock=clock)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
+        self._writers: dict[str, _Writer] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Begins to look after lines."""
+        await self._loop.start()
+
+    async def _look(self) -> float:
+        for job_id in [job_id for job_id in self._writers if job_id not in self._active]:
+            self._drop(job_id)
+        for job_id in list(self._active):
+            task = self._under_way.get(job_id)
+            if task is None or task.done():
+                self._under_way[job_id] = asyncio.create_task(self._kept(job_id), name=f"stream-{job_id}")
+        return self._every_s
+
+    async def state(self, job_id: str) -> StreamState:
+        """Of a job; the default where it trains on no streams."""
+        journal = await self._tasks.journal(job_id)
+        if journal.begun is None:
+            return StreamState()
+        writer = self._writers.get(job_id)
+        begin = journal.served.turn.begin if journal.served is not None else 0
+        return StreamState("" if journal.line.closed or writer is None else writer.waits_for, begin)
+
+    async def stop(self) -> None:
+        """Ends what is under way; logs say how far it has come."""
+        await self._loop.stop()
+        for task in self._under_way.values():
+            task.cancel()
+        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        for job_id in list(self._writers):
+            self._drop(job_id)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def write(self, job_id: str, gen: int) -> None:
+        """Writes until enough waits to be leased, the next window has not come, or the line is closed."""
+        journal = await self._tasks.journal(job_id)
+        begun = journal.begun
+        if begun is None:
+            return
+        if not journal.line.closed:
+            journal = await self._tasks.journal(job_id, fresh=True)
+        writer = self._writers.get(job_id)
+        if writer is None:
+            writer = self._writers[job_id] = _Writer(begun)
+        while True:
+            line = journal.line
+            extended = await self._queue.extend(job_id, gen, total=line.end, closed=line.closed)
+            if extended.state is not State.GRANTED or line.closed:
+                return
+            if line.tasks_behind(line.end - extended.queued) >= AHEAD_TASKS or self._clock.now() < writer.look_at:
+                return
+            await self._step(job_id, writer, journal)
+            journal = await self._tasks.journal(job_id)
+
+    async def _kept(self, job_id: str) -> None:
+        """Whatever goes wrong is tried again, and told once."""
+        try:
+            await self.write(job_id, self._active[job_id])
+        except (Aborted, KeyError):
+            return                              # another replica writes it too, or the run is closed
+        except MeshError as error:
+            self._wait(job_id, error.message, self._clock.now() + PATIENCE_S)
+
+    def _wait(self, job_id: str, why: str, look_at: float) -> None:
+        writer = self._writers.get(job_id)
+        if writer is None:
+            return
+        if why != writer.waits_for:
+            _log.info("job %s: its line waits: %s", job_id, why)
+        writer.waits_for, writer.look_at, writer.at = why, look_at, None
+
+    async def _step(self, job_id: str, writer: _Writer, journal: Journal) -> None:
+        """One group of files, or the end of a window, or of the line."""
+        next_window = journal.next_window()
+        if next_window is None:
+            await self._close(job_id, journal)
+            return
+        epoch, turn = next_window
+        if writer.at != next_window:
+            window = await self._threaded(partial(writer.graph.window, turn, now=self._clock.now()))
+            if isinstance(window, NotYet):
+                self._wait(job_id, f"{window.turn}: {window.why}", min(window.look_at, self._clock.now() + PATIENCE_S))
+                return
+            writer.at, writer.groups, writer.waits_for = next_window, deque(window.groups), ""
+        while writer.groups:
+            group = writer.groups.popleft()
+            uris = group.files.uris[group.lo : group.hi]
+            if journal.is_logged(group.view, uris, epoch=epoch, turn=turn):
+                continue
+            slices = await self._threaded(partial(writer.agreement.index, group))
+            await self._append(job_id, journal, slices, Served(epoch, turn, complete=not writer.groups))
+            _groups.inc()
+            break
+        else:
+            await self._append(job_id, journal, (), Served(epoch, turn, complete=True))
+        if not writer.groups:
+            _windows.inc()
+            _log.info("job %s: %s is on its line, which ends at %d", job_id, turn, journal.line.end)
+
+    async def _append(self, job_id: str, journal: Journal, slices: Sequence[FileSlice], served: Served) -> None:
+        begun = journal.begun
+        assert begun is not None
+        records, base, index = [], journal.line.end, journal.slices_of(served.epoch)
+        for piece in journal.unlogged(slices, epoch=served.epoch, turn=served.turn):
+            seed = row_seed(begun.seed, served.epoch, index) if begun.shuffle else 0
+            records.append(TaskRecord(0, LINE, base, piece.rows, served.epoch, seed, piece))
+            base, index = base + piece.rows, index + 1
+        for message in wire.chunks(records, served=served):
+            await self._tasks.append(job_id, message)
+
+    async def _close(self, job_id: str, journal: Journal) -> None:
+        begun = journal.begun
+        assert begun is not None
+        last = TaskRecord(0, LINE, journal.line.end, 0, begun.epochs, 0, None, close=True)
+        for message in wire.chunks([last]):
+            await self._tasks.append(job_id, message)
+        _log.info("job %s: the last window is on its line, which is closed at %d", job_id, journal.line.end)
+
+    async def _threaded(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def _drop(self, job_id: str) -> None:
+        writer = self._writers.pop(job_id, None)
+        if writer is not None:
+            writer.graph.close()
+        task = self._under_way.pop(job_id, None)
+        if task is not None:
+            task.cancel()
