@@ -5,8 +5,8 @@ task record: files are checked against the size and the tag they were indexed wi
 depend on which part of a file is read, and order comes from the record's seed.
 """
 
-from recmesh.data.files import FileInfo, resolve_files
-from recmesh.data.index import Index, index_dataset, index_tasks, preview
+from recmesh.data.files import FileInfo
+from recmesh.data.index import Index, files_of, index_dataset, index_tasks, preview
 from recmesh.data.reader import TaskReader, whole_dataset
 from recmesh.data.records import Batch, FileSlice, IdColumn, TaskRecord, concat
 
@@ -19,9 +19,9 @@ __all__ = [
     "TaskReader",
     "TaskRecord",
     "concat",
+    "files_of",
     "index_dataset",
     "index_tasks",
     "preview",
-    "resolve_files",
     "whole_dataset",
 ]

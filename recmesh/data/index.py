@@ -10,10 +10,11 @@ from recmesh.data.fileformats import FileFormat, Indexed, format_named
 from recmesh.data.files import FileInfo, resolve_files
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import Kind, check_agreement, check_columns
+from recmesh.data.tables import table_files
 from recmesh.data.taskgraph import Group, TaskGraph, Window
 from recmesh.data.windows import Turn, active, begins
 from recmesh.runtime.errors import InvalidArgument
-from recmesh.spec.dataset import DatasetSpec, SourceSpec
+from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec, Source, SourceSpec
 
 _THREADS = 8
 
@@ -52,7 +53,7 @@ def index_dataset(spec: DatasetSpec, *, seed: int = 0) -> Index:
             raise wrong("data.streams", "never end: only a job of a mesh can follow them; give each source an end")
         return _index_windows(spec, seed, None)
     view = spec.views()[0]
-    files = resolve_files(view.source)
+    files = files_of(view.source)
     first, slices = index_files(view, files)
     if view.source.rows is not None:
         slices = take_share(slices, view.source.rows, view)
@@ -60,6 +61,16 @@ def index_dataset(spec: DatasetSpec, *, seed: int = 0) -> Index:
         what = "the files hold" if view.source.rows is None else "this part of the files holds"
         raise wrong("data.source", f"{what} no rows")
     return Index(tuple(files), first, tuple(slices))
+
+
+def files_of(source: Source) -> list[FileInfo]:
+    """The files of a source, at least one; of a table those of its snapshot."""
+    if source.format not in TABLE_FORMATS:
+        return resolve_files(source)
+    files = table_files(source)
+    if not files:
+        raise wrong("data.source.files", f"the snapshot of {source.files[0]} has no files of this partition")
+    return files
 
 
 def preview(spec: DatasetSpec, *, now: float) -> Index:

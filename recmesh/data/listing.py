@@ -19,6 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from recmesh.data.files import FileInfo, naming, tag_key, tag_of, tells_all
 from recmesh.data.records import Int64
+from recmesh.data.tables import table_files
+from recmesh.spec.dataset import Source
 
 KEPT_FILES = 500_000
 """Files of listings that are kept, of all folders together; the newest listing always is."""
@@ -76,6 +78,17 @@ class Lister:
                 return self._once(pattern, lambda: _columns(fs, fs.glob(path, detail=True).values()))
             return matching(self._once(fs.unstrip_protocol(folder), lambda: self._listed(fs, folder)), name)
 
+    def table(self, source: Source, partition: Mapping[str, str]) -> Files:
+        """The files of a table's newest snapshot that are of the partition."""
+        key = f"{source.files[0]} {source.version} {sorted(partition.items())}"
+
+        def listed() -> Files:
+            found = table_files(source, partition=partition)
+            sizes, tags = [file.size_bytes for file in found], [file.etag for file in found]
+            return Files([file.uri for file in found], sizes, tags)
+
+        return self._once(key, listed)
+
     def is_there(self, path: str) -> bool:
         """Whether there is such a file now; never from a listing of before."""
         with naming(path):
@@ -83,14 +96,17 @@ class Lister:
             fs.invalidate_cache(inside.rpartition("/")[0])
             return bool(fs.exists(inside))
 
-    def forget(self, pattern: str) -> None:
-        """The folder may have changed: it is listed anew when it is next asked for."""
-        fs, path = self.open(pattern)
-        with self._lock:
-            for key in (pattern, fs.unstrip_protocol(path.rpartition("/")[0])):
-                self._kept.pop(key, None)
-                self._sizes.pop(key, None)
-        fs.invalidate_cache(path.rpartition("/")[0])
+    def forget(self, patterns: Sequence[str]) -> None:
+        """Their folders, and tables of these names, may have changed: they are listed anew when next asked for."""
+        for pattern in patterns:
+            fs, path = self.open(pattern)
+            folder = path.rpartition("/")[0]
+            with self._lock:
+                tables = [key for key in self._kept if key.startswith(f"{pattern} ")]
+                for key in (pattern, fs.unstrip_protocol(folder), *tables):
+                    self._kept.pop(key, None)
+                    self._sizes.pop(key, None)
+            fs.invalidate_cache(folder)
 
     def _listed(self, fs: Any, folder: str) -> Files:
         try:

@@ -21,7 +21,7 @@ from recmesh.data.files import FileInfo
 from recmesh.data.listing import Files, Lister
 from recmesh.data.windows import Turn, active, filled, shown, turns
 from recmesh.formats import mix, permutation
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec
 
 GROUP_BYTES = 128 << 20
 GROUP_FILES = 256
@@ -130,12 +130,17 @@ class TaskGraph:
     def _source(self, turn: Turn, index: int) -> list[Group]:
         source = self._spec.streams[turn.stream].sources[index]
         begin, view = turn.begin - source.offset, self._views[turn.stream] + index
-        found = [self._lister.files(filled(pattern, begin)) for pattern in source.files]
+        if source.format in TABLE_FORMATS:
+            partition = {key: filled(value, begin) for key, value in source.partition.items()}
+            found = [self._lister.table(source, partition)]
+            where = f"{source.files[0]} with {partition}"
+        else:
+            found = [self._lister.files(filled(pattern, begin)) for pattern in source.files]
+            where = filled(source.files[0], begin)
         if not any(map(len, found)) and not source.may_be_empty:
-            for pattern in source.files:        # they may come yet
-                self._lister.forget(filled(pattern, begin))
+            self._lister.forget([filled(pattern, begin) for pattern in source.files])       # they may come yet
             field = f"data.streams.{turn.stream}.sources.{index}.files"
-            raise wrong(field, f"no file of {shown(begin)} matches {filled(source.files[0], begin)}")
+            raise wrong(field, f"no file of {shown(begin)} matches {where}")
         return [group for files in found for group in grouped(view, files)]
 
     def _joined(

@@ -12,7 +12,9 @@ from recmesh.spec.quantity import Duration, Moment
 
 FILE_FORMATS = "recmesh.file_formats"
 """The entry point group by which packages add formats."""
-BUILT_IN_FORMATS = ("parquet", "csv", "tsv", "criteo", "jsonl", "arrow", "tfrecord", "protobuf")
+BUILT_IN_FORMATS = ("parquet", "csv", "tsv", "criteo", "jsonl", "arrow", "tfrecord", "protobuf", "delta", "iceberg")
+TABLE_FORMATS = ("delta", "iceberg")
+"""One table, whose snapshot says which files it has."""
 
 FeatureKind = Literal["single", "bag", "sequence", "dense"]
 
@@ -26,7 +28,8 @@ class Source(Spec):
     format: str = "parquet"
     """`parquet`; `csv`, `tsv`; `criteo`, its tab-separated format as published: label, 13 integers, 26 hexadecimal
     categories; `jsonl`; `arrow` (IPC files, Feather 2); `tfrecord` of tf.Example; `protobuf`, messages with their
-    length before them; or one that an installed package adds (docs/reference/data.md)."""
+    length before them; `delta`, `iceberg`, tables of Parquet files; or one that an installed package adds
+    (docs/reference/data.md)."""
     files: list[str] = Field(min_length=1)
     """Paths or fsspec URLs; `*`, `?` and `**` are patterns, listed in name order."""
     compression: Literal["infer", "none", "gzip", "zstd", "snappy"] = "infer"
@@ -42,13 +45,18 @@ class Source(Spec):
     """Fields may be enclosed in double quotes (RFC 4180). None: in csv yes, in tsv no."""
     types: dict[str, Literal["int", "float", "string", "list<int>", "list<float>", "list<string>"]] = {}
     """csv, tsv, jsonl and tfrecord: types of columns (lists in the last two only); others are inferred from the start
-    of each file, which must all agree."""
+    of each file, which must all agree. parquet and tables: of columns that stand in the path, as `day=2026-11-22`;
+    others are text."""
     descriptors: str = ""
     """protobuf: a file of descriptors (`protoc --include_imports --descriptor_set_out=FILE`)."""
     message: str = ""
     """protobuf: the full name of the messages' type."""
     framing: Literal["varint", "fixed32-little", "fixed32-big"] = "varint"
     """protobuf: how the length before each message is written; `varint` as by `writeDelimitedTo`."""
+    version: int | None = None
+    """delta and iceberg: the table's version, or snapshot. None: the newest one, as it is when its files are listed."""
+    partition: dict[str, str] = {}
+    """delta and iceberg: only the files with these values of partition columns."""
     rows: tuple[float, float] | None = None
     """Only this part of the rows, as fractions of the whole in file order: [0, 0.8] is the first 80 %."""
 
@@ -64,12 +72,17 @@ class Source(Spec):
 
     @rule
     def _fields_fit_the_format(self) -> Iterator[Fault]:
-        if self.format in ("parquet", "arrow") and self.compression not in ("infer", "none"):
+        if self.format in ("parquet", "arrow", *TABLE_FORMATS) and self.compression not in ("infer", "none"):
             yield "compression", f"{self.format} files pack inside; as a whole they cannot be packed"
         if self.format in ("csv", "tsv", "criteo") and (
             wrong := [name for name, kind in self.types.items() if kind.startswith("list")]
         ):
             yield "types", f"columns of {self.format} hold no lists ({', '.join(wrong)}); separator splits text"
+        if self.format in TABLE_FORMATS and len(self.files) > 1:
+            yield "files", f"a {self.format} source is one table"
+        for name in ("version", "partition"):
+            if getattr(self, name) and self.format not in TABLE_FORMATS:
+                yield name, f"belongs to tables ({', '.join(TABLE_FORMATS)}), not to {self.format}"
         if self.format == "protobuf" and not self.descriptors:
             yield "descriptors", "protobuf needs a file of descriptors"
         if self.format == "protobuf" and not self.message:
@@ -82,8 +95,8 @@ class Source(Spec):
 
 
 class StreamSource(Source):
-    """A period of data in files by time: `{YYYY}`, `{MM}`, `{DD}`, `{HH}` and `{mm}` in `files` and `done` stand for
-    the parts of a window's begin, in UTC."""
+    """A period of data in files by time: `{YYYY}`, `{MM}`, `{DD}`, `{HH}` and `{mm}` in `files` and `done`, and in
+    `partition` of tables, stand for the parts of a window's begin, in UTC."""
 
     start: Moment
     """Where the data begin: the first window holds it."""
@@ -113,9 +126,18 @@ class StreamSource(Source):
 
     @rule
     def _time_is_in_the_path(self) -> Iterator[Fault]:
+        if self.format in TABLE_FORMATS:
+            if not any(field in value for value in self.partition.values() for field in TIME_FIELDS):
+                yield "partition", f"has none of {', '.join(TIME_FIELDS)}: every window would read the same files"
+            return
         for index, path in enumerate(self.files):
             if not any(field in path for field in TIME_FIELDS):
                 yield f"files.{index}", f"has none of {', '.join(TIME_FIELDS)}: every window would read the same files"
+
+    @property
+    def timed(self) -> list[str]:
+        """The texts that name a window's files."""
+        return list(self.partition.values()) if self.format in TABLE_FORMATS else self.files
 
 
 class Stream(Spec):
@@ -136,7 +158,7 @@ class Stream(Spec):
             yield "window", "must be whole minutes"
             return
         for index, source in enumerate(self.sources):
-            fields = {field for path in source.files for field in TIME_FIELDS if field in path}
+            fields = {field for text in source.timed for field in TIME_FIELDS if field in text}
             needed = "{mm}" if self.window % 3600 else "{HH}" if self.window % 86400 else "{DD}"
             if fields and needed not in fields:
                 yield f"sources.{index}.files", f"windows of {self.window:g} s need {needed} in the path"

@@ -47,8 +47,8 @@ def _protobuf() -> FileFormat:
 
 
 _BUILT_IN: dict[str, Callable[[], FileFormat]] = {
-    "parquet": _parquet, "arrow": _arrow, "csv": _delimited, "tsv": _delimited, "criteo": _delimited,
-    "jsonl": _jsonl, "tfrecord": _tfrecord, "protobuf": _protobuf,
+    "parquet": _parquet, "delta": _parquet, "iceberg": _parquet, "arrow": _arrow, "csv": _delimited, "tsv": _delimited,
+    "criteo": _delimited, "jsonl": _jsonl, "tfrecord": _tfrecord, "protobuf": _protobuf,
 }
 
 

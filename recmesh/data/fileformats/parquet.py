@@ -5,16 +5,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recmesh.data.faults import wrong
 from recmesh.data.fileformats.grouped import GroupReader, cut_groups
 from recmesh.data.fileformats.interface import Indexed
 from recmesh.data.files import FileInfo, opened, unreadable
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import kind_of, needed_columns
 from recmesh.spec.dataset import SourceSpec
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_TYPES = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 
 
 class Parquet:
@@ -24,6 +29,7 @@ class Parquet:
         """Reads the footer alone."""
         with _parquet(file) as parquet:
             kinds = {field.name: kind_of(field.type) for field in parquet.schema_arrow}
+            kinds = {**{name: kind_of(value.type) for name, value in in_path(file.uri, spec).items()}, **kinds}
             return Indexed(kinds, cut_groups(file, _rows(parquet), rows_each=spec.task_rows))
 
     def trim(self, piece: FileSlice, lo: int, hi: int, spec: SourceSpec) -> FileSlice:
@@ -35,7 +41,7 @@ class Parquet:
         columns = needed_columns(spec)
         return GroupReader(
             lambda piece: _rows_in(piece.uri, piece.size_bytes, piece.etag),
-            lambda piece, group: read_group(piece, group, columns),
+            lambda piece, group: read_group(piece, group, columns, spec),
             cache_bytes=cache_bytes,
         )
 
@@ -62,7 +68,26 @@ def _rows_in(uri: str, size_bytes: int, etag: str) -> list[int]:
         return _rows(parquet)
 
 
-def read_group(piece: FileSlice, group: int, columns: list[str]) -> Any:
-    """The columns of one row group; those that the file lacks are left out."""
+def read_group(piece: FileSlice, group: int, columns: list[str], spec: SourceSpec) -> Any:
+    """The columns of one row group, and those that stand in the path; those that the file lacks are left out."""
     with _parquet(piece) as parquet:
-        return parquet.read_row_group(group, columns=columns, use_threads=False)
+        table = parquet.read_row_group(group, columns=columns, use_threads=False)
+    for name, value in in_path(piece.uri, spec).items():
+        if name in columns and name not in table.column_names:
+            table = table.append_column(name, pa.array([value] * table.num_rows, value.type))
+    return table
+
+
+def in_path(uri: str, spec: SourceSpec) -> dict[str, Any]:
+    """Columns of folders that are named `column=value`, as Hive, Spark and Delta write partitions: Arrow scalars."""
+    found: dict[str, Any] = {}
+    for folder in uri.split("/")[:-1]:
+        name, is_one, value = folder.partition("=")
+        if is_one and name:
+            text = None if value == _NULL else unquote(value)
+            kind = _TYPES[spec.source.types.get(name, "string")]
+            try:
+                found[unquote(name)] = pa.scalar(text, pa.string()).cast(kind)
+            except pa.ArrowInvalid:
+                raise wrong("data.source.types", f"{name} is {value!r} in {uri}, and declared as {kind}") from None
+    return found

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from recmesh.data import FileInfo, Index, index_dataset, preview, resolve_files
+from recmesh.data import FileInfo, Index, files_of, index_dataset, preview
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.telemetry import Metrics
 from recmesh.spec.dataset import DatasetSpec
@@ -29,7 +29,7 @@ class Indexer:
         loop = asyncio.get_running_loop()
         if spec.streams:                        # their windows come and go: nothing of them is kept
             return await loop.run_in_executor(self._pool, partial(preview, spec, now=self._clock.now()))
-        files = await loop.run_in_executor(self._pool, resolve_files, spec.views()[0].source)
+        files = await loop.run_in_executor(self._pool, files_of, spec.views()[0].source)
         key = _key(spec, files)
         task = self._known.get(key)
         if task is None:

@@ -12,6 +12,7 @@ from recmesh.data.fileformats import parquet
 from recmesh.data.records import FileSlice
 from recmesh.formats import MISSING_ID, hash_strings, permutation
 from recmesh.runtime.errors import DataLoss, InvalidArgument, MeshError
+from recmesh.spec.dataset import SourceSpec
 from tests.support.datasets import clicks, spec, tasks_of, write
 
 ROWS = 2_500
@@ -138,9 +139,9 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     read = parquet.read_group
 
-    def counted(piece: FileSlice, group: int, columns: list[str]) -> Any:
+    def counted(piece: FileSlice, group: int, columns: list[str], spec: SourceSpec) -> Any:
         seen.append(group)
-        return read(piece, group, columns)
+        return read(piece, group, columns, spec)
 
     monkeypatch.setattr(parquet, "read_group", counted)
     return seen

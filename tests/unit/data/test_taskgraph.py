@@ -216,7 +216,7 @@ def test_names_match_as_patterns_of_shells_do(name: str, fits: list[str]) -> Non
 def test_a_listing_that_fails_is_not_remembered(tmp_path: Path) -> None:
     lister = Lister()
     assert len(lister.files(f"{tmp_path}/later/*.parquet")) == 0
-    lister.forget(f"{tmp_path}/later/*.parquet")
+    lister.forget([f"{tmp_path}/later/*.parquet"])
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "a.parquet").touch()
     assert len(lister.files(f"{tmp_path}/later/*.parquet")) == 1
