@@ -59,7 +59,7 @@ def index_dataset(spec: DatasetSpec, *, seed: int = 0) -> Index:
         slices = take_share(slices, view.source.rows, view)
     if not slices:
         what = "the files hold" if view.source.rows is None else "this part of the files holds"
-        raise wrong("data.source", f"{what} no rows")
+        raise wrong("data.source", f"{what} no rows" + (" for which `where` can hold" if spec.where else ""))
     return Index(tuple(files), first, tuple(slices))
 
 

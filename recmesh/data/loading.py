@@ -61,19 +61,21 @@ class Loader:
         self._batches = self._to_do()
 
     def __len__(self) -> int:
-        """Batches that this worker has left."""
+        """Batches that this worker has left, or less: those without rows are not handed out."""
         return sum(len(self._cut(epoch)) for epoch in range(self._epochs)) - self._handed
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        pieces = next(self._batches)
-        batch = concat([self._reader.batch(self._tasks_of(lo, hi), lo, hi) for lo, hi in pieces])
-        for lo, hi in pieces:
-            self._own.add(lo, hi)
-        self._handed += 1
-        return batch
+        while True:
+            pieces = next(self._batches)
+            batch = concat([self._reader.batch(self._tasks_of(lo, hi), lo, hi) for lo, hi in pieces])
+            for lo, hi in pieces:
+                self._own.add(lo, hi)
+            self._handed += 1
+            if batch.size:              # else all of its rows were left out, as `where` or `bad_records` says
+                return batch
 
     def state_dict(self) -> State:
         """What was consumed; JSON can hold it. Of several workers, `merge` their states before they are loaded."""

@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from recmesh.data.cache import ByteCache
 from recmesh.data.columns import labels_of, weights_of
+from recmesh.data.conditions import holding
 from recmesh.data.deadletters import DeadLetters, sift
 from recmesh.data.faults import wrong
 from recmesh.data.fileformats import SliceReader, format_named
@@ -20,6 +21,21 @@ from recmesh.formats import permutation
 from recmesh.spec.dataset import DatasetSpec
 
 
+def _none() -> Int64:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What there is of a slice, in its order."""
+
+    batch: Batch
+    rows: Int64 | None = None
+    """[batch.size], ascending: which of the slice's rows these are. None: all."""
+    bad: Int64 = field(default_factory=_none)
+    """Rows that could not be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Decoded:
     """A task's rows in order of position."""
@@ -27,6 +43,8 @@ class _Decoded:
     batch: Batch
     places: Int64 | None = None
     """[batch.size], ascending: at which of the task's positions each row stands. None: at each one."""
+    bad: Int64 = field(default_factory=_none)
+    """Positions whose records could not be read, ascending."""
 
     def within(self, lo: int, hi: int) -> Batch:
         """The rows that stand at positions [lo, hi) of the task."""
@@ -34,6 +52,11 @@ class _Decoded:
             return self.batch.rows(lo, hi)
         first, last = np.searchsorted(self.places, [lo, hi])
         return self.batch.rows(int(first), int(last))
+
+    def bad_within(self, lo: int, hi: int) -> int:
+        """How many of these positions hold what could not be read."""
+        first, last = np.searchsorted(self.bad, [lo, hi])
+        return int(last - first)
 
     @property
     def size_bytes(self) -> int:
@@ -67,20 +90,21 @@ class TaskReader:
         DataLoss: a file changed since it was indexed. InvalidArgument: its content is not as specified.
         """
         parts: list[Batch] = []
-        at = lo
+        at, bad = lo, 0
         for task in sorted(tasks, key=lambda task: task.base):
             first, last = max(at, task.base), min(hi, task.base + task.rows)
             if task.close or first >= last or first > at:
                 continue
-            parts.append(self._decoded(task).within(first - task.base, last - task.base))
+            decoded = self._decoded(task)
+            parts.append(decoded.within(first - task.base, last - task.base))
+            bad += decoded.bad_within(first - task.base, last - task.base)
             at = last
         if at < hi or not parts:
             raise wrong("tasks", f"no task record covers position {at} of [{lo}, {hi})")
-        batch = concat(parts)
-        if batch.size < hi - lo:
+        if bad:
             with self._lock:
-                self.bad_records += hi - lo - batch.size
-        return batch
+                self.bad_records += bad
+        return concat(parts)
 
     def task(self, task: TaskRecord) -> Batch:
         """All rows of a task, in order of position."""
@@ -95,42 +119,52 @@ class TaskReader:
             return self._tasks.get((file, seed), lambda: self._ordered(file, seed), size_of=_size_bytes)
 
     def _ordered(self, piece: FileSlice, order_seed: int) -> _Decoded:
-        batch, rows = self._sifted(piece)
-        if rows is None:
-            if not order_seed:
-                return _Decoded(batch)
-            return _Decoded(batch.take(np.asarray(permutation(order_seed, batch.size), np.int64)))
+        there = self._sifted(piece)
         if not order_seed:
-            return _Decoded(batch, rows)
+            return _Decoded(there.batch, there.rows, there.bad)
         order = np.asarray(permutation(order_seed, piece.rows), np.int64)
-        where = np.full(piece.rows, -1, np.int64)
-        where[rows] = np.arange(rows.size)
-        places = np.flatnonzero(where[order] >= 0)
-        return _Decoded(batch.take(where[order][places]), places)
+        if there.rows is None:
+            return _Decoded(there.batch.take(order))
+        at = np.full(piece.rows, -1, np.int64)
+        at[there.rows] = np.arange(there.rows.size)
+        is_bad = np.zeros(piece.rows, bool)
+        is_bad[there.bad] = True
+        places = np.flatnonzero(at[order] >= 0)
+        return _Decoded(there.batch.take(at[order][places]), places, np.flatnonzero(is_bad[order]))
 
-    def _sifted(self, piece: FileSlice) -> tuple[Batch, Int64 | None]:
-        """The rows of a slice that can be read, and which ones they are; None: all."""
+    def _sifted(self, piece: FileSlice) -> _Rows:
+        """What can be read of a slice, and is asked for."""
         if self._aside is None or self._spec.bad_records is None:
-            return self._decode(piece), None
+            return self._decode(piece)
         view = self._views[piece.view]
         kind = format_named(view.source.format)
         found = sift(
             piece, self._decode, lambda piece, lo, hi: replace(kind.trim(piece, lo, hi, view), view=piece.view),
             most=self._spec.bad_records.limit,
         )
-        if not found.letters:
-            return concat([part for _, part in found.parts]), None
+        if not found.letters and len(found.parts) == 1:
+            return found.parts[0][1]
         self._aside.put(piece, found.letters)
-        rows = [np.arange(first, first + part.size) for first, part in found.parts]
+        rows = [
+            first + (np.arange(part.batch.size) if part.rows is None else part.rows) for first, part in found.parts
+        ]
+        bad = np.asarray([letter.row for letter in found.letters], np.int64)
         if not rows:
-            return nothing(self._spec), np.empty(0, np.int64)
-        return concat([part for _, part in found.parts]), np.concatenate(rows)
+            return _Rows(nothing(self._spec), _none(), bad)
+        return _Rows(concat([part.batch for _, part in found.parts]), np.concatenate(rows), bad)
 
-    def _decode(self, piece: FileSlice) -> Batch:
+    def _decode(self, piece: FileSlice) -> _Rows:
         where = f"{piece.uri} rows {piece.first_row} to {piece.first_row + piece.rows}"
         table = self._reader(piece.view).read(piece)
         check_columns(self._spec, {field.name: kind_of(field.type) for field in table.schema}, where=piece.uri)
-        return batch_of(table, self._spec, self._transform, where=where)
+        rows = None
+        if self._spec.where:
+            kept = holding(table, self._spec.where, where=where)
+            rows = np.flatnonzero(kept.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
+            table = table.filter(kept)
+            if not rows.size:
+                return _Rows(nothing(self._spec), rows)
+        return _Rows(batch_of(table, self._spec, self._transform, where=where), rows)
 
     def _reader(self, view: int) -> SliceReader:
         if view not in self._readers:

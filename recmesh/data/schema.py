@@ -42,7 +42,7 @@ _LISTS: Mapping[Kind, Kind] = {"int": "list<int>", "float": "list<float>", "stri
 
 def needed_columns(spec: DatasetSpec) -> list[str]:
     """Every column that the specification reads, once, in a fixed order."""
-    names = [*spec.label_columns, *([spec.weight] if spec.weight else [])]
+    names = [*spec.label_columns, *([spec.weight] if spec.weight else []), *(each.column for each in spec.where)]
     for feature in spec.features:
         names.extend(feature.source_columns)
         if feature.weights:
@@ -63,6 +63,8 @@ def check_columns(spec: DatasetSpec, kinds: Mapping[str, Kind], *, where: str) -
         found.extend(_check(path, column, kinds, NUMBERS, "targets are numbers"))
     if spec.weight:
         found.extend(_check("data.weight", spec.weight, kinds, NUMBERS, "weights are numbers"))
+    for index, condition in enumerate(spec.where):
+        found.extend(_check(f"data.where.{index}.column", condition.column, kinds, _SCALARS, "single values compare"))
     for feature in spec.features:
         found.extend(_check_feature(feature, kinds))
     if found:

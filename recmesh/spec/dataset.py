@@ -245,6 +245,27 @@ class Feature(Spec):
         return self.columns or [self.column or self.name]
 
 
+Scalar = int | float | str | bool
+"""What a column is compared with."""
+
+
+class Condition(Spec):
+    """A comparison of a column; a missing value never holds one."""
+
+    column: str = Field(min_length=1)
+    op: Literal["=", "!=", "<", "<=", ">", ">=", "in"] = "="
+    value: Scalar | None = None
+    values: list[Scalar] = []
+    """With `in`: one of these."""
+
+    @rule
+    def _value_or_values(self) -> Iterator[Fault]:
+        if (self.op == "in") == (self.value is not None):
+            yield "value", "belongs to a comparison; `in` has values" if self.op == "in" else "is missing"
+        if (self.op == "in") != bool(self.values):
+            yield "values", "are missing" if self.op == "in" else "belong to `in`"
+
+
 class BadRecords(Spec):
     """What becomes of records that cannot be read."""
 
@@ -276,6 +297,9 @@ class DatasetSpec(Spec):
     """Tasks among each other and rows within a task, by the job's seed."""
     task_rows: PositiveInt = 65536
     """Rows of one task record: the unit of shuffling and reading."""
+    where: list[Condition] = Field(default=[], max_length=64)
+    """Only rows for which all of these hold. They are taken out after positions are counted, so batches are smaller;
+    row groups of Parquet that can have no such rows are not even read."""
     bad_records: BadRecords | None = None
     """None: a record that cannot be read fails the job."""
 

@@ -1,6 +1,6 @@
 """Files that hold rows in groups, which are decoded whole: slices along groups, and the groups that slices share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,8 +20,10 @@ class GroupRows(NamedTuple):
     """These are all its rows."""
 
 
-def cut_groups(file: FileInfo, groups: Sequence[int], *, rows_each: int) -> list[FileSlice]:
-    """Slices of at most `rows_each` rows. They end where groups end as far as possible.
+def cut_groups(
+    file: FileInfo, groups: Sequence[int], *, rows_each: int, without: Container[int] = ()
+) -> list[FileSlice]:
+    """Slices of at most `rows_each` rows. They end where groups end as far as possible; no rows of groups `without`.
 
     A large group is cut evenly; small ones are joined: a slice then decodes no more than it holds,
     or shares one group with its neighbours.
@@ -34,10 +36,13 @@ def cut_groups(file: FileInfo, groups: Sequence[int], *, rows_each: int) -> list
         slices.append(FileSlice(file.uri, file.size_bytes, file.etag, first, count))
         first += count
 
-    for group in groups:
-        if rows and rows + group > rows_each:
+    for number, group in enumerate(groups):
+        if rows and (rows + group > rows_each or number in without):
             emit(rows)
             rows = 0
+        if number in without:
+            first += group
+            continue
         rows += group
         if rows > rows_each:
             parts = -(-rows // rows_each)

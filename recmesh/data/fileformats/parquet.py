@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recmesh.data.conditions import may_hold
 from recmesh.data.faults import wrong
 from recmesh.data.fileformats.grouped import GroupReader, cut_groups
 from recmesh.data.fileformats.interface import Indexed
@@ -30,7 +31,8 @@ class Parquet:
         with _parquet(file) as parquet:
             kinds = {field.name: kind_of(field.type) for field in parquet.schema_arrow}
             kinds = {**{name: kind_of(value.type) for name, value in in_path(file.uri, spec).items()}, **kinds}
-            return Indexed(kinds, cut_groups(file, _rows(parquet), rows_each=spec.task_rows))
+            groups = _rows(parquet)
+            return Indexed(kinds, cut_groups(file, groups, rows_each=spec.task_rows, without=_hopeless(parquet, spec)))
 
     def trim(self, piece: FileSlice, lo: int, hi: int, spec: SourceSpec) -> FileSlice:
         """Rows are addressed by number."""
@@ -60,6 +62,25 @@ def _parquet(file: FileInfo | FileSlice) -> Iterator[Any]:
 def _rows(parquet: Any) -> list[int]:
     metadata = parquet.metadata
     return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+
+def _hopeless(parquet: Any, spec: SourceSpec) -> set[int]:
+    """Row groups in which, by their statistics, no row can hold the conditions."""
+    metadata, columns = parquet.metadata, {condition.column for condition in spec.where}
+    if not columns:
+        return set()
+    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    found = set()
+    for group in range(metadata.num_row_groups):
+        for condition in spec.where:
+            if condition.column not in places:
+                continue
+            statistics = metadata.row_group(group).column(places[condition.column]).statistics
+            if statistics is None or not statistics.has_min_max:
+                continue
+            if not may_hold(condition, statistics.min, statistics.max):
+                found.add(group)
+    return found
 
 
 @lru_cache(maxsize=1024)
