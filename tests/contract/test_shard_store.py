@@ -538,3 +538,15 @@ async def test_a_line_is_extended_in_its_own_generation_alone(harness: Harness) 
     assert (await harness.store.extend(JOB, 1, total=20, closed=False)).state is State.STALE_GEN
     assert (await harness.store.extend(JOB, 3, total=20, closed=False)).state is State.REOPEN
     assert (await harness.view(2)).total == 10
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("more", [True, False])
+async def test_a_queue_that_a_restart_took_back_learns_how_far_its_line_goes(harness: Harness, more: bool) -> None:
+    await harness.store.open(JOB, replace(opening(total=20), more=True))
+    await harness.restart()
+    assert await harness.store.open(JOB, replace(opening(total=50), more=more)) == "adopted"
+    assert (await harness.view()).total == 50
+    await harness.store.extend(JOB, 1, total=50, closed=True)
+    await harness.store.extend(JOB, 1, total=50, closed=False)          # told late, by another replica
+    assert IntervalSet(await drain(harness)) == IntervalSet([(0, 50)])

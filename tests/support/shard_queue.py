@@ -69,6 +69,7 @@ class MemoryQueue:
             if old.life == self.life:
                 return "exists"
             old.life, old.next_epoch = self.life, max(old.next_epoch, opening.first_epoch)
+            self._grow(old, opening.total, closed=not opening.more)
             return "adopted"
         self._queues[job_id] = _Queue(opening, self.life, opening.first_epoch, IntervalSet(opening.to_do))
         return "opened"
@@ -77,13 +78,14 @@ class MemoryQueue:
         queue = self._find(job_id, gen)
         if isinstance(queue, State):
             return Extended(queue)
+        self._grow(queue, total, closed=closed)
+        return Extended(State.GRANTED, queue.queued.size)
+
+    def _grow(self, queue: _Queue, total: int, *, closed: bool) -> None:
         before = queue.opening.total
         if total > before:
             queue.queued.add(before, total)
-        queue.opening = replace(
-            queue.opening, total=max(before, total), more=queue.opening.more and not closed
-        )
-        return Extended(State.GRANTED, queue.queued.size)
+        queue.opening = replace(queue.opening, total=max(before, total), more=queue.opening.more and not closed)
 
     def _find(self, job_id: str, gen: int) -> _Queue | State:
         queue = self._queues.get(job_id)

@@ -385,7 +385,7 @@ class Runs:
             return _Reopened.OVER
         if run.gen < gen:
             return _Reopened.EARLY
-        line = await self._tasks.line(job_id)
+        line = (await self._tasks.journal(job_id, fresh=True)).line
         run = await self._change(job_id, lambda known: _known(job_id, known).rebuilt())
         outcome = await self._queue.open(job_id, run.opening(line))
         self.active[job_id] = run.gen

@@ -73,15 +73,20 @@ class Streams:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._writers: dict[str, _Writer] = {}
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._settled: dict[str, int] = {}
+        """Jobs that have nothing to be written any more, with the generation whose queue knows it."""
 
     async def start(self) -> None:
         """Begins to look after lines."""
         await self._loop.start()
 
     async def _look(self) -> float:
-        for job_id in [job_id for job_id in self._writers if job_id not in self._active]:
-            self._drop(job_id)
-        for job_id in list(self._active):
+        for job_id in [*self._writers, *self._settled]:
+            if job_id not in self._active:
+                self._drop(job_id)
+        for job_id, gen in list(self._active.items()):
+            if self._settled.get(job_id) == gen:
+                continue
             task = self._under_way.get(job_id)
             if task is None or task.done():
                 self._under_way[job_id] = asyncio.create_task(self._kept(job_id), name=f"stream-{job_id}")
@@ -111,6 +116,7 @@ class Streams:
         journal = await self._tasks.journal(job_id)
         begun = journal.begun
         if begun is None:
+            self._settled[job_id] = gen
             return
         if not journal.line.closed:
             journal = await self._tasks.journal(job_id, fresh=True)
@@ -120,7 +126,10 @@ class Streams:
         while True:
             line = journal.line
             extended = await self._queue.extend(job_id, gen, total=line.end, closed=line.closed)
-            if extended.state is not State.GRANTED or line.closed:
+            if extended.state is not State.GRANTED:
+                return
+            if line.closed:
+                self._settled[job_id] = gen
                 return
             if line.tasks_behind(line.end - extended.queued) >= AHEAD_TASKS or self._clock.now() < writer.look_at:
                 return
@@ -195,6 +204,7 @@ class Streams:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def _drop(self, job_id: str) -> None:
+        self._settled.pop(job_id, None)
         writer = self._writers.pop(job_id, None)
         if writer is not None:
             writer.graph.close()

@@ -9,6 +9,7 @@ if have[1] then
   if gen == GEN then
     if have[2] == LIFE then return json({'exists'}) end
     call('HSET', RUN, 'life', LIFE, 'next', int(math.max(tonumber(have[3]), tonumber(ARGV[6]))))
+    grow(tonumber(ARGV[2]), ARGV[8] ~= '1')
     return json({'adopted'})
   end
   for _, kind in ipairs({'queue', 'leases', 'expiry', 'workers', 'recent', 'lapsed'}) do

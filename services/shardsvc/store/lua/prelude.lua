@@ -65,6 +65,25 @@ local function enqueue(lo, hi)
   call('HINCRBY', RUN, 'queued', int(hi - lo))
 end
 
+-- The line ends at `total` now, for good when it is closed. Safe to repeat, and in any order: a line only grows.
+local function grow(total, closed)
+  local before = tonumber(call('HGET', RUN, 'total'))
+  if total > before then
+    call('HSET', RUN, 'total', int(total))
+    local tail, lo = call('ZRANGE', QUEUE, -1, -1)[1], before
+    if tail then
+      local first, last = piece_of(tail)
+      if last == before then                                   -- one piece: shards do not end where it grew
+        call('ZREM', QUEUE, tail)
+        call('HINCRBY', RUN, 'queued', int(first - last))
+        lo = first
+      end
+    end
+    enqueue(lo, total)
+  end
+  if closed then call('HDEL', RUN, 'more') end
+end
+
 -- Runs a command over a flat list of arguments, in portions that fit Lua's stack.
 local function portions(command, key, list, width)
   local step = 1000 * width
