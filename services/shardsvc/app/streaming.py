@@ -154,8 +154,12 @@ class Streams:
         writer.waits_for, writer.look_at, writer.at = why, look_at, None
 
     async def _step(self, job_id: str, writer: _Writer, journal: Journal) -> None:
-        """One group of files, or the end of a window, or of the line."""
-        next_window = journal.next_window()
+        """One group of files, or the end of a window, or of the line.
+
+        What is appended follows from the log as it was when the step began. Whoever else reads the log meanwhile may
+        move the journal on; then the step is forgotten.
+        """
+        after, next_window = journal.last, journal.next_window()
         if next_window is None:
             await self._close(job_id, journal)
             return
@@ -166,17 +170,18 @@ class Streams:
                 self._wait(job_id, f"{window.turn}: {window.why}", min(window.look_at, self._clock.now() + PATIENCE_S))
                 return
             writer.at, writer.groups, writer.waits_for = next_window, deque(window.groups), ""
+        slices: Sequence[FileSlice] = ()
         while writer.groups:
             group = writer.groups.popleft()
             uris = group.files.uris[group.lo : group.hi]
-            if journal.is_logged(group.view, uris, epoch=epoch, turn=turn):
-                continue
-            slices = await self._threaded(partial(writer.agreement.index, group))
-            await self._append(job_id, journal, slices, Served(epoch, turn, complete=not writer.groups))
-            _groups.inc()
-            break
-        else:
-            await self._append(job_id, journal, (), Served(epoch, turn, complete=True))
+            if not journal.is_logged(group.view, uris, epoch=epoch, turn=turn):
+                slices = await self._threaded(partial(writer.agreement.index, group))
+                _groups.inc()
+                break
+        if journal.last != after:
+            writer.at = None
+            return
+        await self._append(job_id, journal, slices, Served(epoch, turn, complete=not writer.groups))
         if not writer.groups:
             _windows.inc()
             _log.info("job %s: %s is on its line, which ends at %d", job_id, turn, journal.line.end)
@@ -189,15 +194,16 @@ class Streams:
             seed = row_seed(begun.seed, served.epoch, index) if begun.shuffle else 0
             records.append(TaskRecord(0, LINE, base, piece.rows, served.epoch, seed, piece))
             base, index = base + piece.rows, index + 1
+        after = journal.last
         for message in wire.chunks(records, served=served):
-            await self._tasks.append(job_id, message)
+            after = await self._tasks.append(job_id, message, after=after)
 
     async def _close(self, job_id: str, journal: Journal) -> None:
         begun = journal.begun
         assert begun is not None
         last = TaskRecord(0, LINE, journal.line.end, 0, begun.epochs, 0, None, close=True)
         for message in wire.chunks([last]):
-            await self._tasks.append(job_id, message)
+            await self._tasks.append(job_id, message, after=journal.last)
         _log.info("job %s: the last window is on its line, which is closed at %d", job_id, journal.line.end)
 
     async def _threaded(self, call: Callable[[], T]) -> T:

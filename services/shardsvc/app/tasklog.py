@@ -51,7 +51,7 @@ class TaskLog:
             try:
                 if spec.streams:
                     message = wire.begin_to_bytes(Begun(spec, epochs, seed, shuffle), fingerprint=print_)
-                    await self.append(job_id, message)
+                    await self.append(job_id, message, after=journal.last)
                 else:
                     await self._go_on(job_id, spec, Plan((), epochs, seed, shuffle), journal, print_)
             except Aborted:
@@ -61,7 +61,7 @@ class TaskLog:
         index = await self._indexer.index(spec)
         plan = Plan(index.slices, plan.epochs, plan.seed, plan.shuffle)
         records = await asyncio.to_thread(lambda: list(generate(plan)))
-        logged = journal.line.records
+        logged, last = list(journal.line.records), journal.last         # together: others here read the log, too
         at = differs(logged, records)
         if at is not None:
             raise FailedPrecondition(
@@ -69,18 +69,21 @@ class TaskLog:
                 reason="FILE_CHANGED",
             )
         for chunk in wire.chunks(records[len(logged) :], fingerprint=print_):
-            await self.append(job_id, chunk)
+            last = await self.append(job_id, chunk, after=last)
 
-    async def append(self, job_id: str, message: bytes) -> None:
-        """The next message, after all that this replica has read. Aborted: another one has written meanwhile."""
-        journal = self._journals[job_id]
+    async def append(self, job_id: str, message: bytes, *, after: int) -> int:
+        """The next message; its sequence. `after` is the last sequence that its writer knew when it made the message:
+        Aborted when another one has written since.
+        """
         try:
-            sequence = await self._log.append(task_subject(job_id), message, expected_last=journal.last)
+            sequence = await self._log.append(task_subject(job_id), message, expected_last=after)
         except BaseException:
             self._journals.pop(job_id, None)    # perhaps it is there: only the log knows
             raise
-        if sequence > journal.last:             # else somebody here has read it already
+        journal = self._journals.get(job_id)
+        if journal is not None and journal.last == after:
             journal.take(sequence, wire.message_of(sequence, message))
+        return sequence
 
     async def line(self, job_id: str, *, to: int = 0) -> Line:
         """The line of a job, at least to this position if the log has it; DataLoss when a log of files has no end."""

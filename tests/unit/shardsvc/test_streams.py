@@ -247,3 +247,31 @@ async def test_records_say_which_source_reads_them(replicas: list[Replica], tmp_
     await replicas[0].streams.write(JOB, 1)
     records: list[TaskRecord] = list((await replicas[1].tasks.line(JOB)).records)
     assert {record.file.view for record in records if record.file} == {0, 1}
+
+
+async def test_a_step_that_another_replica_overtook_writes_nothing(
+    house: House, replicas: list[Replica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recmesh.data.taskgraph.GROUP_FILES", 1)
+    spec, (slow, fast) = hourly(tmp_path, 2), replicas
+    for replica in replicas:
+        await replica.runs.open(request(spec, epochs=1))
+    threaded = slow.streams._threaded
+    overtaken = 0
+
+    async def late(call: Any) -> Any:
+        """Its answer comes when the other has written all, and this one has read it."""
+        nonlocal overtaken
+        answer = await threaded(call)
+        if not overtaken:
+            overtaken = 1
+            await fast.streams.write(JOB, 1)
+            await slow.tasks.line(JOB, to=2 * PARTS * ROWS)
+        return answer
+
+    monkeypatch.setattr(slow.streams, "_threaded", late)
+    await slow.streams.write(JOB, 1)
+    assert overtaken
+    done = await train(slow)
+    assert done == IntervalSet([(0, 2 * PARTS * ROWS)])
+    assert len(set(await items(slow, spec, done))) == 2 * PARTS * ROWS
