@@ -1,6 +1,7 @@
 """Conditions on rows: which rows of a table hold them, and which row groups cannot have such rows at all."""
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -23,17 +24,14 @@ def holding(table: Any, conditions: Sequence[Condition], *, where: str) -> Any:
     for index, condition in enumerate(conditions):
         try:
             column = table.column(condition.column)
-            if condition.op == "in":
-                values = pa.array(condition.values)
-                kept = pc.is_in(column, value_set=values.cast(column.type) if values.type != column.type else values)
+            if condition.op == "in":            # as `=` with each of them: a cast to the column's type may round
+                kept = reduce(pc.or_, (pc.equal(column, pa.scalar(value)) for value in condition.values))
             else:
                 kept = _COMPARED[condition.op](column, pa.scalar(condition.value))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             reason = f"column {condition.column!r} of {where} cannot be compared: {str(error).splitlines()[0]}"
             raise wrong(f"data.where.{index}", reason) from None
         kept = pc.fill_null(kept, False)
-        if condition.op == "in":
-            kept = pc.and_(kept, pc.is_valid(column))
         found = kept if found is None else pc.and_(found, kept)
     return found
 
@@ -45,8 +43,8 @@ def may_hold(condition: Condition, least: Scalar, most: Scalar) -> bool:
         match condition.op:
             case "=" | "in":
                 return any(least <= value <= most for value in values)      # type: ignore[operator]  # of one kind, or TypeError
-            case "!=":
-                return not least == most == condition.value
+            case "!=":                          # statistics are without NaN, which differs from every number
+                return isinstance(least, float) or not least == most == condition.value
             case "<":
                 return bool(least < condition.value)                        # type: ignore[operator]  # as above
             case "<=":

@@ -40,7 +40,8 @@ class Sifted(Generic[T]):
 def sift(
     piece: FileSlice, decode: Callable[[FileSlice], T], trim: Callable[[FileSlice, int, int], FileSlice], *, most: int
 ) -> Sifted[T]:
-    """Halves the slice until what cannot be read is single records: of k bad ones, in 2·k·log2(rows) reads.
+    """Halves the slice until what cannot be read is single records: of k bad ones, in 2·k·log2(rows) reads, and never
+    more than twice its rows.
 
     Which records are bad depends on the file alone. InvalidArgument, the last one's reason, beyond `most` of them.
     """
@@ -51,6 +52,8 @@ def sift(
         try:
             parts.append((lo, decode(piece if (lo, hi) == (0, piece.rows) else trim(piece, lo, hi))))
         except InvalidArgument as error:
+            if any(violation.path.startswith("data.where") for violation in error.violations):
+                raise                           # the condition is wrong, not the record
             if hi - lo == 1:
                 letters.append(Letter(lo, _why(error)))
                 if len(letters) > most:
@@ -83,23 +86,26 @@ class DeadLetters:
 
     def __init__(self, policy: BadRecords) -> None:
         self._policy = policy
-        self._seen: set[tuple[str, str, int]] = set()
+        self._seen: set[tuple[str, str, int, int]] = set()
         self._lock = threading.Lock()
         self._count = 0                         # each record once, however often its slice is read
 
     def put(self, piece: FileSlice, letters: Sequence[Letter]) -> None:
         """Notes the records of a slice. InvalidArgument when there are more than the limit by now."""
-        key = piece.uri, piece.etag, piece.first_row
+        if not letters:
+            return
+        key = piece.uri, piece.etag, piece.first_row, piece.rows
         with self._lock:
-            if not letters or key in self._seen:
-                return
+            is_new = key not in self._seen
+        if is_new:
+            for letter in letters[:3]:
+                _log.warning("row %d of %s cannot be read: %s", piece.first_row + letter.row, piece.uri, letter.reason)
+            if self._policy.folder:
+                self._write(piece, letters)
+        with self._lock:
+            self._count += 0 if key in self._seen else len(letters)
             self._seen.add(key)
-            self._count += len(letters)
             count = self._count
-        for letter in letters[:3]:
-            _log.warning("row %d of %s cannot be read: %s", piece.first_row + letter.row, piece.uri, letter.reason)
-        if self._policy.folder:
-            self._write(piece, letters)
         if count > self._policy.limit:
             last = letters[-1]
             raise wrong(

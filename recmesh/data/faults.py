@@ -1,6 +1,9 @@
 """The one shape of this package's refusals: which field, and why."""
 
-from recmesh.runtime.errors import InvalidArgument, Violation
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
 
 
 class Damaged(Exception):
@@ -10,3 +13,18 @@ class Damaged(Exception):
 def wrong(path: str, reason: str, *, message: str = "") -> InvalidArgument:
     """One wrong field; the message repeats the reason unless a better one is given."""
     return InvalidArgument(message or reason, violations=[Violation(path, reason)])
+
+
+@contextmanager
+def in_stream(stream: int, source: int) -> Iterator[None]:
+    """Errors about fields of the one source name those of this source of a stream."""
+    try:
+        yield
+    except MeshError as error:
+        there = f"data.streams.{stream}.sources.{source}."
+        found = [
+            Violation(item.path.replace("data.source.", there, 1), item.reason.replace("data.source.", there))
+            for item in error.violations
+        ]
+        message = error.message.replace("data.source.", there)
+        raise type(error)(message, reason=error.reason, violations=found) from error

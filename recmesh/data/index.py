@@ -1,19 +1,19 @@
 """What a dataset holds: columns, rows, and the slices that become tasks."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from recmesh.data.faults import wrong
+from recmesh.data.faults import in_stream, wrong
 from recmesh.data.fileformats import FileFormat, Indexed, format_named
 from recmesh.data.files import FileInfo, resolve_files
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import Kind, check_agreement, check_columns
 from recmesh.data.tables import table_files
-from recmesh.data.taskgraph import Group, TaskGraph, Window
+from recmesh.data.taskgraph import Group, NotYet, TaskGraph
 from recmesh.data.windows import Turn, active, begins
-from recmesh.runtime.errors import InvalidArgument
+from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound
 from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec, Source, SourceSpec
 
 _THREADS = 8
@@ -51,7 +51,7 @@ def index_dataset(spec: DatasetSpec, *, seed: int = 0) -> Index:
     if spec.streams:
         if spec.endless:
             raise wrong("data.streams", "never end: only a job of a mesh can follow them; give each source an end")
-        return _index_windows(spec, seed, None)
+        return _index_windows(spec, seed)
     view = spec.views()[0]
     files = files_of(view.source)
     first, slices = index_files(view, files)
@@ -74,36 +74,45 @@ def files_of(source: Source) -> list[FileInfo]:
 
 
 def preview(spec: DatasetSpec, *, now: float) -> Index:
-    """Of streams, the first window of each source, complete or not: enough to know their columns, and that their paths
-    lead somewhere. A window that has not come to its end may have no files yet, so there may be nothing to see.
+    """Of streams, some files of the first window of each source: enough to know their columns, and that their paths
+    lead somewhere. A window that is not complete yet may hold none, or such as are being written: they say nothing.
     """
-    return _index_windows(spec, 0, now)
+    agreement, files, slices, seen = Agreement(spec), list[FileInfo](), list[FileSlice](), set[int]()
+    graph = TaskGraph(spec, seed=0)
+    try:
+        for turn in _first_turns(spec):
+            window = graph.window(turn, now=now)
+            is_complete = not isinstance(window, NotYet)
+            try:
+                groups = graph.listed(turn).groups if isinstance(window, NotYet) else window.groups
+                for group in groups:
+                    if group.view not in seen:
+                        slices += agreement.index(group)
+                        files += group.infos
+                        seen.add(group.view)
+            except (InvalidArgument, DataLoss, NotFound):
+                if is_complete:
+                    raise
+    finally:
+        graph.close()
+    return Index(tuple(files), agreement.columns, tuple(slices), len(seen))
 
 
-def _index_windows(spec: DatasetSpec, seed: int, now: float | None) -> Index:
-    """All windows of all streams, or a preview as of now."""
+def _index_windows(spec: DatasetSpec, seed: int) -> Index:
+    """All windows of all streams."""
     agreement, files, slices = Agreement(spec), list[FileInfo](), list[FileSlice]()
     graph, windows = TaskGraph(spec, seed=seed), 0
     try:
-        for window in graph.windows() if now is None else _first_windows(spec, graph, now):
+        for window in graph.windows():
             windows += 1
             for group in window.groups:
                 files += group.infos
                 slices += agreement.index(group)
     finally:
         graph.close()
-    if not slices and now is None:
+    if not slices:
         raise wrong("data.streams", "their windows hold no rows")
     return Index(tuple(files), agreement.columns, tuple(slices), windows)
-
-
-def _first_windows(spec: DatasetSpec, graph: TaskGraph, now: float) -> Iterator[Window]:
-    for turn in _first_turns(spec):
-        try:
-            yield graph.listed(turn)
-        except InvalidArgument:
-            if turn.begin + spec.streams[turn.stream].window <= now:
-                raise
 
 
 def _first_turns(spec: DatasetSpec) -> "list[Turn]":
@@ -126,6 +135,9 @@ class Agreement:
 
     def __init__(self, spec: DatasetSpec) -> None:
         self._views = spec.views()
+        self._places = [
+            (number, index) for number, stream in enumerate(spec.streams) for index in range(len(stream.sources))
+        ]
         self._first: tuple[str, Mapping[str, Kind]] | None = None
 
     @property
@@ -135,12 +147,21 @@ class Agreement:
 
     def index(self, group: Group) -> list[FileSlice]:
         """The slices of a group, in order. Errors as of `index_dataset`."""
-        view, files = self._views[group.view], group.infos
-        kinds, slices = index_files(view, files)
-        if self._first is None:
-            self._first = files[0].uri, kinds
-        check_agreement(view, self._first[1], kinds, uris=(self._first[0], files[0].uri))
+        slices = self._indexed(group.view, group.infos)
         return [replace(piece, view=group.view) for piece in slices] if group.view else slices
+
+    def recall(self, piece: FileSlice) -> None:
+        """The first file of those that were indexed before, by whomever. DataLoss, NotFound: it is gone, or another."""
+        if self._first is None:
+            self._indexed(piece.view, [FileInfo(piece.uri, piece.size_bytes, piece.etag)])
+
+    def _indexed(self, view: int, files: Sequence[FileInfo]) -> list[FileSlice]:
+        with in_stream(*self._places[view]):
+            kinds, slices = index_files(self._views[view], files)
+            if self._first is None:
+                self._first = files[0].uri, kinds
+            check_agreement(self._views[view], self._first[1], kinds, uris=(self._first[0], files[0].uri))
+        return slices
 
 
 def index_files(spec: SourceSpec, files: Sequence[FileInfo]) -> tuple[Mapping[str, Kind], list[FileSlice]]:

@@ -75,7 +75,7 @@ class Lister:
             fs, path = self.open(pattern)
             folder, _, name = path.rpartition("/")
             if _MAGIC.search(folder) or "**" in name:
-                return self._once(pattern, lambda: _columns(fs, fs.glob(path, detail=True).values()))
+                return self._once(pattern, lambda: self._matched(fs, path))
             return matching(self._once(fs.unstrip_protocol(folder), lambda: self._listed(fs, folder)), name)
 
     def table(self, source: Source, partition: Mapping[str, str]) -> Files:
@@ -108,7 +108,12 @@ class Lister:
                     self._sizes.pop(key, None)
             fs.invalidate_cache(folder)
 
+    def _matched(self, fs: Any, path: str) -> Files:
+        fs.invalidate_cache()                   # of what file systems keep themselves: which folders, nobody knows
+        return _columns(fs, fs.glob(path, detail=True).values())
+
     def _listed(self, fs: Any, folder: str) -> Files:
+        fs.invalidate_cache(folder)
         try:
             return _columns(fs, fs.ls(folder, detail=True))
         except (FileNotFoundError, NotADirectoryError):

@@ -210,7 +210,7 @@ def whole_dataset(
     max_rows: int | None = None,
     cache_bytes: int = 96 << 20,
 ) -> Iterator[Batch]:
-    """All rows in file order, for evaluation and for training without a mesh.
+    """All rows in file order (of streams in that of seed 0), for evaluation.
 
     `rows` takes the place of the source's own share; of streams there is none to take. The last batch of a file's
     slice is carried over, so that all batches but the last have `batch_size` rows.

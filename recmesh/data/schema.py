@@ -64,7 +64,9 @@ def check_columns(spec: DatasetSpec, kinds: Mapping[str, Kind], *, where: str) -
     if spec.weight:
         found.extend(_check("data.weight", spec.weight, kinds, NUMBERS, "weights are numbers"))
     for index, condition in enumerate(spec.where):
-        found.extend(_check(f"data.where.{index}.column", condition.column, kinds, _SCALARS, "single values compare"))
+        is_text = isinstance(condition.value if condition.op != "in" else condition.values[0], str)
+        allowed, why = (("string", "null"), "the value is a text") if is_text else (NUMBERS, "the value is a number")
+        found.extend(_check(f"data.where.{index}.column", condition.column, kinds, allowed, why))
     for feature in spec.features:
         found.extend(_check_feature(feature, kinds))
     if found:

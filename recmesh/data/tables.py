@@ -9,7 +9,7 @@ import fsspec
 
 from recmesh.data.faults import wrong
 from recmesh.data.files import FileInfo, describe, naming
-from recmesh.runtime.errors import FailedPrecondition, NotFound, Violation
+from recmesh.runtime.errors import FailedPrecondition, NotFound, Unavailable, Violation
 from recmesh.spec.dataset import Source
 
 FILES, PARTITION = "data.source.files", "data.source.partition"
@@ -23,7 +23,8 @@ def table_files(source: Source, *, partition: Mapping[str, str] | None = None) -
     without rewriting their files, so that a file holds more than the table.
     """
     only = source.partition if partition is None else partition
-    uris = (_delta if source.format == "delta" else _iceberg)(source.files[0], source.version, dict(only))
+    with naming(source.files[0]):
+        uris = (_delta if source.format == "delta" else _iceberg)(source.files[0], source.version, dict(only))
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(describe, sorted(uris)))
 
@@ -33,6 +34,8 @@ def _delta(uri: str, version: int | None, only: dict[str, str]) -> list[str]:
     try:
         table = deltalake.DeltaTable(uri, version=version)
     except errors.DeltaError as error:
+        if version is None and not isinstance(error, errors.TableNotFoundError):
+            raise Unavailable(f"reading the table {uri} failed: {error}") from error
         raise _absent(uri, version, error) from None
     if "deletionVectors" in (table.protocol().reader_features or ()):
         raise wrong(FILES, f"{uri} may mark rows as deleted (deletion vectors), which cannot be read; rewrite it")
@@ -42,8 +45,7 @@ def _delta(uri: str, version: int | None, only: dict[str, str]) -> list[str]:
 
 def _iceberg(uri: str, version: int | None, only: dict[str, str]) -> list[str]:
     expressions, tables = _library("pyiceberg.expressions"), _library("pyiceberg.table")
-    with naming(uri):
-        table = tables.StaticTable.from_metadata(_newest_metadata(uri))
+    table = tables.StaticTable.from_metadata(_newest_metadata(uri))
     identities = {
         table.schema().find_column_name(field.source_id)
         for field in table.spec().fields if str(field.transform) == "identity"
@@ -55,7 +57,11 @@ def _iceberg(uri: str, version: int | None, only: dict[str, str]) -> list[str]:
     for key, value in only.items():
         chosen = expressions.And(chosen, expressions.EqualTo(key, value))
     found = []
-    for task in table.scan(row_filter=chosen, snapshot_id=version).plan_files():
+    try:
+        tasks = list(table.scan(row_filter=chosen, snapshot_id=version).plan_files())
+    except (_library("pyiceberg.exceptions").ValidationError, TypeError, ValueError) as error:
+        raise wrong(PARTITION, f"{uri} cannot be asked for {only}: {error}") from None
+    for task in tasks:
         if task.delete_files:
             raise wrong(FILES, f"{uri} has delete files, which cannot be read yet; rewrite its data files")
         if not isinstance(task.residual, expressions.AlwaysTrue):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recmesh.data.faults import wrong
+from recmesh.data.faults import in_stream, wrong
 from recmesh.data.files import FileInfo
 from recmesh.data.listing import Files, Lister
 from recmesh.data.windows import Turn, active, filled, shown, turns
@@ -27,7 +27,8 @@ GROUP_BYTES = 128 << 20
 GROUP_FILES = 256
 """Files are indexed, shuffled and written to the task log by groups of so many, or so much."""
 AHEAD = 4
-"""Windows that are listed while the one before them is served."""
+"""Windows, complete by then, that are listed while the one before them is served, where all are of the past."""
+MOST_MARKERS = 1024
 _GROUPS = 0x67726F75
 
 
@@ -77,6 +78,8 @@ class TaskGraph:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="taskgraph")
         self._views = _first_views(spec)
         self._sources: dict[tuple[Turn, int], Future[list[Group]]] = {}
+        self._markers: set[str] = set()
+        """Those of the windows ahead that were seen."""
 
     def windows(self, *, after: Turn | None = None) -> Iterator[Window]:
         """All windows of a dataset that ends; InvalidArgument where a marker is missing."""
@@ -88,8 +91,17 @@ class TaskGraph:
 
     def window(self, turn: Turn, *, now: float) -> Window | NotYet:
         """A window, or why it is not there yet. Errors as of `Lister`, and InvalidArgument where it has no files."""
-        ahead = islice(turns(self._spec, after=turn), AHEAD) if now == float("inf") else ()
-        return self._timer(turn, now) or self.listed(turn, ahead)
+        waits = self._timer(turn, now)
+        if waits is not None:
+            return waits
+        if now != float("inf"):                 # what was listed before it was complete may lack files
+            stream = self._spec.streams[turn.stream]
+            for index in active(stream, turn.begin):
+                source = stream.sources[index]
+                self._lister.forget([filled(pattern, turn.begin - source.offset) for pattern in source.files])
+            return self.listed(turn)
+        following = islice(turns(self._spec, after=turn), AHEAD)
+        return self.listed(turn, [each for each in following if self._timer(each, now) is None])
 
     def listed(self, turn: Turn, ahead: Iterable[Turn] = ()) -> Window:
         """A window as its files are now, whether it is complete or not; those that are ahead are listed meanwhile."""
@@ -103,6 +115,8 @@ class TaskGraph:
         finally:
             for index in sources:
                 self._sources.pop((turn, index), None)
+            if len(self._markers) > MOST_MARKERS:
+                self._markers.clear()
         stream = self._spec.streams[turn.stream].sources
         return Window(turn, self._joined(turn, groups, [stream[index].weight for index in sources]))
 
@@ -120,14 +134,19 @@ class TaskGraph:
             begin = turn.begin - source.offset
             if source.done:
                 marker = filled(source.done, begin)
-                if not self._lister.is_there(marker):
+                if marker not in self._markers and not self._lister.is_there(marker):
                     look_at = max(begin + stream.window, now + self._patience_s) if now != float("inf") else now
                     return NotYet(turn, f"source {index} waits for {marker}", look_at)
+                self._markers.add(marker)
             elif now < (ends := begin + stream.window + source.lateness):
                 return NotYet(turn, f"source {index} is complete at {shown(ends)}", ends)
         return None
 
     def _source(self, turn: Turn, index: int) -> list[Group]:
+        with in_stream(turn.stream, index):
+            return self._groups(turn, index)
+
+    def _groups(self, turn: Turn, index: int) -> list[Group]:
         source = self._spec.streams[turn.stream].sources[index]
         begin, view = turn.begin - source.offset, self._views[turn.stream] + index
         if source.format in TABLE_FORMATS:
@@ -139,8 +158,11 @@ class TaskGraph:
             where = filled(source.files[0], begin)
         if not any(map(len, found)) and not source.may_be_empty:
             self._lister.forget([filled(pattern, begin) for pattern in source.files])       # they may come yet
-            field = f"data.streams.{turn.stream}.sources.{index}.files"
-            raise wrong(field, f"no file of {shown(begin)} matches {where}")
+            raise wrong("data.source.files", f"no file of {shown(begin)} matches {where}")
+        uris = [uri for files in found for uri in files.uris]
+        if len(found) > 1 and len(set(uris)) < len(uris):
+            twice = next(uri for at, uri in enumerate(uris) if uri in uris[:at])
+            raise wrong("data.source.files", f"{twice} matches two patterns")
         return [group for files in found for group in grouped(view, files)]
 
     def _joined(

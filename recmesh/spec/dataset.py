@@ -124,20 +124,13 @@ class StreamSource(Source):
         if self.rows is not None:
             yield "rows", "belongs to a dataset of one source; of a stream, start and end say which part"
 
-    @rule
-    def _time_is_in_the_path(self) -> Iterator[Fault]:
-        if self.format in TABLE_FORMATS:
-            if not any(field in value for value in self.partition.values() for field in TIME_FIELDS):
-                yield "partition", f"has none of {', '.join(TIME_FIELDS)}: every window would read the same files"
-            return
-        for index, path in enumerate(self.files):
-            if not any(field in path for field in TIME_FIELDS):
-                yield f"files.{index}", f"has none of {', '.join(TIME_FIELDS)}: every window would read the same files"
-
     @property
-    def timed(self) -> list[str]:
-        """The texts that name a window's files."""
-        return list(self.partition.values()) if self.format in TABLE_FORMATS else self.files
+    def timed(self) -> list[tuple[str, str]]:
+        """(field, text) of what must differ from window to window."""
+        found = [("done", self.done)] if self.done else []
+        if self.format in TABLE_FORMATS:
+            return [*found, ("partition", " ".join(self.partition.values()))]
+        return [*found, *((f"files.{index}", path) for index, path in enumerate(self.files))]
 
 
 class Stream(Spec):
@@ -158,10 +151,12 @@ class Stream(Spec):
             yield "window", "must be whole minutes"
             return
         for index, source in enumerate(self.sources):
-            fields = {field for text in source.timed for field in TIME_FIELDS if field in text}
-            needed = "{mm}" if self.window % 3600 else "{HH}" if self.window % 86400 else "{DD}"
-            if fields and needed not in fields:
-                yield f"sources.{index}.files", f"windows of {self.window:g} s need {needed} in the path"
+            needed = TIME_FIELDS[: 5 if self.window % 3600 else 4 if self.window % 86400 else 3]
+            for path, text in source.timed:
+                missing = [field for field in needed if field not in text]
+                if missing:
+                    why = f"windows of {self.window:g} s need {', '.join(missing)} here, else several would be one"
+                    yield f"sources.{index}.{path}", why
             if source.offset % self.window:
                 yield f"sources.{index}.offset", "must be whole windows"
 
@@ -264,6 +259,8 @@ class Condition(Spec):
             yield "value", "belongs to a comparison; `in` has values" if self.op == "in" else "is missing"
         if (self.op == "in") != bool(self.values):
             yield "values", "are missing" if self.op == "in" else "belong to `in`"
+        if len({isinstance(value, str) for value in self.values}) > 1:
+            yield "values", "must all be texts, or all be numbers"
 
 
 class BadRecords(Spec):

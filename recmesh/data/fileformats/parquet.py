@@ -106,7 +106,7 @@ def in_path(uri: str, spec: SourceSpec) -> dict[str, Any]:
         name, is_one, value = folder.partition("=")
         if is_one and name:
             text = None if value == _NULL else unquote(value)
-            kind = _TYPES[spec.source.types.get(name, "string")]
+            kind = _TYPES.get(spec.source.types.get(name, "string"), pa.string())
             try:
                 found[unquote(name)] = pa.scalar(text, pa.string()).cast(kind)
             except pa.ArrowInvalid:

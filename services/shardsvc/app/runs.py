@@ -89,8 +89,10 @@ class RunProgress:
 
     @property
     def drained(self) -> bool:
-        """Nothing queued, nothing leased, line closed."""
-        return self.line.closed and self.view.queued == 0 and not self.view.leases
+        """Nothing queued, nothing leased, line closed, and the queue knows all of it."""
+        return (
+            self.line.closed and self.view.total >= self.line.end and self.view.queued == 0 and not self.view.leases
+        )
 
 
 class _Reopened(Enum):
@@ -206,8 +208,9 @@ class Runs:
         if granted.state is not State.GRANTED:
             return LeaseAnswer(granted.state, (), granted.ttl_s, granted.retry_after_s)
         gate("shardsvc.lease", granted.leases)
-        line = await self._tasks.line(job_id, to=granted.leases[-1].hi)
-        if line.end < max(lease.hi for lease in granted.leases):
+        end = max(lease.hi for lease in granted.leases)
+        line = await self._tasks.line(job_id, to=end)
+        if line.end < end:
             raise log_short(job_id, line)
         _granted.inc(len(granted.leases))
         self.active.setdefault(job_id, gen)
@@ -249,7 +252,9 @@ class Runs:
 
     async def reconcile(self, job_id: str, gen: int, *, done: IntervalSet) -> tuple[int, int]:
         """Queues what a snapshot's ledgers lack and nobody has: (positions queued, positions missing)."""
-        line = await self._tasks.line(job_id, to=max((hi for _, hi in done.pairs()), default=0))
+        line = await self._tasks.line(job_id)
+        if not line.closed:
+            line = (await self._tasks.journal(job_id, fresh=True)).line
         if line.beyond(done):
             raise log_short(job_id, line)
         run = await self._change(job_id, lambda known: _known(job_id, known).reconciled(gen, done))
@@ -280,6 +285,8 @@ class Runs:
         if not box:
             raise _away(job_id, run.gen)
         line = await self._tasks.line(job_id, to=box[0].total)
+        if not line.closed and job_id not in self.active:       # nobody here looks whether it was closed since
+            line = (await self._tasks.journal(job_id, fresh=True)).line
         pace = self._paces.setdefault(job_id, Pace())
         pace.observe(box[0].done, now=self._clock.monotonic())
         eta_s = pace.eta_s(box[0].total - box[0].done) if line.closed else None

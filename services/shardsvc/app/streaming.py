@@ -14,7 +14,7 @@ from recmesh.data.order import LINE, row_seed
 from recmesh.data.taskgraph import Group, NotYet, TaskGraph
 from recmesh.data.windows import Turn
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import Aborted, MeshError
+from recmesh.runtime.errors import Aborted, DataLoss, MeshError, NotFound
 from recmesh.runtime.lifecycle import Loop
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.shardsvc import wire
@@ -81,7 +81,7 @@ class Streams:
         await self._loop.start()
 
     async def _look(self) -> float:
-        for job_id in [*self._writers, *self._settled]:
+        for job_id in {*self._writers, *self._settled, *self._under_way}:
             if job_id not in self._active:
                 self._drop(job_id)
         for job_id, gen in list(self._active.items()):
@@ -118,17 +118,21 @@ class Streams:
         if begun is None:
             self._settled[job_id] = gen
             return
+        writer = self._writers.get(job_id)
+        if writer is not None and self._clock.now() < writer.look_at:
+            return
         if not journal.line.closed:
             journal = await self._tasks.journal(job_id, fresh=True)
-        writer = self._writers.get(job_id)
         if writer is None:
             writer = self._writers[job_id] = _Writer(begun)
+            await self._recall(writer, journal)
         while True:
             line = journal.line
             extended = await self._queue.extend(job_id, gen, total=line.end, closed=line.closed)
             if extended.state is not State.GRANTED:
                 return
             if line.closed:
+                self._retire(job_id)
                 self._settled[job_id] = gen
                 return
             if line.tasks_behind(line.end - extended.queued) >= AHEAD_TASKS or self._clock.now() < writer.look_at:
@@ -138,18 +142,33 @@ class Streams:
 
     async def _kept(self, job_id: str) -> None:
         """Whatever goes wrong is tried again, and told once."""
+        gen = self._active.get(job_id)
+        if gen is None:
+            return
         try:
-            await self.write(job_id, self._active[job_id])
-        except (Aborted, KeyError):
-            return                              # another replica writes it too, or the run is closed
+            await self.write(job_id, gen)
+        except Aborted:                         # another replica writes it too: look at what it has done
+            self._wait(job_id, "", 0.0)
         except MeshError as error:
             self._wait(job_id, error.message, self._clock.now() + PATIENCE_S)
+        except Exception as error:
+            _log.exception("job %s: its line cannot be written", job_id)
+            self._wait(job_id, f"{type(error).__name__}: {error}", self._clock.now() + PATIENCE_S)
+
+    async def _recall(self, writer: _Writer, journal: Journal) -> None:
+        """What the first file of the line has settled for all others, as this writer has not seen it."""
+        first = next((record.file for record in journal.line.records if record.file is not None), None)
+        if first is not None:
+            try:
+                await self._threaded(partial(writer.agreement.recall, first))
+            except (DataLoss, NotFound) as error:
+                _log.warning("the types of %s are not known any more: %s", first.uri, error.message)
 
     def _wait(self, job_id: str, why: str, look_at: float) -> None:
         writer = self._writers.get(job_id)
         if writer is None:
             return
-        if why != writer.waits_for:
+        if why and why != writer.waits_for:
             _log.info("job %s: its line waits: %s", job_id, why)
         writer.waits_for, writer.look_at, writer.at = why, look_at, None
 
@@ -167,24 +186,27 @@ class Streams:
         if writer.at != next_window:
             window = await self._threaded(partial(writer.graph.window, turn, now=self._clock.now()))
             if isinstance(window, NotYet):
-                self._wait(job_id, f"{window.turn}: {window.why}", min(window.look_at, self._clock.now() + PATIENCE_S))
+                self._wait(job_id, f"{window.turn}: {window.why}", window.look_at)
                 return
             writer.at, writer.groups, writer.waits_for = next_window, deque(window.groups), ""
         slices: Sequence[FileSlice] = ()
-        while writer.groups:
-            group = writer.groups.popleft()
-            uris = group.files.uris[group.lo : group.hi]
-            if not journal.is_logged(group.view, uris, epoch=epoch, turn=turn):
-                slices = await self._threaded(partial(writer.agreement.index, group))
-                _groups.inc()
-                break
+        while writer.groups and self._is_logged(journal, writer.groups[0], epoch, turn):
+            writer.groups.popleft()
+        if writer.groups:
+            slices = await self._threaded(partial(writer.agreement.index, writer.groups[0]))
         if journal.last != after:
             writer.at = None
             return
-        await self._append(job_id, journal, slices, Served(epoch, turn, complete=not writer.groups))
+        await self._append(job_id, journal, slices, Served(epoch, turn, complete=len(writer.groups) <= 1))
+        if writer.groups:
+            writer.groups.popleft()             # not before it is there
+            _groups.inc()
         if not writer.groups:
             _windows.inc()
             _log.info("job %s: %s is on its line, which ends at %d", job_id, turn, journal.line.end)
+
+    def _is_logged(self, journal: Journal, group: Group, epoch: int, turn: Turn) -> bool:
+        return journal.is_logged(group.view, group.files.uris[group.lo : group.hi], epoch=epoch, turn=turn)
 
     async def _append(self, job_id: str, journal: Journal, slices: Sequence[FileSlice], served: Served) -> None:
         begun = journal.begun
@@ -209,11 +231,14 @@ class Streams:
     async def _threaded(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
-    def _drop(self, job_id: str) -> None:
-        self._settled.pop(job_id, None)
+    def _retire(self, job_id: str) -> None:
         writer = self._writers.pop(job_id, None)
         if writer is not None:
             writer.graph.close()
+
+    def _drop(self, job_id: str) -> None:
+        self._settled.pop(job_id, None)
+        self._retire(job_id)
         task = self._under_way.pop(job_id, None)
         if task is not None:
             task.cancel()

@@ -12,7 +12,7 @@ from recmesh.data import FileSlice, TaskReader, TaskRecord, index_tasks
 from recmesh.data.deadletters import sift
 from recmesh.data.faults import wrong
 from recmesh.datasets import Dataset
-from recmesh.runtime.errors import InvalidArgument
+from recmesh.runtime.errors import InvalidArgument, Unavailable
 from recmesh.spec.dataset import DatasetSpec
 
 ROWS = 60
@@ -129,3 +129,28 @@ def test_halving_finds_exactly_what_is_bad_in_few_reads(bad: set[int], rows: int
     assert reads <= 1 + 2 * len(inside) * rows.bit_length()
 
 
+def test_letters_that_could_not_be_written_are_written_later(tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where the folder should be")
+    dataset = spec(lines(tmp_path), folder=str(blocked))
+    reader, tasks = TaskReader(dataset), records(dataset)
+    with pytest.raises(Unavailable, match="dead letters cannot be written"):
+        reader.batch(tasks, 0, ROWS)
+    blocked.unlink()
+    reader.batch(tasks, 0, ROWS)
+    written = [json.loads(line) for path in blocked.iterdir() for line in path.read_text().splitlines()]
+    assert sorted(letter["row"] for letter in written) == sorted(BAD)
+
+
+def test_the_limit_stays_passed(tmp_path: Path) -> None:
+    dataset = spec(lines(tmp_path), limit=3)
+    reader, tasks = TaskReader(dataset), records(dataset)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="3 are allowed"):
+            reader.batch(tasks, 0, ROWS)
+
+
+def test_a_condition_that_cannot_be_compared_is_no_bad_record(tmp_path: Path) -> None:
+    dataset = spec(lines(tmp_path, bad={}), limit=ROWS, where=[{"column": "item", "value": "x"}])
+    with pytest.raises(InvalidArgument, match="do not fit"):
+        TaskReader(dataset).batch(records(spec(lines(tmp_path, bad={}))), 0, ROWS)

@@ -244,3 +244,46 @@ def test_paths_of_streams_in_a_file_count_from_the_file(hourly: str, tmp_path: P
     path.write_text(yaml.safe_dump({"streams": [{"sources": [source]}], "features": [{"name": "item"}]}))
     path.write_text(path.read_text().replace("'2024-01-01'", "2024-01-01"))         # which YAML takes for a date
     assert len(items(Dataset(path).spec)) == 2 * ROWS
+
+
+def test_a_folder_of_several_windows_is_listed_anew_for_each_in_a_mesh(tmp_path: Path) -> None:
+    """Files of the second hour come after the folder was listed for the first."""
+    folder = tmp_path / "20240101"
+    folder.mkdir()
+    for name in ("00-a", "01-a"):
+        (folder / f"{name}.parquet").touch()
+    daily = source(files=[f"{tmp_path}/{{YYYY}}{{MM}}{{DD}}/{{HH}}-*.parquet"], end="2024-01-01T02:00")
+    spec = dataset([daily])
+    graph, (first, second) = TaskGraph(spec, seed=0), list(turns(spec))
+    found = graph.window(first, now=BEGIN + HOUR)
+    assert isinstance(found, Window) and sum(len(group.infos) for group in found.groups) == 1
+    (folder / "01-b.parquet").touch()
+    found = graph.window(second, now=BEGIN + 2 * HOUR)
+    assert isinstance(found, Window) and sum(len(group.infos) for group in found.groups) == 2
+    graph.close()
+
+
+def test_windows_ahead_are_listed_only_once_they_are_complete(hourly: str) -> None:
+    spec = dataset([table(hourly, 0, done=f"{hourly}/t0/{{YYYY}}{{MM}}{{DD}}/{{HH}}/_DONE")])
+    for hour in range(3):
+        (Path(hourly) / "t0" / "20240101" / f"{hour:02}" / "_DONE").touch()
+    marker = Path(hourly) / "t0" / "20240101" / "01" / "_DONE"
+    marker.unlink()
+    graph = TaskGraph(spec, seed=0)
+    windows = graph.windows()
+    next(windows)
+    pq.write_table(pa.table({"item": [7], "label": [0.0]}), marker.parent / "2.parquet")
+    marker.touch()
+    assert sum(len(group.infos) for group in next(windows).groups) == 3
+    graph.close()
+
+
+def test_a_file_of_two_patterns_and_wrong_columns_are_told_by_their_source(hourly: str) -> None:
+    paths = [f"{hourly}/t1/{{YYYY}}{{MM}}{{DD}}/{{HH}}/{name}" for name in ("*.parquet", "0*")]
+    with pytest.raises(InvalidArgument, match="matches two patterns") as caught:
+        index_dataset(dataset([table(hourly, 0), source(files=paths)]))
+    assert caught.value.violations[0].path == "data.streams.0.sources.1.files"
+    spec = dataset([table(hourly, 0), source(files=paths[:1], format="arrow")])
+    with pytest.raises(InvalidArgument) as caught:
+        index_dataset(spec)
+    assert caught.value.violations[0].path.startswith("data.streams.0.sources.1.")

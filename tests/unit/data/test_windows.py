@@ -80,8 +80,10 @@ def test_paths_have_the_parts_of_a_moment() -> None:
     ("changes", "path", "reason"),
     [
         ({"end": "2023-01-01"}, "streams.0.sources.0.end", "must be after start"),
-        ({"files": ["all.parquet"]}, "streams.0.sources.0.files.0", "every window would read the same files"),
-        ({"files": ["{YYYY}{MM}{DD}.parquet"]}, "streams.0.sources.0.files", "need {HH}"),
+        ({"files": ["all.parquet"]}, "streams.0.sources.0.files.0", "need {YYYY}, {MM}, {DD}, {HH} here"),
+        ({"files": ["{YYYY}{MM}{DD}/{HH}/a", "{YYYY}{MM}{DD}/b"]}, "streams.0.sources.0.files.1", "need {HH} here"),
+        ({"files": ["{HH}/*.parquet"]}, "streams.0.sources.0.files.0", "need {YYYY}, {MM}, {DD} here"),
+        ({"done": "_DONE"}, "streams.0.sources.0.done", "need {YYYY}"),
         ({"offset": "90m"}, "streams.0.sources.0.offset", "whole windows"),
         ({"start": "soon"}, "streams.0.sources.0.start", "no moment"),
         ({"rows": [0, 0.5]}, "streams.0.sources.0.rows", "start and end say which part"),

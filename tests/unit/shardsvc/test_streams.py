@@ -1,6 +1,7 @@
 """Lines of streams: written ahead, window by window, by any replica, through every interruption."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from recmesh.data import TaskReader, TaskRecord
 from recmesh.formats import IntervalSet
-from recmesh.runtime.errors import InvalidArgument
+from recmesh.runtime.errors import InvalidArgument, Unavailable
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc.app import Indexer, Runs, Streams, TaskLog, streaming
 from services.shardsvc.domain.lease import State
@@ -148,23 +149,26 @@ async def test_no_more_is_written_than_a_bound_ahead_of_what_is_leased(
     assert seen == IntervalSet([(0, 4 * PARTS * ROWS)])
 
 
+@pytest.mark.parametrize("is_other", [False, True])
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("fail_at", range(1, 12))
 async def test_whoever_goes_on_after_an_interruption_leaves_no_gap_and_writes_nothing_twice(
-    house: House, replicas: list[Replica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail_at: int, stored: bool
+    house: House, replicas: list[Replica], clock: HandClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    fail_at: int, stored: bool, is_other: bool,
 ) -> None:
     monkeypatch.setattr("recmesh.data.taskgraph.GROUP_FILES", 1)
     monkeypatch.setattr("services.shardsvc.wire.MOST_RECORDS", 2)       # a file's three tasks are two messages
     spec = hourly(tmp_path, 2)
     house.log.fail_at, house.log.fail_after_storing = fail_at, stored
     for attempt in range(50):
-        replica = replicas[attempt % 2]
-        try:
+        replica = replicas[attempt % 2 if is_other else 0]
+        with contextlib.suppress(Unavailable):
             await replica.runs.open(request(spec, epochs=1))
-            await replica.streams.write(JOB, 1)
-        except Exception:
-            continue
-        if (await replica.tasks.line(JOB)).closed:
+        await replica.streams._kept(JOB)
+        clock.at += streaming.PATIENCE_S
+        if not is_other and attempt < 5:
+            house.log.fail_at = house.log.appends + 1 + attempt % 2          # again and again
+        if (await replica.tasks.journal(JOB)).line.closed:
             break
     done = await train(replicas[0])
     assert done == IntervalSet([(0, 2 * PARTS * ROWS)])
@@ -172,12 +176,19 @@ async def test_whoever_goes_on_after_an_interruption_leaves_no_gap_and_writes_no
     assert sorted(found) == sorted(h * 1_000 + p * 100 + r for h in range(2) for p in range(PARTS) for r in range(ROWS))
 
 
-async def test_two_replicas_at_once_write_one_line(replicas: list[Replica], tmp_path: Path) -> None:
+async def test_two_replicas_at_once_write_one_line(
+    replicas: list[Replica], clock: HandClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recmesh.data.taskgraph.GROUP_FILES", 1)
+    monkeypatch.setattr("services.shardsvc.wire.MOST_RECORDS", 2)
     spec = hourly(tmp_path)
-    for replica in replicas:
-        await replica.runs.open(request(spec, epochs=1))
-    for _ in range(20):
-        await asyncio.gather(*(replica.streams.write(JOB, 1) for replica in replicas), return_exceptions=True)
+    await asyncio.gather(*(replica.runs.open(request(spec, epochs=1)) for replica in replicas * 2))
+    for _ in range(200):
+        looks = [replica.tasks.journal(JOB, fresh=True) for replica in replicas]
+        await asyncio.gather(*(replica.streams._kept(JOB) for replica in replicas), *looks)
+        clock.at += streaming.PATIENCE_S
+        if (await replicas[0].tasks.line(JOB)).closed:
+            break
     done = await train(replicas[1])
     assert done == IntervalSet([(0, 3 * PARTS * ROWS)])
     assert len(set(await items(replicas[0], spec, done))) == 3 * PARTS * ROWS
