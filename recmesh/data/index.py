@@ -28,8 +28,6 @@ class Index:
     """Of the first file."""
     slices: tuple[FileSlice, ...]
     """In file order, of streams in the order in which they are served; at most `task_rows` rows each."""
-    windows: int = 0
-    """How many windows of streams these are of; 0: there are no streams."""
 
     @property
     def rows(self) -> int:
@@ -95,16 +93,15 @@ def preview(spec: DatasetSpec, *, now: float) -> Index:
                     raise
     finally:
         graph.close()
-    return Index(tuple(files), agreement.columns, tuple(slices), len(seen))
+    return Index(tuple(files), agreement.columns, tuple(slices))
 
 
 def _index_windows(spec: DatasetSpec, seed: int) -> Index:
     """All windows of all streams."""
     agreement, files, slices = Agreement(spec), list[FileInfo](), list[FileSlice]()
-    graph, windows = TaskGraph(spec, seed=seed), 0
+    graph = TaskGraph(spec, seed=seed)
     try:
         for window in graph.windows():
-            windows += 1
             for group in window.groups:
                 files += group.infos
                 slices += agreement.index(group)
@@ -112,7 +109,7 @@ def _index_windows(spec: DatasetSpec, seed: int) -> Index:
         graph.close()
     if not slices:
         raise wrong("data.streams", "their windows hold no rows")
-    return Index(tuple(files), agreement.columns, tuple(slices), windows)
+    return Index(tuple(files), agreement.columns, tuple(slices))
 
 
 def _first_turns(spec: DatasetSpec) -> "list[Turn]":

@@ -18,7 +18,6 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from recmesh.data.files import FileInfo, naming, tag_key, tag_of, tells_all
-from recmesh.data.records import Int64
 from recmesh.data.tables import table_files
 from recmesh.spec.dataset import Source
 
@@ -45,7 +44,7 @@ class Files:
         """Files [lo, hi)."""
         return self if (lo, hi) == (0, len(self)) else Files(self.uris[lo:hi], self.sizes[lo:hi], self.tags[lo:hi])
 
-    def take(self, order: "Sequence[int] | Int64") -> "Files":
+    def take(self, order: Sequence[int]) -> "Files":
         """File i of the answer is file order[i] of this."""
         return Files([self.uris[i] for i in order], [self.sizes[i] for i in order], [self.tags[i] for i in order])
 
@@ -142,6 +141,8 @@ class Lister:
 
     def _bound(self, newest: str, count: int) -> None:
         with self._lock:
+            if newest not in self._kept:        # forgotten while it was made
+                return
             self._sizes[newest] = count
             for key in [key for key in self._kept if key != newest and self._kept[key].done()]:
                 if sum(self._sizes.values()) <= KEPT_FILES:

@@ -81,9 +81,9 @@ class TaskGraph:
         self._markers: set[str] = set()
         """Those of the windows ahead that were seen."""
 
-    def windows(self, *, after: Turn | None = None) -> Iterator[Window]:
+    def windows(self) -> Iterator[Window]:
         """All windows of a dataset that ends; InvalidArgument where a marker is missing."""
-        for turn in turns(self._spec, after=after):
+        for turn in turns(self._spec):
             found = self.window(turn, now=float("inf"))
             if isinstance(found, NotYet):
                 raise wrong("data.streams", f"{found.turn}: {found.why}")

@@ -39,7 +39,6 @@ class _Writer:
     """What the writer of one line keeps between two steps; all of it can be lost."""
 
     def __init__(self, begun: Begun) -> None:
-        self.begun = begun
         self.graph = TaskGraph(begun.spec, seed=begun.seed, patience_s=PATIENCE_S)
         self.agreement = Agreement(begun.spec)
         self.at: tuple[int, Turn] | None = None

@@ -102,6 +102,9 @@ class TaskLog:
             async for sequence, data in self._log.read(task_subject(job_id), known.last + 1):
                 if sequence > known.last:       # whoever else reads it has not come so far
                     known.take(sequence, wire.message_of(sequence, data))
+            newest = self._journals.get(job_id)
+            if newest is not None and newest.last > known.last:
+                known = newest                  # of two readers the one who came farther is believed
             self._journals[job_id] = known
         self._journals.move_to_end(job_id)
         while len(self._journals) > _KEPT_LINES:

@@ -286,3 +286,30 @@ async def test_a_step_that_another_replica_overtook_writes_nothing(
     done = await train(slow)
     assert done == IntervalSet([(0, 2 * PARTS * ROWS)])
     assert len(set(await items(slow, spec, done))) == 2 * PARTS * ROWS
+
+
+async def test_a_reader_who_is_late_does_not_take_the_log_back(
+    house: House, replicas: list[Replica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, (first, other) = hourly(tmp_path, 2), replicas
+    await first.runs.open(request(spec, epochs=1))
+    read, began, may_end = house.log.read, asyncio.Event(), asyncio.Event()
+
+    async def slowly(subject: str, from_seq: int = 1) -> Any:
+        """What there was when it began."""
+        there = [item async for item in read(subject, from_seq)]
+        if not began.is_set():
+            began.set()
+            await may_end.wait()
+        for item in there:
+            yield item
+
+    monkeypatch.setattr(house.log, "read", slowly)
+    first.tasks._journals.clear()
+    late = asyncio.create_task(first.tasks.journal(JOB))
+    await began.wait()
+    await other.runs.open(request(spec, epochs=1))
+    await other.streams.write(JOB, 1)
+    assert (await first.tasks.journal(JOB)).line.closed
+    may_end.set()
+    assert (await late).line.closed and (await first.tasks.journal(JOB)).line.closed
