@@ -13,6 +13,7 @@ from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.facts import facts_of
 from services.jobmaster.domain.job import Outcome, RolePlan, Trial
 from services.jobmaster.domain.phase import Phase
+from services.jobmaster.domain.straggler import backups
 from services.jobmaster.domain.tuning import SteadyRate, differences, fault_of, overhead_s
 from services.jobmaster.peers.planning import Advice, PlanAsk
 
@@ -23,6 +24,8 @@ ROLES = ("ps", "worker")
 """Whose plan brain may change while a job trains."""
 WORTH_S = 60.0
 """A job that ends sooner is left as it is."""
+UNASKED_S = 60.0
+"""A reason against another plan that lasts so long is logged."""
 MAX_UNTOLD = 16
 """Outcomes that are kept for brain while it is away."""
 
@@ -32,6 +35,7 @@ class Tuner:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._why, self._why_since, self._is_told = "", 0.0, False
 
     async def watch(self) -> None:
         """Runs until it is cancelled. An interval of 0 asks for no better plan; a change under way is still judged."""
@@ -48,53 +52,79 @@ class Tuner:
     async def look(self) -> None:
         """Hear; judge the change under way, or ask for another; tell brain what came of the last."""
         run, limits = self._run, self._run.context.limits
-        now, is_steady = run.context.clock.now(), self._is_steady()
+        now, is_steady = run.context.clock.now(), not self._unsteady()
         run.steady.hear(now, run.vitals.of("worker"), is_steady=is_steady, limits=limits)
         trial = run.status.trial
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
             if trial is not None:
                 await self._let_go(trial, now, "the job ended first", plan=dict(trial.before))
         elif trial is not None:
+            self._tell_why(self._unsteady(), now)
             await self._judge(trial, now, is_steady=is_steady)
-        elif self._may_ask(now) and not run.status.untold:
-            await self._ask(now)
+        elif not run.status.untold:
+            why = self._why_not_ask(now)
+            self._tell_why(why, now)
+            if not why:
+                await self._ask(now)
         if run.status.untold:
             await self._tell()
 
-    def _is_steady(self) -> bool:
-        """Everybody who is wanted is there and trains, slots lie where they belong, and there is work."""
+    def _unsteady(self) -> str:
+        """Why the job's speed says nothing now. Empty: everybody who is wanted is there and trains, slots lie where
+        they belong, and there is work."""
         run, status, record = self._run, self._run.status, self._run.record
-        if record.phase != "open" or status.phase is not Phase.RUNNING or status.relief is not None:
-            return False
+        if record.phase != "open" or status.phase is not Phase.RUNNING:
+            return f"the job is {status.phase}, its generation {record.phase}"
+        if status.relief is not None:
+            return f"PS {status.relief.ps} is relieved"
         if run.queue is None or run.queue.drained or fleet.ends_soon(run.job.intent, record):
-            return False
+            return "there is no work left"
         workers = status.live("worker")
-        wanted = plans.wanted(run.spec, run.job.intent, status.plan, "worker")
-        if len(workers) != wanted or any(role.stage != "running" for role in workers):
-            return False
+        wanted = plans.wanted(run.spec, run.job.intent, status.plan, "worker") + backups(status.slow)
+        running = sum(role.stage == "running" for role in workers)
+        if len(workers) != wanted or running != wanted:
+            return f"{running} of {wanted} workers run, {len(workers) - running} others are there"
         beats = run.vitals.of("worker")
-        if len(beats) != wanted or not all(beat.samples for beat in beats):
-            return False
+        training = sum(beat.samples > 0 for beat in beats)
+        if len(beats) != wanted or training != wanted:
+            return f"{training} of {wanted} workers have trained something"
         count = fleet.wanted(run.spec, run.job.intent, status, record)
         if not fleet.is_settled(record, status, fleet.places(record, status, count=count)) or record.move is not None:
-            return False
+            return "slots are moved"
         sizes = {name: plans.size(run.spec, run.job.intent, status.plan, name) for name in ROLES}
-        return all(
-            role.size is None or (role.size.cpu, role.size.memory_bytes) == (
-                sizes[role.role].cpu, sizes[role.role].memory_bytes
-            )
-            for role in (*workers, *status.live("ps"))
-        )
+        for role in (*workers, *status.live("ps")):
+            size = sizes[role.role]
+            if role.size is not None and (role.size.cpu, role.size.memory_bytes) != (size.cpu, size.memory_bytes):
+                return f"{role.role} {role.index} has another size than it should"
+        return ""
 
     # -- asking ------------------------------------------------------------------------------------------
 
-    def _may_ask(self, now: float) -> bool:
+    def _why_not_ask(self, now: float) -> str:
+        """Empty: brain may be asked. A worker that stays slow is how the job is; one that has just been answered to
+        changes the job's speed for a while."""
         run, limits = self._run, self._run.context.limits
+        answered_s = limits.plan_settle_s + limits.plan_window_s
         rate = run.steady.per_s(limits=limits)
-        if not limits.plan_interval_s or not rate or any(worker.level for worker in run.status.slow):
-            return False
-        left = run.status.remaining
-        return now - run.status.asked_plan_at >= limits.plan_interval_s and left / rate > WORTH_S
+        if not limits.plan_interval_s:
+            return "no better plan is asked for"
+        if now - run.status.asked_plan_at < limits.plan_interval_s:
+            return "it was asked a moment ago"
+        if any(worker.level and now - worker.at < answered_s for worker in run.status.slow):
+            return "a slow worker has just been answered to"
+        if not rate:
+            return self._unsteady() or "its speed is not known yet"
+        if run.status.remaining / rate <= WORTH_S:
+            return f"it ends within {WORTH_S:g} s"
+        return ""
+
+    def _tell_why(self, why: str, now: float) -> None:
+        """Once for every reason that lasts."""
+        if why != self._why:
+            self._why, self._why_since, self._is_told = why, now, False
+        if why and not self._is_told and now - self._why_since >= UNASKED_S:
+            self._is_told = True
+            logger.info("job %s: no other plan for %.0f s: %s", self._run.job_id, now - self._why_since, why)
 
     async def _ask(self, now: float) -> None:
         run, rate = self._run, self._run.steady.per_s(limits=self._run.context.limits) or 0.0
@@ -108,7 +138,7 @@ class Tuner:
                 free_memory_bytes=capacity.memory_bytes,
             )
         )
-        is_as_it_was = has == {name: self._has(name) for name in ROLES} and self._is_steady()
+        is_as_it_was = has == {name: self._has(name) for name in ROLES} and not self._unsteady()
         if advice is not None and is_as_it_was and run.status.ending is None:
             await self._begin(advice, has, rate, now)
 

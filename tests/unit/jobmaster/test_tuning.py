@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.jobmaster.domain.job import RolePlan, Trial
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.placement import SLOTS, counts_of
+from services.jobmaster.domain.straggler import BACKUP_LEVEL
 from services.jobmaster.domain.tuning import SteadyRate, differences, fault_of, overhead_s
 from services.jobmaster.domain.vitals import Beat
 from services.jobmaster.peers.planning import Advice
@@ -94,6 +95,24 @@ async def test_what_brain_missed_while_it_was_away_it_is_told_before_it_is_asked
     [outcome] = world.brain.outcomes
     assert outcome.verdict == "kept" and outcome.rate_after > 1.5 * outcome.rate_before
     assert not world.jobs.run_of(job_id).status.untold
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+@pytest.mark.parametrize(("slowness", "level"), [(2.5, 2), (60.0, BACKUP_LEVEL)], ids=["held", "with a backup worker"])
+async def test_a_worker_that_stays_slow_does_not_keep_brain_from_being_asked(
+    world: JobWorld, slowness: float, level: int
+) -> None:
+    job_id = await training(world, advice(worker=(4, 1.0)))
+    await world.until(lambda: bool(world.brain.outcomes))
+    world.cluster.processes_of[job_id]["worker-3-1"].slowness = slowness
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: any(worker.level >= level for worker in run.status.slow))
+    asked = len(world.brain.asks)
+    world.brain.advice.append(advice("p2", ps=(2, 1.0)))
+    await world.until(lambda: len(world.brain.outcomes) == 2)
+    assert len(world.brain.asks) > asked and any(worker.level >= level for worker in run.status.slow)
+    assert world.brain.outcomes[1].plan_id == "p2" and world.brain.outcomes[1].verdict != "cancelled"
 
 
 @pytest.mark.asyncio
