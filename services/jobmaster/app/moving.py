@@ -28,8 +28,6 @@ POLL_S = 0.05
 FREEZE_CALL_S = 1.0
 FAULTS_BORNE_S = 5.0
 """A source may leave questions about its copy unanswered for so long."""
-EASY_SHARE = 0.1
-"""Of the time that a handoff may take: one that took less may be followed by a larger one."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.002, 0.5
 
 
@@ -42,7 +40,7 @@ async def step(run: Run) -> None:
     record, intent = run.record, run.job.intent
     following = fleet.next_step(
         record, run.status, count=fleet.wanted(run.spec, intent, run.status, record), now=run.context.clock.now(),
-        limits=run.context.limits.model_copy(update={"move_slots": run.handoff_slots}),
+        limits=run.context.limits.model_copy(update={"move_slots": run.handoff.slots}),
         only_mend=fleet.ends_soon(intent, record),
     )
     match following:
@@ -111,7 +109,7 @@ async def _shift(run: Run, shift: Shift) -> None:
     except (MeshError, MoveFailed) as error:
         logger.warning("job %s: move %d is in doubt: %s", run.job_id, move.number, error)
         if not await settle(run):
-            run.handoff_slots = max(1, len(shift.slots) // 2)
+            run.handoff = run.handoff.failed(len(shift.slots))
             raise
 
 
@@ -187,8 +185,7 @@ async def _hand_over(run: Run, record: RunRecord, move: SlotMove, copied: Copied
     _pauses.observe(pause_ms / 1000.0)
     run.telling.slots_moved(event)
     logger.info("job %s: move %d is done; pause %.1f ms", run.job_id, move.number, pause_ms)
-    if pause_ms < 1000.0 * EASY_SHARE * run.context.limits.freeze_s:
-        run.handoff_slots = min(2 * run.handoff_slots, run.context.limits.move_slots)
+    run.handoff = run.handoff.done(pause_ms / 1000.0)
     await _free(run, record, move)
 
 
@@ -203,7 +200,7 @@ def _event(run: Run, move: SlotMove) -> catalog.JobSlotsMoved:
 async def _freeze(run: Run, record: RunRecord, move: SlotMove, *, version: int) -> Frozen:
     """M2 and M3, as the source sees them. MoveFailed when the target has not answered in time."""
     clock, source = run.context.clock, _member(record, move.source)
-    deadline, delay_s = clock.monotonic() + run.context.limits.freeze_s, FIRST_DELAY_S
+    deadline, delay_s = clock.monotonic() + run.handoff.freeze_s, FIRST_DELAY_S
     why = "the target does not answer"
     while True:
         try:

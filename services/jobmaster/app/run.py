@@ -15,6 +15,7 @@ from services.jobmaster.app.context import Context
 from services.jobmaster.app.telling import Telling
 from services.jobmaster.domain import phase as phases
 from services.jobmaster.domain import stamps
+from services.jobmaster.domain.handoff import Handoff
 from services.jobmaster.domain.job import (
     MAX_TRANSITIONS,
     AcceptedJob,
@@ -71,8 +72,8 @@ class Run:
         self.killing: dict[str, float] = {}
         self.killed_for: dict[str, str] = {}
         """By process name: why it was killed without warning."""
-        self.handoff_slots = context.limits.move_slots
-        """Slots of the next handoff, at most: fewer after one that a server was too slow for."""
+        self.handoff = Handoff.first(context.limits.move_slots, context.limits.freeze_s)
+        """The next one."""
         self.copied = 0.0
         """Slots of the move under way that are copied, about."""
         self.queued_since: float | None = None
