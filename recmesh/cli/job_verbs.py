@@ -86,6 +86,14 @@ def jobs(
         print(f"There are more: --limit {limit * 2}")
 
 
+def _lag(found: "Job") -> str:
+    progress = found.progress
+    if not progress.partitions or found.over:
+        return ""
+    behind = f"{progress.lag_messages:,} messages of {progress.partitions} partitions"
+    return f"{behind}, the oldest {output.duration(progress.lag_s)} old" if progress.lag_messages else "none"
+
+
 def describe(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:
     """Show everything about a job."""
     with connect(home) as mesh:
@@ -107,6 +115,7 @@ def describe(job: JobArgument, home: HomeOption = None, json: JsonOption = False
         "Speed": f"{output.number(progress.samples_per_s)} samples/s" if progress.samples_per_s else "",
         "Left": output.duration(progress.eta_s) if progress.eta_s and not found.over else "",
         "Data": f"up to the window of {output.moment(progress.event_time)}" if progress.event_time else "",
+        "Lag": _lag(found),
         "Waits for": progress.waits_for,
         "Requeues": str(progress.requeues or ""),
         "Quarantined": str(progress.quarantined or ""),

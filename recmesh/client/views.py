@@ -51,6 +51,9 @@ class Progress(View):
     bad_records: int = 0
     waits_for: str = ""
     event_time: float = 0.0
+    partitions: int = 0
+    lag_messages: int = 0
+    lag_s: float = 0.0
 
     @property
     def share(self) -> float:

@@ -1,7 +1,7 @@
 """What a dataset holds: columns, rows, and the slices that become tasks."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -12,9 +12,11 @@ from recmesh.data.records import FileSlice
 from recmesh.data.schema import Kind, check_agreement, check_columns
 from recmesh.data.tables import table_files
 from recmesh.data.taskgraph import Group, NotYet, TaskGraph
+from recmesh.data.topics import topic_of
+from recmesh.data.topics.reader import kinds_of
 from recmesh.data.windows import Turn, active, begins
 from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound
-from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec, Source, SourceSpec
+from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec, Source, SourceSpec, StreamSource
 
 _THREADS = 8
 
@@ -47,6 +49,8 @@ def index_dataset(spec: DatasetSpec, *, seed: int = 0) -> Index:
     (unreadable, wrong columns, streams that never end) with paths of fields.
     """
     if spec.streams:
+        if spec.has_topics:
+            raise wrong("data.streams", "have a topic: only a job of a mesh can follow it")
         if spec.endless:
             raise wrong("data.streams", "never end: only a job of a mesh can follow them; give each source an end")
         return _index_windows(spec, seed)
@@ -74,7 +78,11 @@ def files_of(source: Source) -> list[FileInfo]:
 def preview(spec: DatasetSpec, *, now: float) -> Index:
     """Of streams, some files of the first window of each source: enough to know their columns, and that their paths
     lead somewhere. A window that is not complete yet may hold none, or such as are being written: they say nothing.
+    Topics must be there; their columns are those that are declared.
     """
+    topics = _topics(spec)
+    starts = [source.start for stream in spec.streams for source in stream.sources if not isinstance(source.start, str)]
+    spec = starting(spec, lambda stream, source: min(starts, default=now))
     agreement, files, slices, seen = Agreement(spec), list[FileInfo](), list[FileSlice](), set[int]()
     graph = TaskGraph(spec, seed=0)
     try:
@@ -93,7 +101,39 @@ def preview(spec: DatasetSpec, *, now: float) -> Index:
                     raise
     finally:
         graph.close()
-    return Index(tuple(files), agreement.columns, tuple(slices))
+    columns = agreement.columns
+    for (number, index), view, kinds in topics:
+        columns = columns or kinds
+        with in_stream(number, index):
+            check_agreement(view, columns, kinds, uris=("the first source", "this topic"))
+    return Index(tuple(files), columns, tuple(slices))
+
+
+def starting(spec: DatasetSpec, moment: Callable[[int, int], float]) -> DatasetSpec:
+    """The dataset with a moment, by stream and source, for each start that is none."""
+    streams = [
+        stream.model_copy(update={"sources": [
+            source.resolved(moment(s, i)) if isinstance(source.start, str) else source
+            for i, source in enumerate(stream.sources)
+        ]})
+        for s, stream in enumerate(spec.streams)
+    ]
+    return spec.model_copy(update={"streams": streams})
+
+
+def _topics(spec: DatasetSpec) -> list[tuple[tuple[int, int], SourceSpec, Mapping[str, Kind]]]:
+    """Sees to it that all are there, with the columns that are needed: their places, views and columns."""
+    found = []
+    places = [(s, i) for s, stream in enumerate(spec.streams) for i in range(len(stream.sources))]
+    for view, place in zip(spec.views(), places, strict=bool(places)):
+        source = view.source
+        if isinstance(source, StreamSource) and source.is_topic:
+            with in_stream(*place):
+                kinds = kinds_of(view)
+                check_columns(view, kinds, where=source.jetstream or source.kafka)
+                topic_of(source).partitions()
+            found.append((place, view, kinds))
+    return found
 
 
 def _index_windows(spec: DatasetSpec, seed: int) -> Index:

@@ -16,9 +16,10 @@ from recmesh.data.fileformats import SliceReader, format_named
 from recmesh.data.index import index_dataset
 from recmesh.data.records import Batch, FileSlice, IdColumn, Int64, TaskRecord, concat
 from recmesh.data.schema import check_columns, kind_of
+from recmesh.data.topics.reader import Rows, TopicReader, trimmed
 from recmesh.data.transform import Transform
 from recmesh.formats import permutation
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import DatasetSpec, SourceSpec, StreamSource
 
 
 def _none() -> Int64:
@@ -75,7 +76,7 @@ class TaskReader:
         self._spec = spec
         self._transform = Transform.of(spec)
         self._tasks: ByteCache[tuple[FileSlice, int], _Decoded] = ByteCache(cache_bytes // 2)
-        self._views, self._readers = spec.views(), dict[int, SliceReader]()
+        self._views, self._readers = spec.views(), dict[int, SliceReader | TopicReader]()
         self._reader_bytes = cache_bytes // 2 // len(self._views)
         self._lock = threading.Lock()
         self._aside = DeadLetters(spec.bad_records) if spec.bad_records is not None else None
@@ -136,12 +137,7 @@ class TaskReader:
         """What can be read of a slice, and is asked for."""
         if self._aside is None or self._spec.bad_records is None:
             return self._decode(piece)
-        view = self._views[piece.view]
-        kind = format_named(view.source.format)
-        found = sift(
-            piece, self._decode, lambda piece, lo, hi: replace(kind.trim(piece, lo, hi, view), view=piece.view),
-            most=self._spec.bad_records.limit,
-        )
+        found = sift(piece, self._decode, self._trim, most=self._spec.bad_records.limit)
         if not found.letters and len(found.parts) == 1:
             return found.parts[0][1]
         self._aside.put(piece, found.letters)
@@ -153,24 +149,39 @@ class TaskReader:
             return _Rows(nothing(self._spec), _none(), bad)
         return _Rows(concat([part.batch for _, part in found.parts]), np.concatenate(rows), bad)
 
+    def _trim(self, piece: FileSlice, lo: int, hi: int) -> FileSlice:
+        view = self._views[piece.view]
+        if _is_topic(view):
+            return trimmed(piece, lo, hi)
+        return replace(format_named(view.source.format).trim(piece, lo, hi, view), view=piece.view)
+
     def _decode(self, piece: FileSlice) -> _Rows:
         where = f"{piece.uri} rows {piece.first_row} to {piece.first_row + piece.rows}"
-        table = self._reader(piece.view).read(piece)
+        reader = self._reader(piece.view)
+        table, there = reader.read(piece) if isinstance(reader, TopicReader) else Rows(reader.read(piece), None)
         check_columns(self._spec, {field.name: kind_of(field.type) for field in table.schema}, where=piece.uri)
-        rows = None
+        rows = there
         if self._spec.where:
             kept = holding(table, self._spec.where, where=where)
-            rows = np.flatnonzero(kept.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
-            table = table.filter(kept)
-            if not rows.size:
-                return _Rows(nothing(self._spec), rows)
+            held = np.flatnonzero(kept.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
+            rows, table = held if there is None else there[held], table.filter(kept)
+        if rows is not None and not rows.size:
+            return _Rows(nothing(self._spec), rows)
         return _Rows(batch_of(table, self._spec, self._transform, where=where), rows)
 
-    def _reader(self, view: int) -> SliceReader:
+    def _reader(self, view: int) -> SliceReader | TopicReader:
         if view not in self._readers:
             spec = self._views[view]
-            self._readers[view] = format_named(spec.source.format).reader(spec, cache_bytes=self._reader_bytes)
+            if _is_topic(spec):
+                self._readers[view] = TopicReader(spec)
+            else:
+                kind = format_named(spec.source.format)
+                self._readers[view] = kind.reader(spec, cache_bytes=self._reader_bytes)
         return self._readers[view]
+
+
+def _is_topic(view: SourceSpec) -> bool:
+    return isinstance(view.source, StreamSource) and view.source.is_topic
 
 
 def batch_of(table: Any, spec: DatasetSpec, transform: Transform, *, where: str) -> Batch:

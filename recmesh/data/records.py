@@ -27,6 +27,11 @@ class FileSlice:
     """Which of the dataset's views (`DatasetSpec.views`) reads it."""
 
 
+def is_partition(uri: str) -> bool:
+    """Whether it names a partition of a topic, whose rows are messages and whose numbers are offsets."""
+    return uri.startswith(("jetstream:", "kafka:"))
+
+
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
     """Which rows stand at positions [base, base + rows) of a line; immutable once written."""

@@ -21,7 +21,7 @@ from recmesh.data.files import FileInfo
 from recmesh.data.listing import Files, Lister
 from recmesh.data.windows import Turn, active, filled, shown, turns
 from recmesh.formats import mix, permutation
-from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec
+from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec, Stream
 
 GROUP_BYTES = 128 << 20
 GROUP_FILES = 256
@@ -67,7 +67,10 @@ class NotYet:
 
 
 class TaskGraph:
-    """The windows of one dataset. For one caller at a time; it works ahead in threads of its own."""
+    """The windows of one dataset, as far as they are files; shardsvc follows topics.
+
+    For one caller at a time; it works ahead in threads of its own.
+    """
 
     def __init__(
         self, spec: DatasetSpec, *, seed: int, lister: Lister | None = None, threads: int = 4, patience_s: float = 5.0
@@ -96,7 +99,7 @@ class TaskGraph:
             return waits
         if now != float("inf"):                 # what was listed before it was complete may lack files
             stream = self._spec.streams[turn.stream]
-            for index in active(stream, turn.begin):
+            for index in _of_files(stream, turn.begin):
                 source = stream.sources[index]
                 self._lister.forget([filled(pattern, turn.begin - source.offset) for pattern in source.files])
             return self.listed(turn)
@@ -106,10 +109,10 @@ class TaskGraph:
     def listed(self, turn: Turn, ahead: Iterable[Turn] = ()) -> Window:
         """A window as its files are now, whether it is complete or not; those that are ahead are listed meanwhile."""
         for each in (turn, *ahead):
-            for index in active(self._spec.streams[each.stream], each.begin):
+            for index in _of_files(self._spec.streams[each.stream], each.begin):
                 if (each, index) not in self._sources:
                     self._sources[each, index] = self._pool.submit(self._source, each, index)
-        sources = active(self._spec.streams[turn.stream], turn.begin)
+        sources = _of_files(self._spec.streams[turn.stream], turn.begin)
         try:
             groups = [self._sources[turn, index].result() for index in sources]
         finally:
@@ -129,7 +132,7 @@ class TaskGraph:
     def _timer(self, turn: Turn, now: float) -> NotYet | None:
         """By the marker where a source has one, else by the clock."""
         stream = self._spec.streams[turn.stream]
-        for index in active(stream, turn.begin):
+        for index in _of_files(stream, turn.begin):
             source = stream.sources[index]
             begin = turn.begin - source.offset
             if source.done:
@@ -175,6 +178,11 @@ class TaskGraph:
                 for index, groups in enumerate(sources)
             ]
         return joined(sources, weights)
+
+
+def _of_files(stream: Stream, begin: int) -> list[int]:
+    """The sources of files that have data in the window."""
+    return [index for index in active(stream, begin) if not stream.sources[index].is_topic]
 
 
 def grouped(view: int, files: Files) -> list[Group]:

@@ -68,7 +68,7 @@ def active(stream: Stream, begin: int) -> list[int]:
 
 
 def _first(source: StreamSource, step: int) -> int:
-    return int((source.start + source.offset) // step) * step
+    return int((source.begin + source.offset) // step) * step
 
 
 def filled(pattern: str, begin: float) -> str:

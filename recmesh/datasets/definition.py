@@ -20,6 +20,19 @@ class Source:
         """Files by time: `{YYYY}`, `{MM}`, `{DD}`, `{HH}`, `{mm}` in their paths. `fields` as of a source in YAML."""
         return cls({"files": list(paths), "start": start, "end": end} | fields)
 
+    @classmethod
+    def jetstream(cls, streams: str, *, start: When = "earliest", end: When | None = None, **fields: Any) -> Self:
+        """A topic: a JetStream stream, or a pattern of those that are its partitions. `start`: a moment, `earliest`,
+        `latest` or `group`."""
+        return cls({"jetstream": streams, "start": start, "end": end} | fields)
+
+    @classmethod
+    def kafka(
+        cls, topic: str, *, servers: str, start: When = "earliest", end: When | None = None, **fields: Any
+    ) -> Self:
+        """A topic in Kafka; `start` as of `jetstream`."""
+        return cls({"kafka": topic, "servers": servers, "start": start, "end": end} | fields)
+
 
 class DataStream:
     """Sources that are served together, window by window."""

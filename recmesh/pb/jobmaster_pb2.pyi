@@ -516,6 +516,9 @@ class Progress(google.protobuf.message.Message):
     WAITS_FOR_FIELD_NUMBER: builtins.int
     BAD_RECORDS_FIELD_NUMBER: builtins.int
     EVENT_TIME_FIELD_NUMBER: builtins.int
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    LAG_MESSAGES_FIELD_NUMBER: builtins.int
+    LAG_S_FIELD_NUMBER: builtins.int
     samples: builtins.int
     total: builtins.int
     samples_per_s: builtins.float
@@ -530,6 +533,12 @@ class Progress(google.protobuf.message.Message):
     """left out, as they could not be read"""
     event_time: builtins.float
     """streams: where the newest window begins that is served, unix seconds"""
+    partitions: builtins.int
+    """of topics"""
+    lag_messages: builtins.int
+    """of topics, not trained yet"""
+    lag_s: builtins.float
+    """age of the oldest of these"""
     def __init__(
         self,
         *,
@@ -544,8 +553,11 @@ class Progress(google.protobuf.message.Message):
         waits_for: builtins.str = ...,
         bad_records: builtins.int = ...,
         event_time: builtins.float = ...,
+        partitions: builtins.int = ...,
+        lag_messages: builtins.int = ...,
+        lag_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bad_records", b"bad_records", "epochs", b"epochs", "eta_s", b"eta_s", "event_time", b"event_time", "quarantined", b"quarantined", "requeues", b"requeues", "samples", b"samples", "samples_per_s", b"samples_per_s", "skipped_nan", b"skipped_nan", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bad_records", b"bad_records", "epochs", b"epochs", "eta_s", b"eta_s", "event_time", b"event_time", "lag_messages", b"lag_messages", "lag_s", b"lag_s", "partitions", b"partitions", "quarantined", b"quarantined", "requeues", b"requeues", "samples", b"samples", "samples_per_s", b"samples_per_s", "skipped_nan", b"skipped_nan", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
 
 Global___Progress: typing_extensions.TypeAlias = Progress
 

@@ -625,6 +625,7 @@ class ProgressReply(google.protobuf.message.Message):
     EXPIRATIONS_FIELD_NUMBER: builtins.int
     WAITS_FOR_FIELD_NUMBER: builtins.int
     EVENT_TIME_FIELD_NUMBER: builtins.int
+    PARTITIONS_FIELD_NUMBER: builtins.int
     gen: builtins.int
     total: builtins.int
     done: builtins.int
@@ -642,6 +643,10 @@ class ProgressReply(google.protobuf.message.Message):
     """streams: where the newest window that is on the line begins, unix seconds"""
     @property
     def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Holder]: ...
+    @property
+    def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PartitionLag]:
+        """topics"""
+
     def __init__(
         self,
         *,
@@ -659,10 +664,84 @@ class ProgressReply(google.protobuf.message.Message):
         expirations: builtins.int = ...,
         waits_for: builtins.str = ...,
         event_time: builtins.float = ...,
+        partitions: collections.abc.Iterable[Global___PartitionLag] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "done", b"done", "drained", b"drained", "epochs", b"epochs", "event_time", b"event_time", "expirations", b"expirations", "gen", b"gen", "holders", b"holders", "leased", b"leased", "leases", b"leases", "queued", b"queued", "requeues", b"requeues", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "done", b"done", "drained", b"drained", "epochs", b"epochs", "event_time", b"event_time", "expirations", b"expirations", "gen", b"gen", "holders", b"holders", "leased", b"leased", "leases", b"leases", "partitions", b"partitions", "queued", b"queued", "requeues", b"requeues", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
 
 Global___ProgressReply: typing_extensions.TypeAlias = ProgressReply
+
+@typing.final
+class PartitionLag(google.protobuf.message.Message):
+    """How far a job is behind a partition of a topic."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URI_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    LAG_S_FIELD_NUMBER: builtins.int
+    ASSIGNED_FIELD_NUMBER: builtins.int
+    uri: builtins.str
+    offset: builtins.int
+    """of the oldest message that is not trained"""
+    end: builtins.int
+    """one past the newest message"""
+    lag_s: builtins.float
+    """age of the oldest message that is not trained; 0: there is none"""
+    assigned: builtins.bool
+    """messages of it are held by workers, or queued for them"""
+    def __init__(
+        self,
+        *,
+        uri: builtins.str = ...,
+        offset: builtins.int = ...,
+        end: builtins.int = ...,
+        lag_s: builtins.float = ...,
+        assigned: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assigned", b"assigned", "end", b"end", "lag_s", b"lag_s", "offset", b"offset", "uri", b"uri"]) -> None: ...
+
+Global___PartitionLag: typing_extensions.TypeAlias = PartitionLag
+
+@typing.final
+class CommitOffsetsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GEN_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    gen: builtins.int
+    @property
+    def done(self) -> recmesh.pb.common_pb2.Ledger:
+        """of the oldest snapshot that a rollback may fall back to"""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        gen: builtins.int = ...,
+        done: recmesh.pb.common_pb2.Ledger | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["done", b"done"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["done", b"done", "gen", b"gen", "job_id", b"job_id"]) -> None: ...
+
+Global___CommitOffsetsRequest: typing_extensions.TypeAlias = CommitOffsetsRequest
+
+@typing.final
+class CommitOffsetsReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    partitions: builtins.int
+    def __init__(
+        self,
+        *,
+        partitions: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["partitions", b"partitions"]) -> None: ...
+
+Global___CommitOffsetsReply: typing_extensions.TypeAlias = CommitOffsetsReply
 
 @typing.final
 class Holder(google.protobuf.message.Message):
@@ -698,6 +777,8 @@ class TaskChunk(google.protobuf.message.Message):
     FINGERPRINT_FIELD_NUMBER: builtins.int
     BEGUN_FIELD_NUMBER: builtins.int
     TURN_FIELD_NUMBER: builtins.int
+    STARTS_FIELD_NUMBER: builtins.int
+    TRIMMED_FIELD_NUMBER: builtins.int
     fingerprint: builtins.str
     """of dataset, epochs, seed and shuffle: whoever goes on with the log must agree"""
     @property
@@ -710,6 +791,14 @@ class TaskChunk(google.protobuf.message.Message):
     def turn(self) -> Global___Turn:
         """streams: whose tasks these are"""
 
+    @property
+    def starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PartitionStart]:
+        """topics: where partitions begin that were not known before"""
+
+    @property
+    def trimmed(self) -> Global___Trimmed:
+        """what was logged before that is done for ever may be gone from the log"""
+
     def __init__(
         self,
         *,
@@ -717,11 +806,68 @@ class TaskChunk(google.protobuf.message.Message):
         fingerprint: builtins.str = ...,
         begun: Global___StreamBegin | None = ...,
         turn: Global___Turn | None = ...,
+        starts: collections.abc.Iterable[Global___PartitionStart] | None = ...,
+        trimmed: Global___Trimmed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["begun", b"begun", "turn", b"turn"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["begun", b"begun", "fingerprint", b"fingerprint", "tasks", b"tasks", "turn", b"turn"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["begun", b"begun", "trimmed", b"trimmed", "turn", b"turn"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "fingerprint", b"fingerprint", "starts", b"starts", "tasks", b"tasks", "trimmed", b"trimmed", "turn", b"turn"]) -> None: ...
 
 Global___TaskChunk: typing_extensions.TypeAlias = TaskChunk
+
+@typing.final
+class PartitionStart(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VIEW_FIELD_NUMBER: builtins.int
+    URI_FIELD_NUMBER: builtins.int
+    TAG_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    view: builtins.int
+    uri: builtins.str
+    tag: builtins.str
+    offset: builtins.int
+    def __init__(
+        self,
+        *,
+        view: builtins.int = ...,
+        uri: builtins.str = ...,
+        tag: builtins.str = ...,
+        offset: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["offset", b"offset", "tag", b"tag", "uri", b"uri", "view", b"view"]) -> None: ...
+
+Global___PartitionStart: typing_extensions.TypeAlias = PartitionStart
+
+@typing.final
+class Trimmed(google.protobuf.message.Message):
+    """What the messages that are gone said."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEGUN_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    SLICES_FIELD_NUMBER: builtins.int
+    base: builtins.int
+    """positions before it are not asked for any more"""
+    end: builtins.int
+    """of the line"""
+    slices: builtins.int
+    """of the epoch, so far"""
+    @property
+    def begun(self) -> Global___StreamBegin: ...
+    def __init__(
+        self,
+        *,
+        begun: Global___StreamBegin | None = ...,
+        base: builtins.int = ...,
+        end: builtins.int = ...,
+        slices: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["begun", b"begun"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "begun", b"begun", "end", b"end", "slices", b"slices"]) -> None: ...
+
+Global___Trimmed: typing_extensions.TypeAlias = Trimmed
 
 @typing.final
 class StreamBegin(google.protobuf.message.Message):

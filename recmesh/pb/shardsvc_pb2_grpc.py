@@ -94,6 +94,11 @@ class ShardsStub(object):
                 request_serializer=recmesh_dot_pb_dot_shardsvc__pb2.ProgressRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.ProgressReply.FromString,
                 _registered_method=True)
+        self.CommitOffsets = channel.unary_unary(
+                '/recmesh.shardsvc.v1.Shards/CommitOffsets',
+                request_serializer=recmesh_dot_pb_dot_shardsvc__pb2.CommitOffsetsRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.CommitOffsetsReply.FromString,
+                _registered_method=True)
 
 
 class ShardsServicer(object):
@@ -178,6 +183,13 @@ class ShardsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CommitOffsets(self, request, context):
+        """jobmaster, with every snapshot: what no rollback will train again is told to its topics, and leaves the log.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -240,6 +252,11 @@ def add_ShardsServicer_to_server(servicer, server):
                     servicer.Progress,
                     request_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.ProgressRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_shardsvc__pb2.ProgressReply.SerializeToString,
+            ),
+            'CommitOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitOffsets,
+                    request_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.CommitOffsetsRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_shardsvc__pb2.CommitOffsetsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -566,6 +583,33 @@ class Shards(object):
             '/recmesh.shardsvc.v1.Shards/Progress',
             recmesh_dot_pb_dot_shardsvc__pb2.ProgressRequest.SerializeToString,
             recmesh_dot_pb_dot_shardsvc__pb2.ProgressReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.shardsvc.v1.Shards/CommitOffsets',
+            recmesh_dot_pb_dot_shardsvc__pb2.CommitOffsetsRequest.SerializeToString,
+            recmesh_dot_pb_dot_shardsvc__pb2.CommitOffsetsReply.FromString,
             options,
             channel_credentials,
             insecure,

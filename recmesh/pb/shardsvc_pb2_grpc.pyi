@@ -217,7 +217,23 @@ _ShardsProgressType = typing_extensions.TypeVar(
     ],
 )
 
-class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, _ShardsGetDatasetType, _ShardsListDatasetsType, _ShardsOpenRunType, _ShardsCloseRunType, _ShardsLeaseType, _ShardsRenewType, _ShardsReleaseWorkerType, _ShardsSizeShardsType, _ShardsReconcileType, _ShardsProgressType]):
+_ShardsCommitOffsetsType = typing_extensions.TypeVar(
+    '_ShardsCommitOffsetsType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.CommitOffsetsRequest,
+        recmesh.pb.shardsvc_pb2.CommitOffsetsReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.CommitOffsetsRequest,
+        recmesh.pb.shardsvc_pb2.CommitOffsetsReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.CommitOffsetsRequest,
+        recmesh.pb.shardsvc_pb2.CommitOffsetsReply,
+    ],
+)
+
+class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, _ShardsGetDatasetType, _ShardsListDatasetsType, _ShardsOpenRunType, _ShardsCloseRunType, _ShardsLeaseType, _ShardsRenewType, _ShardsReleaseWorkerType, _ShardsSizeShardsType, _ShardsReconcileType, _ShardsProgressType, _ShardsCommitOffsetsType]):
     @typing.overload
     def __init__(self: ShardsStub[
         grpc.UnaryUnaryMultiCallable[
@@ -267,6 +283,10 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.shardsvc_pb2.ProgressRequest,
             recmesh.pb.shardsvc_pb2.ProgressReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.shardsvc_pb2.CommitOffsetsRequest,
+            recmesh.pb.shardsvc_pb2.CommitOffsetsReply,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -320,6 +340,10 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
             recmesh.pb.shardsvc_pb2.ProgressRequest,
             recmesh.pb.shardsvc_pb2.ProgressReply,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.shardsvc_pb2.CommitOffsetsRequest,
+            recmesh.pb.shardsvc_pb2.CommitOffsetsReply,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Inspect: _ShardsInspectType
@@ -352,6 +376,9 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
     """jobmaster, with every snapshot: queue whatever the ledgers lack and nobody holds."""
 
     Progress: _ShardsProgressType
+
+    CommitOffsets: _ShardsCommitOffsetsType
+    """jobmaster, with every snapshot: what no rollback will train again is told to its topics, and leaves the log."""
 
 ShardsAsyncStub: typing_extensions.TypeAlias = ShardsStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -401,6 +428,10 @@ ShardsAsyncStub: typing_extensions.TypeAlias = ShardsStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.shardsvc_pb2.ProgressRequest,
         recmesh.pb.shardsvc_pb2.ProgressReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.CommitOffsetsRequest,
+        recmesh.pb.shardsvc_pb2.CommitOffsetsReply,
     ],
 ]
 
@@ -495,5 +526,13 @@ class ShardsServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.shardsvc_pb2.ProgressRequest,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.shardsvc_pb2.ProgressReply, collections.abc.Awaitable[recmesh.pb.shardsvc_pb2.ProgressReply]]: ...
+
+    @abc.abstractmethod
+    def CommitOffsets(
+        self,
+        request: recmesh.pb.shardsvc_pb2.CommitOffsetsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.shardsvc_pb2.CommitOffsetsReply, collections.abc.Awaitable[recmesh.pb.shardsvc_pb2.CommitOffsetsReply]]:
+        """jobmaster, with every snapshot: what no rollback will train again is told to its topics, and leaves the log."""
 
 def add_ShardsServicer_to_server(servicer: ShardsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

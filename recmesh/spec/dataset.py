@@ -1,20 +1,22 @@
 """`DatasetSpec`: which files a job trains on, in which order of time, and what their columns mean."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recmesh.plugins.registry import names
 from recmesh.spec.base import EntryPoint, Fault, Name, PositiveInt, Spec, rule
-from recmesh.spec.quantity import Duration, Moment
+from recmesh.spec.quantity import Duration, Moment, Start
 
 FILE_FORMATS = "recmesh.file_formats"
 """The entry point group by which packages add formats."""
 BUILT_IN_FORMATS = ("parquet", "csv", "tsv", "criteo", "jsonl", "arrow", "tfrecord", "protobuf", "delta", "iceberg")
 TABLE_FORMATS = ("delta", "iceberg")
 """One table, whose snapshot says which files it has."""
+MESSAGE_FORMATS = ("jsonl", "protobuf", "tfrecord")
+"""What a message of a topic can be."""
 
 FeatureKind = Literal["single", "bag", "sequence", "dense"]
 
@@ -95,17 +97,36 @@ class Source(Spec):
 
 
 class StreamSource(Source):
-    """A period of data in files by time: `{YYYY}`, `{MM}`, `{DD}`, `{HH}` and `{mm}` in `files` and `done`, and in
-    `partition` of tables, stand for the parts of a window's begin, in UTC."""
+    """A period of data: in files by time, or on the partitions of a topic.
 
-    start: Moment
-    """Where the data begin: the first window holds it."""
+    `{YYYY}`, `{MM}`, `{DD}`, `{HH}` and `{mm}` in `files` and `done`, and in `partition` of tables, stand for the parts
+    of a window's begin, in UTC. Of a topic each message is a row, in `format`: `jsonl` (the default) is a JSON object,
+    `protobuf` a message of that type, `tfrecord` a tf.Example; a window holds the messages of its time.
+    """
+
+    files: list[str] = []
+    jetstream: str = ""
+    """Instead of files, a topic: the name of a JetStream stream, or a pattern (`clicks-*`) of streams, each of which is
+    a partition."""
+    kafka: str = ""
+    """Instead of files, the name of a topic in Kafka."""
+    servers: str = ""
+    """Of the topic, with commas between; `${NAME}` is taken from the environment of whoever reads. Kafka: where to
+    begin (`host:port`). JetStream: `nats://host:port`; empty: the mesh's own."""
+    options: dict[str, str] = {}
+    """Kafka: further settings of the client, as librdkafka names them; `${NAME}` as in servers."""
+    group: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_.-]*$")
+    """Topics: under this name the offsets of what is trained, and will not be trained again, are committed. Empty: the
+    job's id."""
+    start: Start
+    """Where the data begin: the first window holds it. Topics: also `earliest`, `latest`, or `group`, where another job
+    of the group has come to; both of the last two are as they are when the job begins."""
     end: Moment | None = None
     """Where they end, itself not included; none: they never do."""
     done: str = ""
     """A file that is there once a window is complete. None: a window is complete `lateness` after its end."""
     lateness: Duration = 0.0
-    """How long after a window's end files may still come."""
+    """How long after a window's end files, or messages with a time within it, may still come."""
     offset: Duration = 0.0
     """How far it is behind: with 1d, yesterday's data of it are served together with today's of the others."""
     weight: float | None = Field(default=None, gt=0, le=1e6)
@@ -114,19 +135,77 @@ class StreamSource(Source):
     may_be_empty: bool = False
     """A window without files is no error."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _messages_are_json(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and (value.get("jetstream") or value.get("kafka")):
+            return {"format": "jsonl", **value}
+        return value
+
+    @rule
+    def _files_or_topic(self) -> Iterator[Fault]:
+        given = [name for name in ("files", "jetstream", "kafka") if getattr(self, name)]
+        if not given:
+            yield "files", "is missing: name files, or a topic by jetstream or kafka"
+        for name in given[1:]:
+            yield name, f"{given[0]} or {name}, not both"
+
+    @rule
+    def _fields_of_topics(self) -> Iterator[Fault]:
+        if self.is_topic:
+            for name in ("done", "weight", "partition", "rows", "header", "columns", "may_be_empty"):
+                if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                    yield name, "belongs to files, not to a topic"
+            if self.format not in MESSAGE_FORMATS:
+                yield "format", f"messages of a topic are {', '.join(MESSAGE_FORMATS)}, not {self.format}"
+            if self.format != "protobuf" and not self.types:
+                yield "types", "must say the type of each column that is needed: messages of a topic are not looked at"
+            if self.compression not in ("infer", "none"):
+                yield "compression", "belongs to files, not to a topic"
+            if self.kafka and not self.servers:
+                yield "servers", "Kafka needs one at least (host:port)"
+            if self.options and not self.kafka:
+                yield "options", "are of Kafka's client"
+            if self.start == "group" and not self.group:
+                yield "group", "is missing: start is where it has come to"
+            return
+        for name in ("servers", "options", "group"):
+            if getattr(self, name):
+                yield name, "belongs to topics, not to files"
+        if isinstance(self.start, str):
+            yield "start", f"{self.start} is for topics; files begin at a moment"
+
     @rule
     def _ends_after_it_starts(self) -> Iterator[Fault]:
-        if self.end is not None and self.end <= self.start:
+        if self.end is not None and not isinstance(self.start, str) and self.end <= self.start:
             yield "end", "must be after start"
 
     @rule
     def _whole_files(self) -> Iterator[Fault]:
-        if self.rows is not None:
+        if self.rows is not None and not self.is_topic:
             yield "rows", "belongs to a dataset of one source; of a stream, start and end say which part"
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether its rows are messages."""
+        return bool(self.jetstream or self.kafka)
+
+    @property
+    def begin(self) -> float:
+        """Unix seconds; of a topic `resolved` before."""
+        if isinstance(self.start, str):
+            raise ValueError(f"start {self.start} is not known as a moment yet")
+        return self.start
+
+    def resolved(self, start: float) -> "StreamSource":
+        """The same from that moment on."""
+        return self.model_copy(update={"start": start})
 
     @property
     def timed(self) -> list[tuple[str, str]]:
         """(field, text) of what must differ from window to window."""
+        if self.is_topic:
+            return []
         found = [("done", self.done)] if self.done else []
         if self.format in TABLE_FORMATS:
             return [*found, ("partition", " ".join(self.partition.values()))]
@@ -339,6 +418,11 @@ class DatasetSpec(Spec):
     def endless(self) -> bool:
         """Whether rows come for ever."""
         return any(source.end is None for stream in self.streams for source in stream.sources)
+
+    @property
+    def has_topics(self) -> bool:
+        """Whether some rows are messages."""
+        return any(source.is_topic for stream in self.streams for source in stream.sources)
 
     @property
     def label_columns(self) -> list[str]:

@@ -16,6 +16,9 @@ MOST_BYTES = 1 << 62
 _MEMORY = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)([A-Za-z]*)$")
+LAST_MOMENT = 253402300799
+STARTS = ("earliest", "latest", "group")
+"""Where a topic may be begun, besides moments."""
 
 
 def cpu_cores(value: Any) -> Any:
@@ -65,6 +68,18 @@ def moment(value: Any) -> Any:
     return value
 
 
+def start(value: Any) -> Any:
+    """A moment, or one of STARTS."""
+    if value in STARTS:
+        return value
+    if isinstance(value, str) and value.isalpha():
+        raise ValueError(f"{value!r} is no moment, nor {', '.join(STARTS)}")
+    value = moment(value)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= LAST_MOMENT:
+        raise ValueError(f"{value!r} is no moment; write 2026-11-22 or 2026-11-22T13:00")
+    return float(value)
+
+
 def memory_fault(memory_bytes: int) -> str:
     """Why no process can run with so much; empty when one can."""
     if memory_bytes >= LEAST_MEMORY_BYTES:
@@ -76,5 +91,7 @@ CPU = Annotated[float, BeforeValidator(cpu_cores), Field(gt=0)]
 Memory = Annotated[int, BeforeValidator(memory_bytes), Field(gt=0, lt=MOST_BYTES)]
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=366 * 86400)]
 """Seconds."""
-Moment = Annotated[float, BeforeValidator(moment), Field(ge=0, le=253402300799)]
+Moment = Annotated[float, BeforeValidator(moment), Field(ge=0, le=LAST_MOMENT)]
 """Unix seconds."""
+Start = Annotated[float | str, BeforeValidator(start)]
+"""Unix seconds, or one of STARTS."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
+from recmesh.data.topics import NATS_TOKEN, NATS_URL
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop, main
@@ -127,6 +128,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         storage_uri=settings.storage,
         limits=settings.limits,
         role_env=role_environment(env, settings),
+        topics_env={name: env[name] for name in (NATS_URL, NATS_TOKEN) if env.get(name)},
         lease_ttl_s=settings.lease_ttl_s,
         max_live_jobs=settings.max_live_jobs,
     )

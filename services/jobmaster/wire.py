@@ -70,7 +70,8 @@ def _progress(
         eta_s=left / rate if rate > 0 and not status.has_ended else 0.0, epochs=spec.training.epochs,
         requeues=status.requeues, quarantined=status.quarantined, skipped_nan=status.skipped_nan + skipped,
         waits_for="" if status.has_ended else status.waits_for, event_time=status.event_time,
-        bad_records=status.bad_records + bad,
+        bad_records=status.bad_records + bad, partitions=status.partitions,
+        lag_messages=0 if status.has_ended else status.lag_messages, lag_s=0.0 if status.has_ended else status.lag_s,
     )
 
 

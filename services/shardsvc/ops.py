@@ -9,7 +9,7 @@ from recmesh.runtime.clock import Clock
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, state, text
 from recmesh.runtime.ops.panels import Points, Value
 from recmesh.runtime.readiness import Readiness
-from services.shardsvc.app import Datasets, RunProgress, Runs
+from services.shardsvc.app import Datasets, RunProgress, Runs, Streams
 from services.shardsvc.config import Config
 from services.shardsvc.domain.dataset import Dataset
 from services.shardsvc.domain.lease import Cause
@@ -31,8 +31,8 @@ def release() -> str:
 class View:
     """What the page shows, from what the sweeper saw last; it asks the stores for nothing but datasets."""
 
-    def __init__(self, runs: Runs, datasets: Datasets, *, clock: Clock) -> None:
-        self._runs = runs
+    def __init__(self, runs: Runs, datasets: Datasets, streams: Streams, *, clock: Clock) -> None:
+        self._runs, self._streams = runs, streams
         self._datasets = datasets
         self._clock = clock
         self._known: list[Dataset] = []
@@ -52,6 +52,8 @@ class View:
                     self._rows, empty="no run is open",
                 ),
                 Chart("Samples trained per second", self._pace, unit="samples/s", wide=True),
+                Table("Partitions of topics", ["job", "partition", "state", "next", "end", "behind", "lag"],
+                      self._partitions, empty="no job trains on a topic"),
                 Table("Leases by worker", ["job", "worker", "leases", "positions", "oldest"], self._holders,
                       empty="nobody holds a lease"),
                 Table("Back in the queue", ["at", "job", "worker", "positions", "from", "cause"], self._requeues,
@@ -98,6 +100,14 @@ class View:
                 text.count(run.per_s), "-" if run.eta_s is None else text.duration(run.eta_s),
                 view.requeues, Cell(str(view.expirations), Tone.WARN if view.expirations else Tone.PLAIN),
             ]  # fmt: skip
+
+    def _partitions(self) -> Iterable[Sequence[Value]]:
+        for job_id, lags in sorted(self._streams.lags.items()):
+            for lag in sorted(lags, key=lambda each: -each.lag_s)[:MOST_HOLDERS]:
+                yield [
+                    job_id, lag.uri, state("assigned" if lag.assigned else "unassigned"), lag.offset, lag.end,
+                    text.count(lag.end - lag.offset), text.duration(lag.lag_s),
+                ]  # fmt: skip
 
     def _pace(self) -> Mapping[str, Points]:
         return self.recorder.points(*sorted(self._runs.latest)[:MOST_CHARTED])

@@ -147,7 +147,19 @@ class ShardsServicer(pb_grpc.ShardsServicer):
             leases=len(view.leases), epochs=now.line.epochs, closed=now.line.closed, drained=now.drained,
             holders=wire.holders(view), requeues=view.requeues, expirations=view.expirations,
             waits_for=stream.waits_for, event_time=stream.event_time,
+            partitions=map(wire.lag_to_pb, self._streams.lags.get(request.job_id, ())),
         )
+
+    async def CommitOffsets(
+        self, request: pb.CommitOffsetsRequest, context: object
+    ) -> pb.CommitOffsetsReply:
+        """See Streams.commit and Streams.trim."""
+        _check(_job(request.job_id))
+        await self._runs.current(request.job_id, request.gen)
+        done = wire.ledger_from_pb(request.done, path="done")
+        partitions = await self._streams.commit(request.job_id, done)
+        await self._streams.trim(request.job_id, done)
+        return pb.CommitOffsetsReply(partitions=partitions)
 
 
 def register(servicer: ShardsServicer) -> Callable[[grpc.aio.Server], None]:

@@ -13,8 +13,9 @@ from recmesh.pb import common_pb2 as common
 from recmesh.pb import shardsvc_pb2 as pb
 from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
 from recmesh.spec.dataset import DatasetSpec
+from services.shardsvc.domain.alignment import Lag
 from services.shardsvc.domain.dataset import Dataset
-from services.shardsvc.domain.journal import Begun, Message, Served
+from services.shardsvc.domain.journal import Begun, Message, Served, Start, Trimmed
 from services.shardsvc.domain.lease import Lease, State, View
 from services.shardsvc.domain.run import Run
 
@@ -61,10 +62,10 @@ def task_from_pb(message: common.TaskRecord, *, sequence: int | None = None) -> 
 
 
 def chunks(
-    tasks: Iterable[TaskRecord], *, fingerprint: str = "", served: Served | None = None
+    tasks: Iterable[TaskRecord], *, fingerprint: str = "", served: Served | None = None, starts: Sequence[Start] = ()
 ) -> Iterator[bytes]:
     """Messages of the task log: at most 1,000 records and 512 KiB each; only the last of them completes a window."""
-    made = [pb.TaskChunk(fingerprint=fingerprint)]
+    made = [pb.TaskChunk(fingerprint=fingerprint, starts=map(_start_to_pb, starts))]
     size = 0
     for task in tasks:
         message = task_to_pb(task)
@@ -80,31 +81,55 @@ def chunks(
                 epoch=served.epoch, stream=served.turn.stream, begin=served.turn.begin,
                 complete=served.complete and chunk is made[-1],
             ))
-        if chunk.tasks or (served is not None and served.complete):
+        if chunk.tasks or chunk.starts or (served is not None and served.complete):
             yield chunk.SerializeToString()
 
 
-def begin_to_bytes(begun: Begun, *, fingerprint: str) -> bytes:
+def begin_to_bytes(begun: Begun, *, fingerprint: str, starts: Sequence[Start] = ()) -> bytes:
     """The first message of a line of streams."""
-    message = pb.StreamBegin(
+    chunk = pb.TaskChunk(fingerprint=fingerprint, begun=_begun_to_pb(begun), starts=map(_start_to_pb, starts))
+    data: bytes = chunk.SerializeToString()
+    return data
+
+
+def trim_to_bytes(trimmed: Trimmed, *, fingerprint: str, starts: Sequence[Start]) -> bytes:
+    """The message that stands for those that are deleted then."""
+    message = pb.Trimmed(
+        begun=_begun_to_pb(trimmed.begun), base=trimmed.base, end=trimmed.end, slices=trimmed.slices
+    )
+    chunk = pb.TaskChunk(fingerprint=fingerprint, trimmed=message, starts=map(_start_to_pb, starts))
+    data: bytes = chunk.SerializeToString()
+    return data
+
+
+def _start_to_pb(start: Start) -> pb.PartitionStart:
+    return pb.PartitionStart(view=start.view, uri=start.uri, tag=start.tag, offset=start.offset)
+
+
+def _begun_to_pb(begun: Begun) -> pb.StreamBegin:
+    return pb.StreamBegin(
         dataset_json=begun.spec.model_dump_json(), epochs=begun.epochs, seed=begun.seed, shuffle=begun.shuffle
     )
-    data: bytes = pb.TaskChunk(fingerprint=fingerprint, begun=message).SerializeToString()
-    return data
+
+
+def _begun(part: pb.StreamBegin) -> Begun:
+    return Begun(spec_from_json(part.dataset_json), part.epochs, part.seed, part.shuffle)
 
 
 def message_of(sequence: int, data: bytes) -> Message:
     """One message of the task log."""
     chunk = pb.TaskChunk.FromString(data)
-    begun = served = None
-    if chunk.HasField("begun"):
-        part = chunk.begun
-        begun = Begun(spec_from_json(part.dataset_json), part.epochs, part.seed, part.shuffle)
+    served = trimmed = None
+    begun = _begun(chunk.begun) if chunk.HasField("begun") else None
+    if chunk.HasField("trimmed"):
+        cut = chunk.trimmed
+        trimmed = Trimmed(_begun(cut.begun), cut.base, cut.end, cut.slices)
     if chunk.HasField("turn"):
         turn = chunk.turn
         served = Served(turn.epoch, Turn(turn.begin, turn.stream), turn.complete)
     records = [task_from_pb(message, sequence=sequence) for message in chunk.tasks]
-    return Message(records, chunk.fingerprint, begun, served)
+    starts = [Start(each.view, each.uri, each.tag, each.offset) for each in chunk.starts]
+    return Message(records, chunk.fingerprint, begun, served, starts, trimmed)
 
 
 def ledger_from_pb(ledger: common.Ledger, *, path: str) -> IntervalSet:
@@ -133,6 +158,11 @@ def _kept_task(task: TaskRecord) -> common.TaskRecord:
 def piece_to_pb(lo: int, hi: int) -> common.Piece:
     """A piece of the line of bounded tasks."""
     return common.Piece(line=LINE, lo=lo, hi=hi)
+
+
+def lag_to_pb(lag: Lag) -> pb.PartitionLag:
+    """How far a job is behind a partition."""
+    return pb.PartitionLag(uri=lag.uri, offset=lag.offset, end=lag.end, lag_s=lag.lag_s, assigned=lag.assigned)
 
 
 def holders(view: View) -> list[pb.Holder]:

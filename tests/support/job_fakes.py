@@ -142,6 +142,8 @@ class FakeShards:
         self.datasets: dict[str, str] = {}
         self.closed: list[tuple[str, bool]] = []
         self.requeues = 0
+        self.committed: list[tuple[int, Ledger]] = []
+        """Generation, and what was done for ever, each time that offsets were committed."""
         self.sized: list[tuple[str, int]] = []
         """Workers whose shards were sized, and how; 0: as everybody's."""
         self.log_end = 1 << 60
@@ -195,6 +197,10 @@ class FakeShards:
         await self._touch()
         self.sized.append((worker, shard_batches))
         return 10
+
+    async def commit_offsets(self, job_id: str, *, gen: int, done: Ledger) -> int:
+        self.committed.append((gen, done))
+        return 1
 
     async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
         await self._touch()

@@ -74,5 +74,7 @@ class MemoryLog:
             if sequence >= from_seq:
                 yield sequence, data
 
-    async def purge(self, subject: str) -> None:
-        self.messages.pop(subject, None)
+    async def purge(self, subject: str, *, below: int = 0) -> None:
+        kept = [each for each in self.messages.pop(subject, []) if below and each[0] >= below]
+        if kept:
+            self.messages[subject] = kept

@@ -61,12 +61,12 @@ class Log:
 
         return await self._link.call(f"last of {subject}", read)
 
-    async def purge(self, subject: str) -> None:
-        """Remove everything under the subject: its owner is gone."""
+    async def purge(self, subject: str, *, below: int = 0) -> None:
+        """Remove everything under the subject: its owner is gone. `below`: only what has a lower sequence."""
         await self._ensure()
 
         async def remove(session: Session) -> None:
-            await session.js.purge_stream(self.name, subject=subject)
+            await session.js.purge_stream(self.name, subject=subject, seq=below or None)
 
         await self._link.call(f"purge {subject}", remove)
 

@@ -1,6 +1,6 @@
 """Every event of the mesh, and what it carries. docs/asyncapi.yaml is generated from here."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -310,11 +310,37 @@ class RunOpened(Payload):
     tasks: int
 
 
+class PartitionObserved(Payload):
+    """A partition of a topic, as a job sees it."""
+
+    partition: str
+    offset: int
+    """Of the oldest message that is not trained."""
+    end: int
+    """One past the newest message."""
+    lag_s: float
+    """Age of the oldest message that is not trained."""
+    state: Literal["assigned", "unassigned"]
+    """Whether messages of it are held by workers, or wait for them."""
+
+
+class TopicObserved(Payload):
+    """How far a job is behind its topics."""
+
+    at: float
+    lag_s: float
+    """Of the partition that is farthest behind."""
+    partitions: list[PartitionObserved] = Field(max_length=4096)
+
+
 LEASE_REQUEUED = EVENTS.add(
     EventType("lease.requeued", "shardsvc", LeaseRequeued, "Leased work went back to the queue.")
 )
 DATASET_REGISTERED = EVENTS.add(
     EventType("dataset.registered", "shardsvc", DatasetRegistered, "A dataset was indexed.")
+)
+TOPIC_OBSERVED = EVENTS.add(
+    EventType("topic.observed", "shardsvc", TopicObserved, "The lag of a job behind its topics was measured.")
 )
 RUN_OPENED = EVENTS.add(EventType("run.opened", "shardsvc", RunOpened, "A run's queue was opened."))
 

@@ -132,10 +132,16 @@ class Acts:
             "NUMBA_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1",
             **context.role_env,
+            **(context.topics_env if role == "worker" and self._reads_mesh_topics() else {}),
             **declared.env,
             "RECMESH_ROLE": role, "RECMESH_ROLE_INDEX": str(index), "RECMESH_JOB_ID": self._run.job_id,
             "RECMESH_JOBMASTER": context.addresses.jobmaster(),
         }
+
+    def _reads_mesh_topics(self) -> bool:
+        data = self._run.spec.data
+        sources = [source for stream in data.streams for source in stream.sources] if data else []
+        return any(source.jetstream and not source.servers for source in sources)
 
     async def _note_exit(self, key: RoleKey, exit: Exit, cancel: Cancel) -> None:
         run, now = self._run, self._run.context.clock.now()

@@ -38,5 +38,7 @@ class Context:
     limits: Limits = field(default_factory=Limits)
     role_env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every role's process, tokens included."""
+    topics_env: Mapping[str, str] = field(default_factory=dict)
+    """What workers that read topics of the mesh's own NATS have in addition."""
     lease_ttl_s: float = 30.0
     max_live_jobs: int = 1000

@@ -63,7 +63,8 @@ class QueueWatch:
         done = min(progress.done, progress.total - size(normal(run.record.voids)))
         run.update(
             samples=done, total=progress.total or run.status.total, goes_on=progress.more,
-            waits_for=progress.waits_for, event_time=progress.event_time,
+            waits_for=progress.waits_for, event_time=progress.event_time, partitions=progress.partitions,
+            lag_messages=progress.lag_messages, lag_s=progress.lag_s,
             requeues=max(progress.requeues, run.status.requeues),
         )
         self._rate(done)

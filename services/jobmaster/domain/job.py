@@ -295,6 +295,12 @@ class JobStatus(Stored):
     """Why no more data come now."""
     event_time: float = 0.0
     """Where the newest window begins that is served, unix seconds."""
+    partitions: int = 0
+    """Of topics that it trains on."""
+    lag_messages: int = 0
+    """Messages of topics that are not trained yet."""
+    lag_s: float = 0.0
+    """Age of the oldest of these."""
     samples: int = 0
     samples_per_s: float = 0.0
     """Over the last seconds; of a job that has ended, the mean over its time of training."""

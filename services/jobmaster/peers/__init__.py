@@ -83,6 +83,12 @@ class QueueProgress:
     """Of streams: why nothing is added to the line now."""
     event_time: float = 0.0
     """Of streams: where the newest window on the line begins, unix seconds."""
+    partitions: int = 0
+    """Of topics."""
+    lag_messages: int = 0
+    """On all of them, not trained yet."""
+    lag_s: float = 0.0
+    """Age of the oldest of these."""
 
 
 class Shards(Protocol):
@@ -114,6 +120,10 @@ class Shards(Protocol):
 
     async def reconcile(self, job_id: str, *, gen: int, done: Ledger) -> tuple[int, int]:
         """(orphans queued again, positions missing)."""
+        ...
+
+    async def commit_offsets(self, job_id: str, *, gen: int, done: Ledger) -> int:
+        """What no rollback will train again is told to the job's topics; how many partitions they have."""
         ...
 
     async def progress(self, job_id: str) -> QueueProgress:

@@ -104,13 +104,22 @@ class GrpcShards:
         reply = await self._stub.Reconcile(request, timeout=60.0)
         return reply.orphans, reply.missing
 
+    async def commit_offsets(self, job_id: str, *, gen: int, done: Ledger) -> int:
+        """See `peers.Shards`."""
+        ledger = common_pb2.Ledger(intervals=_pieces(done))
+        request = shardsvc_pb2.CommitOffsetsRequest(job_id=job_id, gen=gen, done=ledger)
+        reply = await self._stub.CommitOffsets(request, timeout=60.0)
+        return reply.partitions
+
     async def progress(self, job_id: str) -> QueueProgress:
         """See `peers.Shards`."""
         reply = await self._stub.Progress(shardsvc_pb2.ProgressRequest(job_id=job_id), timeout=QUICK_S)
         return QueueProgress(
             gen=reply.gen, total=reply.total, done=reply.done, queued=reply.queued, leased=reply.leased,
             epochs=reply.epochs, drained=reply.drained, requeues=reply.requeues, more=not reply.closed,
-            waits_for=reply.waits_for, event_time=reply.event_time,
+            waits_for=reply.waits_for, event_time=reply.event_time, partitions=len(reply.partitions),
+            lag_messages=sum(each.end - each.offset for each in reply.partitions),
+            lag_s=max((each.lag_s for each in reply.partitions), default=0.0),
         )
 
 

@@ -269,6 +269,12 @@ class Runs:
         orphans = sum(hi - lo for lo, hi in found.orphans)
         return orphans, line.end - done.size
 
+    async def current(self, job_id: str, gen: int) -> None:
+        """FailedPrecondition (STALE_GEN) when another generation is open, NotFound when none is."""
+        run = _known(job_id, await self._load(job_id))
+        if run.gen != gen:
+            raise stale(job_id, gen, run.gen)
+
     async def progress(self, job_id: str) -> RunProgress:
         """The run as it is now; NotFound when it was never opened, FailedPrecondition (STALE_GEN) once closed."""
         run = _known(job_id, await self._load(job_id))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -11,22 +11,30 @@ from typing import TypeVar
 from recmesh.data import FileSlice, TaskRecord
 from recmesh.data.index import Agreement
 from recmesh.data.order import LINE, row_seed
+from recmesh.data.records import is_partition
 from recmesh.data.taskgraph import Group, NotYet, TaskGraph
+from recmesh.data.topics import topic_of
 from recmesh.data.windows import Turn
+from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, DataLoss, MeshError, NotFound
 from recmesh.runtime.lifecycle import Loop
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.shardsvc import wire
+from services.shardsvc.app.following import Advance, Follower, Opened
 from services.shardsvc.app.tasklog import TaskLog
+from services.shardsvc.domain import alignment
+from services.shardsvc.domain.alignment import Lag
 from services.shardsvc.domain.journal import Begun, Journal, Served
-from services.shardsvc.domain.lease import State
+from services.shardsvc.domain.lease import State, View
 from services.shardsvc.store.queue import QueueStore
 
 AHEAD_TASKS = 4096
 """A line is written until so many of its tasks wait to be leased: memory is bounded, however much there is to read."""
 PATIENCE_S = 5.0
 """Between two looks for what is not there yet, or was wrong."""
+TRIM_TASKS = 4096
+"""So many tasks of a line are done for ever before they leave the log."""
 _THREADS = 4
 T = TypeVar("T")
 _log = get_logger(__name__)
@@ -38,13 +46,34 @@ _windows = _metrics.counter("stream_windows", "Windows of streams that were writ
 class _Writer:
     """What the writer of one line keeps between two steps; all of it can be lost."""
 
-    def __init__(self, begun: Begun) -> None:
+    def __init__(self, begun: Begun, opened: Opened) -> None:
         self.graph = TaskGraph(begun.spec, seed=begun.seed, patience_s=PATIENCE_S)
         self.agreement = Agreement(begun.spec)
+        self.follower = Follower(begun.spec, opened)
         self.at: tuple[int, Turn] | None = None
-        self.groups: deque[Group] = deque()
+        self.groups: deque[Group] | None = None
+        """Files of this window that are not written yet; None: it is not complete."""
+        self.files_at = 0.0
+        """When to look whether it is."""
+        self.written_bytes = self.total_bytes = 0
+        """Of its files."""
         self.look_at = 0.0
         self.waits_for = ""
+
+    def turn_to(self, window: tuple[int, Turn]) -> None:
+        """Another window."""
+        if self.at != window:
+            self.at, self.groups, self.files_at, self.waits_for = window, None, 0.0, ""
+
+    def take(self, groups: Sequence[Group]) -> None:
+        """The window's files."""
+        self.groups, self.waits_for = deque(groups), ""
+        self.written_bytes, self.total_bytes = 0, sum(group.size_bytes for group in groups)
+
+    def drop(self) -> None:
+        """The first group is written."""
+        assert self.groups
+        self.written_bytes += self.groups.popleft().size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +86,21 @@ class StreamState:
     """Where the newest window begins, unix seconds."""
 
 
+def _named(group: Group) -> tuple[int, Sequence[str]]:
+    return group.view, group.files.uris[group.lo : group.hi]
+
+
 class Streams:
     """Writes the lines of all jobs that train on streams. Replicas may do so at once: of two appends one wins."""
 
     name = "streams"
 
     def __init__(
-        self, tasks: TaskLog, queue: QueueStore, *, active: Mapping[str, int], clock: Clock, every_s: float = 0.5
+        self, tasks: TaskLog, queue: QueueStore, *, active: Mapping[str, int], clock: Clock, every_s: float = 0.5,
+        opened: Opened = topic_of,
     ) -> None:
-        """`active`: jobs whose runs are open, with their generation."""
+        """`active`: jobs whose runs are open, with their generation. `opened`: a source's topic."""
+        self._opened = opened
         self._tasks, self._queue, self._active, self._clock = tasks, queue, active, clock
         self._every_s = every_s
         self._loop = Loop(self.name, self._look, clock=clock)
@@ -74,6 +109,8 @@ class Streams:
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._settled: dict[str, int] = {}
         """Jobs that have nothing to be written any more, with the generation whose queue knows it."""
+        self.lags: dict[str, Sequence[Lag]] = {}
+        """By job, as they were when last measured."""
 
     async def start(self) -> None:
         """Begins to look after lines."""
@@ -123,7 +160,7 @@ class Streams:
         if not journal.line.closed:
             journal = await self._tasks.journal(job_id, fresh=True)
         if writer is None:
-            writer = self._writers[job_id] = _Writer(begun)
+            writer = self._writers[job_id] = _Writer(begun, self._opened)
             await self._recall(writer, journal)
         while True:
             line = journal.line
@@ -167,12 +204,16 @@ class Streams:
         writer = self._writers.get(job_id)
         if writer is None:
             return
+        self._say(job_id, writer, why)
+        writer.look_at, writer.at = look_at, None
+
+    def _say(self, job_id: str, writer: _Writer, why: str) -> None:
         if why and why != writer.waits_for:
             _log.info("job %s: its line waits: %s", job_id, why)
-        writer.waits_for, writer.look_at, writer.at = why, look_at, None
+        writer.waits_for = why
 
     async def _step(self, job_id: str, writer: _Writer, journal: Journal) -> None:
-        """One group of files, or the end of a window, or of the line.
+        """One group of files and what has come of topics, or the end of a window, or of the line.
 
         What is appended follows from the log as it was when the step began. Whoever else reads the log meanwhile may
         move the journal on; then the step is forgotten.
@@ -181,42 +222,58 @@ class Streams:
         if next_window is None:
             await self._close(job_id, journal)
             return
-        epoch, turn = next_window
-        if writer.at != next_window:
-            window = await self._threaded(partial(writer.graph.window, turn, now=self._clock.now()))
+        (epoch, turn), now = next_window, self._clock.now()
+        writer.turn_to(next_window)
+        if writer.groups is None and now >= writer.files_at:
+            window = await self._threaded(partial(writer.graph.window, turn, now=now))
             if isinstance(window, NotYet):
-                self._wait(job_id, f"{window.turn}: {window.why}", window.look_at)
-                return
-            writer.at, writer.groups, writer.waits_for = next_window, deque(window.groups), ""
+                writer.files_at = window.look_at
+                self._say(job_id, writer, f"{window.turn}: {window.why}")
+            else:
+                writer.take(window.groups)
+        while writer.groups and journal.is_logged(*_named(writer.groups[0]), epoch=epoch, turn=turn):
+            writer.drop()
+        advance = await self._threaded(partial(
+            writer.follower.advance, turn, dict(journal.offsets), dict(journal.tags), now=now,
+            timed=bool(writer.groups),
+        ))
         slices: Sequence[FileSlice] = ()
-        while writer.groups and self._is_logged(journal, writer.groups[0], epoch, turn):
-            writer.groups.popleft()
-        if writer.groups:
+        is_released = bool(writer.groups) and alignment.is_released(
+            writer.written_bytes, writer.total_bytes, elapsed=advance.elapsed
+        )
+        if is_released and writer.groups:
             slices = await self._threaded(partial(writer.agreement.index, writer.groups[0]))
         if journal.last != after:
             writer.at = None
             return
-        await self._append(job_id, journal, slices, Served(epoch, turn, complete=len(writer.groups) <= 1))
-        if writer.groups:
-            writer.groups.popleft()             # not before it is there
+        left = 1 if writer.groups is None else len(writer.groups) - is_released
+        complete = left <= 0 and advance.is_whole
+        if not (slices or is_released or advance.slices or advance.starts or complete):
+            waits_for_files = writer.groups is None and advance.is_whole
+            writer.look_at = writer.files_at if waits_for_files else now + self._every_s
+            return
+        await self._append(job_id, journal, slices, advance, Served(epoch, turn, complete))
+        if is_released and writer.groups:
+            writer.drop()                       # not before it is there
             _groups.inc()
-        if not writer.groups:
+        if complete:
             _windows.inc()
             _log.info("job %s: %s is on its line, which ends at %d", job_id, turn, journal.line.end)
 
-    def _is_logged(self, journal: Journal, group: Group, epoch: int, turn: Turn) -> bool:
-        return journal.is_logged(group.view, group.files.uris[group.lo : group.hi], epoch=epoch, turn=turn)
-
-    async def _append(self, job_id: str, journal: Journal, slices: Sequence[FileSlice], served: Served) -> None:
+    async def _append(
+        self, job_id: str, journal: Journal, files: Sequence[FileSlice], advance: Advance, served: Served
+    ) -> None:
         begun = journal.begun
         assert begun is not None
         records, base, index = [], journal.line.end, journal.slices_of(served.epoch)
-        for piece in journal.unlogged(slices, epoch=served.epoch, turn=served.turn):
-            seed = row_seed(begun.seed, served.epoch, index) if begun.shuffle else 0
+        slices = [*journal.unlogged(files, epoch=served.epoch, turn=served.turn), *advance.slices]
+        for piece in slices:
+            is_shuffled = begun.shuffle and not is_partition(piece.uri)     # messages stay in their order
+            seed = row_seed(begun.seed, served.epoch, index) if is_shuffled else 0
             records.append(TaskRecord(0, LINE, base, piece.rows, served.epoch, seed, piece))
             base, index = base + piece.rows, index + 1
         after = journal.last
-        for message in wire.chunks(records, served=served):
+        for message in wire.chunks(records, served=served, starts=advance.starts):
             after = await self._tasks.append(job_id, message, after=after)
 
     async def _close(self, job_id: str, journal: Journal) -> None:
@@ -226,6 +283,57 @@ class Streams:
         for message in wire.chunks([last]):
             await self._tasks.append(job_id, message, after=journal.last)
         _log.info("job %s: the last window is on its line, which is closed at %d", job_id, journal.line.end)
+
+    # ---- topics
+
+    async def measure(self, job_id: str, view: View) -> Sequence[Lag]:
+        """How far the job is behind each partition of its topics, into `lags`."""
+        self.lags[job_id] = await self._lags_of(job_id, view)
+        return self.lags[job_id]
+
+    def forget_lags(self, kept: Collection[str]) -> None:
+        """Those of all other jobs."""
+        self.lags = {job_id: lags for job_id, lags in self.lags.items() if job_id in kept}
+
+    async def _lags_of(self, job_id: str, view: View) -> Sequence[Lag]:
+        journal, writer = await self._tasks.journal(job_id), self._writers.get(job_id)
+        if writer is None or not journal.tags:
+            return []
+        oldest, ends, now = alignment.trained_to(journal.line, view.trained_to), writer.follower.ends, self._clock.now()
+        found = []
+        for place, at in sorted(journal.offsets.items()):
+            offset = oldest.get(place, at)
+            end = max(ends.get(place, offset), offset)
+            age = 0.0
+            if offset < end:
+                age = await self._threaded(partial(writer.follower.age_of, place, offset, now=now))
+            found.append(Lag(place[1], offset, end, age, place in oldest))
+        return found
+
+    async def commit(self, job_id: str, done: IntervalSet) -> int:
+        """Tells topics what of them no rollback will train again, and lets go of it here; how many partitions."""
+        journal = await self._tasks.journal(job_id, fresh=True)
+        begun = journal.begun
+        if begun is None or not journal.tags:
+            return 0
+        open_ = alignment.unfinished(journal.line, done)
+        offsets = {place: open_.get(place, at) for place, at in journal.offsets.items()}
+        for view, source in enumerate(source for stream in begun.spec.streams for source in stream.sources):
+            mine = {uri: offset for (of, uri), offset in offsets.items() if of == view}
+            if mine:
+                await self._threaded(partial(self._opened(source).commit, source.group or job_id, mine))
+        return len(offsets)
+
+    async def trim(self, job_id: str, done: IntervalSet) -> None:
+        """Once there is enough of it, what is done for ever leaves the log. Whoever else writes to it goes first."""
+        journal, base = await self._tasks.journal(job_id), alignment.first_gap(done)
+        if journal.begun is None or journal.line.tasks - journal.line.tasks_behind(base) < TRIM_TASKS:
+            return
+        try:
+            trimmed = await self._tasks.trim(job_id, base)
+        except Aborted:
+            return
+        _log.info("job %s: %d tasks below position %d left its log", job_id, trimmed, base)
 
     async def _threaded(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)

@@ -6,9 +6,12 @@ import hashlib
 from collections import OrderedDict
 
 from recmesh.data.order import Plan, differs, generate
+from recmesh.data.topics import topic_of
+from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import Aborted, DataLoss, FailedPrecondition
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
+from services.shardsvc.app.following import Opened, settled
 from services.shardsvc.app.indexing import Indexer
 from services.shardsvc.domain.journal import Begun, Journal
 from services.shardsvc.domain.line import Line
@@ -22,8 +25,10 @@ _PRINT_VERSION = 2
 class TaskLog:
     """Lines of jobs, read from their logs, of which only the end can be new."""
 
-    def __init__(self, log: AppendLog, indexer: Indexer) -> None:
-        self._log = log
+    def __init__(
+        self, log: AppendLog, indexer: Indexer, *, clock: Clock = system_clock, opened: Opened = topic_of
+    ) -> None:
+        self._log, self._clock, self._opened = log, clock, opened
         self._indexer = indexer
         self._journals: OrderedDict[str, Journal] = OrderedDict()
 
@@ -50,12 +55,35 @@ class TaskLog:
                 raise log_short(job_id, journal.line)
             try:
                 if spec.streams:
-                    message = wire.begin_to_bytes(Begun(spec, epochs, seed, shuffle), fingerprint=print_)
-                    await self.append(job_id, message, after=journal.last)
+                    await self._begin(job_id, spec, epochs, seed, shuffle, print_, after=journal.last)
                 else:
                     await self._go_on(job_id, spec, Plan((), epochs, seed, shuffle), journal, print_)
             except Aborted:
                 continue                        # somebody else writes too: read again
+
+    async def _begin(
+        self, job_id: str, spec: DatasetSpec, epochs: int, seed: int, shuffle: bool, print_: str, *, after: int
+    ) -> None:
+        """Where topics begin is settled here, once for the life of the job."""
+        spec, starts = await asyncio.to_thread(settled, spec, now=self._clock.now(), opened=self._opened)
+        message = wire.begin_to_bytes(Begun(spec, epochs, seed, shuffle), fingerprint=print_, starts=starts)
+        await self.append(job_id, message, after=after)
+
+    async def trim(self, job_id: str, base: int) -> int:
+        """Positions below `base` are done for ever: what only they need leaves the log. How many tasks that were.
+
+        First it is written down what is needed of it, so that nothing is missing whenever this is interrupted. Aborted:
+        somebody else wrote meanwhile.
+        """
+        journal = await self.journal(job_id, fresh=True)
+        before = journal.line.tasks
+        kept = next(iter(journal.line.from_position(base)), None)
+        if journal.begun is None or kept is None:
+            return 0
+        message = wire.trim_to_bytes(journal.trimming(base), fingerprint=journal.fingerprint, starts=journal.starts())
+        await self.append(job_id, message, after=journal.last)
+        await self._log.purge(task_subject(job_id), below=kept.sequence)
+        return before - journal.line.tasks
 
     async def _go_on(self, job_id: str, spec: DatasetSpec, plan: Plan, journal: Journal, print_: str) -> None:
         index = await self._indexer.index(spec)

@@ -3,10 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from recmesh.data.records import FileSlice, TaskRecord
+from recmesh.data.records import FileSlice, TaskRecord, is_partition
 from recmesh.data.windows import Turn, turns
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc.domain.line import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a partition of a topic begins for a job."""
+
+    view: int
+    uri: str
+    tag: str
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,17 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What the messages before those that are kept said."""
+
+    begun: Begun
+    base: int
+    """Positions before it are not asked for any more."""
+    end: int
+    slices: int
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a task log."""
 
@@ -37,6 +58,8 @@ class Message:
     fingerprint: str = ""
     begun: Begun | None = None
     served: Served | None = None
+    starts: Sequence[Start] = ()
+    trimmed: Trimmed | None = None
 
 
 @dataclass
@@ -49,6 +72,9 @@ class Journal:
     fingerprint: str = ""
     begun: Begun | None = None
     served: Served | None = None
+    offsets: dict[tuple[int, str], int] = field(default_factory=dict)
+    """By view and partition of a topic: the first offset that is not on the line."""
+    tags: dict[tuple[int, str], str] = field(default_factory=dict)
     _rows: dict[tuple[int, str], int] = field(default_factory=dict)
     _newest: tuple[int, str] | None = None
     _slices: int = 0
@@ -64,14 +90,36 @@ class Journal:
                 self._rows.clear()
             if before is None or before.epoch != message.served.epoch:
                 self._slices = 0
+        for start in message.starts:
+            place = start.view, start.uri
+            self.offsets[place] = max(start.offset, self.offsets.get(place, 0))
+            self.tags[place] = start.tag
         for record in message.records:
             if record.file is not None:
-                self._newest = record.file.view, record.file.uri
-                self._rows[self._newest] = record.file.first_row + record.file.rows
-                self._slices += 1
+                self._take(record.file)
         self.line.extend(message.records)
+        if message.trimmed is not None:
+            self.begun, self._slices = message.trimmed.begun, message.trimmed.slices
+            self.line.forget(message.trimmed.base, end=message.trimmed.end)
+
+    def _take(self, piece: FileSlice) -> None:
+        place = piece.view, piece.uri
+        self._slices += 1
+        if place in self.tags or is_partition(piece.uri):
+            self.offsets[place] = piece.first_row + piece.rows
+        else:
+            self._newest, self._rows[place] = place, piece.first_row + piece.rows
 
     # ---- of lines of streams
+
+    def trimming(self, base: int) -> Trimmed:
+        """What is to be written before messages of positions below `base` are deleted."""
+        assert self.begun is not None
+        return Trimmed(self.begun, base, self.line.end, self._slices)
+
+    def starts(self) -> list[Start]:
+        """Where every partition goes on."""
+        return [Start(*place, self.tags.get(place, ""), offset) for place, offset in self.offsets.items()]
 
     def next_window(self) -> tuple[int, Turn] | None:
         """(epoch, turn) of the window to go on with or to begin; None: the line is to be closed."""

@@ -143,3 +143,8 @@ class View:
     def done(self) -> int:
         """Positions reported as trained: a hint, as the ledgers alone decide."""
         return self.total - self.queued - self.leased
+
+    @property
+    def trained_to(self) -> int:
+        """A position before which nothing is leased; nor queued, but for what was given back and waits for another."""
+        return min([self.total - self.queued, *(lease.progress for lease in self.leases)])

@@ -1,7 +1,8 @@
 """A job's line as its task log tells it."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from recmesh.data.records import TaskRecord
 from recmesh.formats import IntervalSet
@@ -26,6 +27,15 @@ class Line:
                 self._tasks.append(record)
                 self._bases.append(record.base)
 
+    def forget(self, base: int, *, end: int = 0) -> None:
+        """Tasks that end at this position or before it are not asked for any more. `end`: where the line ends, in case
+        all that it had is gone."""
+        count = bisect_right(self._bases, base)
+        if count and self._tasks[count - 1].base + self._tasks[count - 1].rows > base:
+            count -= 1
+        del self._tasks[:count], self._bases[:count]
+        self.end = max(self.end, end)
+
     @property
     def records(self) -> Sequence[TaskRecord]:
         """All but the one that closes it."""
@@ -44,6 +54,10 @@ class Line:
     def tasks_of(self, lo: int, hi: int) -> list[TaskRecord]:
         """The tasks that positions [lo, hi) touch."""
         return self._tasks[max(0, bisect_right(self._bases, lo) - 1) : bisect_right(self._bases, hi - 1)]
+
+    def from_position(self, position: int) -> Iterator[TaskRecord]:
+        """The task at the position, and those that follow."""
+        return islice(self._tasks, max(0, bisect_right(self._bases, position) - 1), None)
 
     def tasks_behind(self, position: int) -> int:
         """How many tasks have positions from this one on."""

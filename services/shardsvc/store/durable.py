@@ -50,8 +50,8 @@ class AppendLog(Protocol):
         """Everything there is now."""
         ...
 
-    async def purge(self, subject: str) -> None:
-        """Removes everything under the subject."""
+    async def purge(self, subject: str, *, below: int = 0) -> None:
+        """Removes everything under the subject, or what has a lower sequence."""
         ...
 
 

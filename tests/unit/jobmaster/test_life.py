@@ -136,6 +136,23 @@ async def test_nothing_builds_on_a_snapshot_that_ckptcache_cannot_read_any_more(
     assert chains == [[], [1], [], [3]]
 
 
+async def test_offsets_of_topics_are_committed_by_the_oldest_snapshot_that_is_kept(world: JobWorld) -> None:
+    world.shards.total = 8000
+    topic = {"jetstream": "clicks-*", "start": "earliest", "types": {"item": "int", "label": "float"}}
+    data = {"streams": [{"sources": [topic]}], "features": [{"name": "item"}]}
+    job_id = await world.submit(spec(data=data, checkpoint={"every_s": 1.0, "keep": 2}))
+    run, ledgers = world.jobs.run_of(job_id), {}
+    for wanted in range(1, 5):
+        await world.until(lambda wanted=wanted: len(world.shards.committed) >= wanted)  # type: ignore[misc]  # defaults bind the loop's values
+        for number in run.record.committed:
+            document = await run.context.store.manifest(job_id, number)
+            if document is not None:
+                ledgers[number] = tuple(tuple(interval) for interval in document["ledger"])
+    told = [tuple(done) for _, done in world.shards.committed[:4]]
+    assert told == [ledgers[number] for number in sorted(ledgers)[:1] + sorted(ledgers)[:3]]
+    await world.until_phase(job_id, "Succeeded")
+
+
 async def test_a_parameter_server_that_dies_during_the_rollback_is_another_rollback(world: JobWorld) -> None:
     world.shards.total = 2000
     job_id = await world.submit(spec())

@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmesh.data import TaskReader, TaskRecord
+from recmesh.data.topics import topic_of
 from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import InvalidArgument, Unavailable
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc.app import Indexer, Runs, Streams, TaskLog, streaming
+from services.shardsvc.app.following import Opened
 from services.shardsvc.domain.lease import State
 from tests.unit.data.test_windows import BEGIN, HOUR, dataset, source
 from tests.unit.shardsvc.test_app import JOB, House, request
@@ -42,10 +44,10 @@ class HandClock:
 class Replica:
     """A process of shardsvc over the stores of a house."""
 
-    def __init__(self, house: House, clock: HandClock) -> None:
-        self.tasks = TaskLog(house.log, Indexer())
+    def __init__(self, house: House, clock: HandClock, *, opened: Opened = topic_of) -> None:
+        self.tasks = TaskLog(house.log, Indexer(), clock=clock, opened=opened)
         self.runs = Runs(house.queue, house.runs_store, self.tasks, clock=clock, emit=house.events.append)
-        self.streams = Streams(self.tasks, house.queue, active=self.runs.active, clock=clock)
+        self.streams = Streams(self.tasks, house.queue, active=self.runs.active, clock=clock, opened=opened)
 
 
 @pytest.fixture

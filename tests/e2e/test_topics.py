@@ -1,0 +1,134 @@
+"""Jobs on a topic of the mesh's own NATS: events that come while they train, and processes that die then."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from recmesh.cli.mesh import state
+from tests.support.tiny_jobs import tiny_job
+from tests.support.waiting import until
+from tests.support.whole_mesh import STEP_S, WholeMesh, role
+
+pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeMesh]:
+    made = WholeMesh(tmp_path_factory.mktemp("topics"))
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+class Clicks:
+    """A topic of several partitions, of which the first has most of the traffic."""
+
+    def __init__(self, mesh: WholeMesh, name: str) -> None:
+        self._mesh, self.name, self.sent = mesh, name, 0
+
+    def _url(self) -> str:
+        return f"nats://127.0.0.1:{state.load(self._mesh.home.mesh_file).ports['nats']}"
+
+    def make(self) -> None:
+        asyncio.run(self._make())
+
+    async def _make(self) -> None:
+        connection = await nats.connect(self._url(), token=self._mesh.home.secrets()["nats"])
+        for partition in range(PARTITIONS):
+            await connection.jetstream().add_stream(
+                name=f"{self.name}-{partition}", subjects=[f"{self.name}.{partition}"], allow_direct=True
+            )
+        await connection.close()
+
+    def send(self, count: int) -> None:
+        asyncio.run(self._send(count))
+
+    async def _send(self, count: int) -> None:
+        connection = await nats.connect(self._url(), token=self._mesh.home.secrets()["nats"])
+        stream = connection.jetstream()
+        waiting = [await self._one(stream, number) for number in range(self.sent, self.sent + count)]
+        await asyncio.gather(*waiting)
+        await connection.close()
+        self.sent += count
+
+    async def _one(self, stream: JetStreamContext, number: int) -> "asyncio.Future[Any]":
+        partition = 0 if number % 10 < 7 else 1 + number % (PARTITIONS - 1)
+        event = {"number": float(number), "item": number % 97, "label": float(number % 2), "beside": "not needed"}
+        return await stream.publish_async(f"{self.name}.{partition}", json.dumps(event).encode())
+
+    def offsets(self, group: str) -> dict[str, int]:
+        """What the group has committed, by stream."""
+        return asyncio.run(self._offsets(group))
+
+    async def _offsets(self, group: str) -> dict[str, int]:
+        connection = await nats.connect(self._url(), token=self._mesh.home.secrets()["nats"])
+        try:
+            bucket = await connection.jetstream().key_value("recmesh_offsets")
+            streams = [f"{self.name}-{partition}" for partition in range(PARTITIONS)]
+            return {stream: int((await bucket.get(f"{group}.{stream}")).value or b"0") for stream in streams}
+        except NotFoundError:
+            return {}
+        finally:
+            await connection.close()
+
+
+def topic_job(mesh: WholeMesh, topic: Clicks, *, step_s: float = 0.0, **more: Any) -> dict[str, Any]:
+    spec = tiny_job(mesh, topic.name)
+    source = {
+        "jetstream": f"{topic.name}-*", "start": "earliest",
+        "types": {"number": "float", "item": "int", "label": "float"},
+    }
+    spec["data"] = {"streams": [{"sources": [source | more]}], "features": spec["data"]["features"], "task_rows": 200}
+    spec["roles"]["worker"]["env"] = {"STEP_S": str(step_s)}
+    spec["checkpoint"] = {"every_s": 1, "keep": 1}      # so that the oldest snapshot soon has all
+    return spec
+
+
+def test_every_event_is_trained_once_whatever_dies_while_it_comes(mesh: WholeMesh) -> None:
+    topic = Clicks(mesh, "clicks")
+    topic.make()
+    topic.send(3_000)
+    job_id = mesh.submit(topic_job(mesh, topic, step_s=0.02, group="ads"))
+    until(lambda: mesh.job(job_id).progress.samples >= 500, timeout_s=STEP_S)
+    os.kill(int(role(mesh.job(job_id), "worker", 0).handle), signal.SIGKILL)
+    topic.send(500)
+    mesh.kill("shardsvc")
+    topic.send(500)
+    before = mesh.job(job_id)
+    os.kill(int(role(before, "ps", 1).handle), signal.SIGKILL)
+    until(lambda: mesh.job(job_id).gen > before.gen, timeout_s=STEP_S)
+    mesh.kill("nats")
+    until(lambda: mesh.job(job_id).progress.samples >= 2_000, timeout_s=STEP_S)
+    mesh.kill("valkey")
+    topic.send(1_000)
+    until(lambda: mesh.job(job_id).progress.samples == topic.sent, timeout_s=STEP_S)
+    until(lambda: mesh.job(job_id).progress.lag_messages == 0, timeout_s=STEP_S)
+    progress = mesh.job(job_id).progress
+    assert (progress.partitions, progress.total) == (PARTITIONS, 0)
+    assert "none" in next(line for line in mesh.ok("describe", job_id).splitlines() if line.startswith("Lag"))
+    until(lambda: sum(topic.offsets("ads").values()) == topic.sent + PARTITIONS, timeout_s=STEP_S)
+    mesh.ok("stop", job_id)
+    job = mesh.ended(job_id)
+    assert (job.phase, job.progress.samples) == ("Stopped", topic.sent)
+    following = mesh.submit(topic_job(mesh, topic, start="group", group="ads") | {"name": "following"})
+    topic.send(200)
+    until(lambda: mesh.job(following).progress.samples >= 200, timeout_s=STEP_S)
+    mesh.ok("stop", following)
+    assert mesh.ended(following).progress.samples == 200, "it went on where the other job had come to"
+
+
+def test_a_topic_that_is_not_there_is_refused(mesh: WholeMesh) -> None:
+    spec = topic_job(mesh, Clicks(mesh, "nothing"))
+    refused = mesh.run("submit", mesh.write("nothing.json", json.dumps(spec)))
+    assert refused.returncode != 0 and "nothing-*" in refused.stderr
