@@ -9,7 +9,7 @@ from recmesh.runtime.lifecycle import Component, Loop
 from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
 from services.shardsvc import ops, rpc
-from services.shardsvc.app import Datasets, Indexer, Lags, Runs, Streams, TaskLog
+from services.shardsvc.app import Datasets, Indexer, Lags, Offsets, Runs, Streams, TaskLog
 from services.shardsvc.config import Config
 from services.shardsvc.events import teller
 from services.shardsvc.store.durable import Durable
@@ -30,9 +30,10 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     runs = Runs(queue, durable.runs, tasks, clock=system_clock, emit=emit)
     streams = Streams(tasks, queue, active=runs.active, clock=system_clock, every_s=config.sweep_s)
     datasets = Datasets(durable.datasets, indexer, clock=system_clock, emit=emit)
-    view = ops.View(runs, datasets, streams, clock=system_clock)
+    lags = Lags(streams, tasks, runs.latest, clock=system_clock, emit=emit)
+    view = ops.View(runs, datasets, lags, clock=system_clock)
     server = RpcServer(
-        "rpc", config.rpc_address, [rpc.register(rpc.ShardsServicer(runs, datasets, streams))],
+        "rpc", config.rpc_address, [rpc.register(rpc.ShardsServicer(runs, datasets, streams, lags, Offsets(tasks)))],
         tls=config.tls, token=config.token, service_names=[rpc.SERVICE_NAME],
     )  # fmt: skip
     ready = Readiness({"Valkey": queue.ping}, known=bus.objection, followers=[server])
@@ -43,7 +44,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         server,
         Loop("sweep", runs.sweeper(config.sweep_s)),
         streams,
-        Lags(streams, runs.latest, clock=system_clock, emit=emit),
+        lags,
         view.recorder,
         bus.service("shardsvc", ops.release(), DESCRIPTION, view.figures),
         ready,

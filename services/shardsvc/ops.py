@@ -9,7 +9,7 @@ from recmesh.runtime.clock import Clock
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, state, text
 from recmesh.runtime.ops.panels import Points, Value
 from recmesh.runtime.readiness import Readiness
-from services.shardsvc.app import Datasets, RunProgress, Runs, Streams
+from services.shardsvc.app import Datasets, Lags, RunProgress, Runs
 from services.shardsvc.config import Config
 from services.shardsvc.domain.dataset import Dataset
 from services.shardsvc.domain.lease import Cause
@@ -31,8 +31,8 @@ def release() -> str:
 class View:
     """What the page shows, from what the sweeper saw last; it asks the stores for nothing but datasets."""
 
-    def __init__(self, runs: Runs, datasets: Datasets, streams: Streams, *, clock: Clock) -> None:
-        self._runs, self._streams = runs, streams
+    def __init__(self, runs: Runs, datasets: Datasets, lags: Lags, *, clock: Clock) -> None:
+        self._runs, self._lags = runs, lags
         self._datasets = datasets
         self._clock = clock
         self._known: list[Dataset] = []
@@ -102,7 +102,7 @@ class View:
             ]  # fmt: skip
 
     def _partitions(self) -> Iterable[Sequence[Value]]:
-        for job_id, lags in sorted(self._streams.lags.items()):
+        for job_id, lags in sorted(self._lags.known.items()):
             for lag in sorted(lags, key=lambda each: -each.lag_s)[:MOST_HOLDERS]:
                 yield [
                     job_id, lag.uri, state("assigned" if lag.assigned else "unassigned"), lag.offset, lag.end,

@@ -9,7 +9,7 @@ from recmesh.pb import shardsvc_pb2 as pb
 from recmesh.pb import shardsvc_pb2_grpc as pb_grpc
 from recmesh.runtime.errors import InvalidArgument, Violation
 from services.shardsvc import wire
-from services.shardsvc.app import Datasets, OpenRun, Runs, Streams
+from services.shardsvc.app import Datasets, Lags, Offsets, OpenRun, Runs, Streams
 from services.shardsvc.domain.lease import State
 
 SERVICE_NAME = "recmesh.shardsvc.v1.Shards"
@@ -24,10 +24,10 @@ _NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 class ShardsServicer(pb_grpc.ShardsServicer):
     """One method per RPC; anything longer belongs in app."""
 
-    def __init__(self, runs: Runs, datasets: Datasets, streams: Streams) -> None:
+    def __init__(self, runs: Runs, datasets: Datasets, streams: Streams, lags: Lags, offsets: Offsets) -> None:
         self._runs = runs
         self._datasets = datasets
-        self._streams = streams
+        self._streams, self._lags, self._offsets = streams, lags, offsets
 
     async def Inspect(self, request: pb.InspectRequest, context: object) -> pb.InspectReply:
         """Columns, rows and files; creates nothing."""
@@ -147,18 +147,18 @@ class ShardsServicer(pb_grpc.ShardsServicer):
             leases=len(view.leases), epochs=now.line.epochs, closed=now.line.closed, drained=now.drained,
             holders=wire.holders(view), requeues=view.requeues, expirations=view.expirations,
             waits_for=stream.waits_for, event_time=stream.event_time,
-            partitions=map(wire.lag_to_pb, self._streams.lags.get(request.job_id, ())),
+            partitions=map(wire.lag_to_pb, self._lags.known.get(request.job_id, ())),
         )
 
     async def CommitOffsets(
         self, request: pb.CommitOffsetsRequest, context: object
     ) -> pb.CommitOffsetsReply:
-        """See Streams.commit and Streams.trim."""
+        """See Offsets."""
         _check(_job(request.job_id))
         await self._runs.current(request.job_id, request.gen)
         done = wire.ledger_from_pb(request.done, path="done")
-        partitions = await self._streams.commit(request.job_id, done)
-        await self._streams.trim(request.job_id, done)
+        partitions = await self._offsets.commit(request.job_id, done)
+        await self._offsets.trim(request.job_id, done)
         return pb.CommitOffsetsReply(partitions=partitions)
 
 

@@ -1,6 +1,8 @@
 """How far jobs are behind their topics: measured every few seconds, told, and shown."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
@@ -10,6 +12,10 @@ from recmesh.runtime.lifecycle import Loop
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.shardsvc.app.runs import RunProgress
 from services.shardsvc.app.streaming import Streams
+from services.shardsvc.app.tasklog import TaskLog
+from services.shardsvc.domain import alignment
+from services.shardsvc.domain.alignment import Lag
+from services.shardsvc.domain.lease import View
 
 EVERY_S = 5.0
 MOST_TOLD = 4096
@@ -31,11 +37,13 @@ class Lags:
     name = "lags"
 
     def __init__(
-        self, streams: Streams, latest: Mapping[str, RunProgress], *, clock: Clock,
+        self, streams: Streams, tasks: TaskLog, latest: Mapping[str, RunProgress], *, clock: Clock,
         emit: Callable[[Event[TopicObserved]], object],
     ) -> None:
         """`latest`: jobs whose runs are open, as they were when last looked at."""
-        self._streams, self._latest, self._clock, self._emit = streams, latest, clock, emit
+        self._streams, self._tasks, self._latest, self._clock, self._emit = streams, tasks, latest, clock, emit
+        self.known: dict[str, Sequence[Lag]] = {}
+        """By job, as they were when last measured."""
         self._shown: set[tuple[str, str]] = set()
         self._loop = Loop(self.name, self.look, clock=clock)
 
@@ -51,7 +59,7 @@ class Lags:
         """Once at every job; seconds until the next look."""
         for job_id, run in list(self._latest.items()):
             try:
-                lags = await self._streams.measure(job_id, run.view)
+                lags = self.known[job_id] = await self._measured(job_id, run.view)
             except MeshError as error:
                 _log.info("job %s: the lag of its topics is not known: %s", job_id, error.message)
                 continue
@@ -76,4 +84,17 @@ class Lags:
             self._shown.discard((job_id, uri))
             _messages.remove(job_id, uri)
             _seconds.remove(job_id, uri)
-        self._streams.forget_lags(set(self._latest))
+        self.known = {job_id: lags for job_id, lags in self.known.items() if job_id in self._latest}
+
+    async def _measured(self, job_id: str, view: View) -> Sequence[Lag]:
+        journal, follower = await self._tasks.journal(job_id), self._streams.follower(job_id)
+        if follower is None or not journal.tags:
+            return ()
+        oldest, now, found = alignment.trained_to(journal.line, view.trained_to), self._clock.now(), []
+        for place, at in sorted(journal.offsets.items()):
+            offset = oldest.get(place, at)
+            end, age_s = max(follower.ends.get(place, offset), offset), 0.0
+            if offset < end:
+                age_s = await asyncio.to_thread(partial(follower.age_of, place, offset, now=now))
+            found.append(Lag(place[1], offset, end, age_s, place in oldest))
+        return found

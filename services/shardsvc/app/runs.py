@@ -18,7 +18,8 @@ from recmesh.runtime.gates import gate
 from recmesh.runtime.telemetry import Metrics, get_logger
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
-from services.shardsvc.app.tasklog import TaskLog, log_short
+from services.shardsvc.app.tasklog import TaskLog, log_short, log_trimmed
+from services.shardsvc.domain.alignment import first_gap
 from services.shardsvc.domain.lease import (
     Granted,
     Lease,
@@ -146,6 +147,8 @@ class Runs:
         )
         if line.beyond(request.done):
             raise log_short(request.job_id, line)
+        if first_gap(request.done) < line.base:
+            raise log_trimmed(request.job_id, line, first_gap(request.done))
         wanted = Run(
             request.job_id, request.gen, request.batch_size, request.shard_batches, request.ttl_s,
             request.done, life=life_above(request.epoch_floor),

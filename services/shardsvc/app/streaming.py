@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from recmesh.data.records import is_partition
 from recmesh.data.taskgraph import Group, NotYet, TaskGraph
 from recmesh.data.topics import topic_of
 from recmesh.data.windows import Turn
-from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, DataLoss, MeshError, NotFound
 from recmesh.runtime.lifecycle import Loop
@@ -24,17 +23,14 @@ from services.shardsvc import wire
 from services.shardsvc.app.following import Advance, Follower, Opened
 from services.shardsvc.app.tasklog import TaskLog
 from services.shardsvc.domain import alignment
-from services.shardsvc.domain.alignment import Lag
 from services.shardsvc.domain.journal import Begun, Journal, Served
-from services.shardsvc.domain.lease import State, View
+from services.shardsvc.domain.lease import State
 from services.shardsvc.store.queue import QueueStore
 
 AHEAD_TASKS = 4096
 """A line is written until so many of its tasks wait to be leased: memory is bounded, however much there is to read."""
 PATIENCE_S = 5.0
 """Between two looks for what is not there yet, or was wrong."""
-TRIM_TASKS = 4096
-"""So many tasks of a line are done for ever before they leave the log."""
 _THREADS = 4
 T = TypeVar("T")
 _log = get_logger(__name__)
@@ -109,8 +105,6 @@ class Streams:
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._settled: dict[str, int] = {}
         """Jobs that have nothing to be written any more, with the generation whose queue knows it."""
-        self.lags: dict[str, Sequence[Lag]] = {}
-        """By job, as they were when last measured."""
 
     async def start(self) -> None:
         """Begins to look after lines."""
@@ -284,56 +278,10 @@ class Streams:
             await self._tasks.append(job_id, message, after=journal.last)
         _log.info("job %s: the last window is on its line, which is closed at %d", job_id, journal.line.end)
 
-    # ---- topics
-
-    async def measure(self, job_id: str, view: View) -> Sequence[Lag]:
-        """How far the job is behind each partition of its topics, into `lags`."""
-        self.lags[job_id] = await self._lags_of(job_id, view)
-        return self.lags[job_id]
-
-    def forget_lags(self, kept: Collection[str]) -> None:
-        """Those of all other jobs."""
-        self.lags = {job_id: lags for job_id, lags in self.lags.items() if job_id in kept}
-
-    async def _lags_of(self, job_id: str, view: View) -> Sequence[Lag]:
-        journal, writer = await self._tasks.journal(job_id), self._writers.get(job_id)
-        if writer is None or not journal.tags:
-            return []
-        oldest, ends, now = alignment.trained_to(journal.line, view.trained_to), writer.follower.ends, self._clock.now()
-        found = []
-        for place, at in sorted(journal.offsets.items()):
-            offset = oldest.get(place, at)
-            end = max(ends.get(place, offset), offset)
-            age = 0.0
-            if offset < end:
-                age = await self._threaded(partial(writer.follower.age_of, place, offset, now=now))
-            found.append(Lag(place[1], offset, end, age, place in oldest))
-        return found
-
-    async def commit(self, job_id: str, done: IntervalSet) -> int:
-        """Tells topics what of them no rollback will train again, and lets go of it here; how many partitions."""
-        journal = await self._tasks.journal(job_id, fresh=True)
-        begun = journal.begun
-        if begun is None or not journal.tags:
-            return 0
-        open_ = alignment.unfinished(journal.line, done)
-        offsets = {place: open_.get(place, at) for place, at in journal.offsets.items()}
-        for view, source in enumerate(source for stream in begun.spec.streams for source in stream.sources):
-            mine = {uri: offset for (of, uri), offset in offsets.items() if of == view}
-            if mine:
-                await self._threaded(partial(self._opened(source).commit, source.group or job_id, mine))
-        return len(offsets)
-
-    async def trim(self, job_id: str, done: IntervalSet) -> None:
-        """Once there is enough of it, what is done for ever leaves the log. Whoever else writes to it goes first."""
-        journal, base = await self._tasks.journal(job_id), alignment.first_gap(done)
-        if journal.begun is None or journal.line.tasks - journal.line.tasks_behind(base) < TRIM_TASKS:
-            return
-        try:
-            trimmed = await self._tasks.trim(job_id, base)
-        except Aborted:
-            return
-        _log.info("job %s: %d tasks below position %d left its log", job_id, trimmed, base)
+    def follower(self, job_id: str) -> Follower | None:
+        """What this replica follows of a job's topics."""
+        writer = self._writers.get(job_id)
+        return None if writer is None else writer.follower
 
     async def _threaded(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)

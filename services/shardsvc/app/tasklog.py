@@ -152,6 +152,14 @@ def log_short(job_id: str, line: Line) -> DataLoss:
     )
 
 
+def log_trimmed(job_id: str, line: Line, position: int) -> DataLoss:
+    """A snapshot older than all that were kept is gone back to, or none at all."""
+    return DataLoss(
+        f"job {job_id} is to train from position {position} on, and what stands before {line.base} was let go of: "
+        "every snapshot that was kept had it", reason="LOG_TRIMMED",
+    )
+
+
 def _fingerprint(spec: DatasetSpec, *, epochs: int, seed: int, shuffle: bool) -> str:
     """Of what is not as by default: a field that the specification gains later changes no print."""
     fields = spec.model_dump_json(exclude={"name"}, exclude_defaults=True)

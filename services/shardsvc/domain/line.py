@@ -15,6 +15,8 @@ class Line:
         self._tasks: list[TaskRecord] = []
         self._bases: list[int] = []
         self.closed = False
+        self.base = 0
+        """Tasks that end before it are gone for ever."""
         self.end = 0
         self.last_sequence = 0
         self.extend(records)
@@ -34,7 +36,7 @@ class Line:
         if count and self._tasks[count - 1].base + self._tasks[count - 1].rows > base:
             count -= 1
         del self._tasks[:count], self._bases[:count]
-        self.end = max(self.end, end)
+        self.base, self.end = max(self.base, base), max(self.end, end)
 
     @property
     def records(self) -> Sequence[TaskRecord]:

@@ -16,7 +16,7 @@ from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound, Unavailable
 from recmesh.runtime.events.catalog import TOPIC_OBSERVED
 from recmesh.spec.dataset import DatasetSpec
-from services.shardsvc.app import Indexer, Lags, streaming
+from services.shardsvc.app import Indexer, Lags, Offsets, offsets
 from services.shardsvc.domain import alignment
 from services.shardsvc.domain.line import Line
 from services.shardsvc.store.durable import task_subject
@@ -43,6 +43,7 @@ class World:
     def __init__(self) -> None:
         self.house, self.clock, self.topic = House(), HandClock(BEGIN + 100.0), MemoryTopic()
         self.replicas = [Replica(self.house, self.clock, opened=lambda source: self.topic) for _ in range(2)]
+        self.offsets = Offsets(self.replicas[0].tasks, opened=lambda source: self.topic)
         self.sent: list[int] = []
         self.topic.messages = {FIRST: [], SECOND: []}
 
@@ -211,11 +212,11 @@ async def test_offsets_are_committed_up_to_the_first_task_that_a_rollback_trains
     await world.write()                         # [0, 25) and [25, 40)
     world.send(10)
     await world.write()                         # [40, 50)
-    assert await first.streams.commit(JOB, IntervalSet([(0, 24), (25, 45)])) == 2
+    assert await world.offsets.commit(JOB, IntervalSet([(0, 24), (25, 45)])) == 2
     assert world.topic.committed("ads") == {FIRST: 1, SECOND: 16}
-    await first.streams.commit(JOB, IntervalSet([(0, 45)]))
+    await world.offsets.commit(JOB, IntervalSet([(0, 45)]))
     assert world.topic.committed("ads") == {FIRST: 26, SECOND: 16}
-    await first.streams.commit(JOB, IntervalSet([(0, 50)]))
+    await world.offsets.commit(JOB, IntervalSet([(0, 50)]))
     assert world.topic.committed("ads") == {FIRST: 36, SECOND: 16}
 
 
@@ -224,7 +225,7 @@ async def test_offsets_are_committed_up_to_the_first_task_that_a_rollback_trains
 async def test_what_is_done_for_ever_leaves_the_log_and_whoever_reads_it_then_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    monkeypatch.setattr(streaming, "TRIM_TASKS", 5)
+    monkeypatch.setattr(offsets, "TRIM_TASKS", 5)
     spec, (first, second) = clicks(), world.replicas
     await first.runs.open(request(spec, epochs=1))
     for _ in range(12):
@@ -239,14 +240,16 @@ async def test_what_is_done_for_ever_leaves_the_log_and_whoever_reads_it_then_go
 
         monkeypatch.setattr(world.house.log, "purge", away)
         with pytest.raises(Unavailable):
-            await first.streams.trim(JOB, done)
+            await world.offsets.trim(JOB, done)
     else:
-        await first.streams.trim(JOB, done)
+        await world.offsets.trim(JOB, done)
         assert len(world.house.log.messages[task_subject(JOB)]) < before - 5
     for replica in (first, second):
         journal = await replica.tasks.journal(JOB, fresh=True)
         assert journal.line.tasks == 3 and journal.line.end == 120
         assert journal.offsets == {(0, FIRST): 121, (0, SECOND): 1}
+    with pytest.raises(DataLoss, match="from position 40 on, and what stands before 95 was let go of"):
+        await second.runs.open(request(spec, epochs=1, gen=2, done=IntervalSet([(0, 40)])))
     line, to_do = await second.runs.open(request(spec, epochs=1, gen=2, done=done))
     assert (line.end, to_do) == (120, 15)
     world.send(10)
@@ -261,7 +264,7 @@ async def test_what_is_done_for_ever_leaves_the_log_and_whoever_reads_it_then_go
 @pytest.mark.asyncio
 async def test_the_lag_of_each_partition_is_measured_and_told(world: World) -> None:
     spec, first = clicks(), world.replicas[0]
-    lags = Lags(first.streams, first.runs.latest, clock=world.clock, emit=world.house.events.append)
+    lags = Lags(first.streams, first.tasks, first.runs.latest, clock=world.clock, emit=world.house.events.append)
     world.send(20)
     await first.runs.open(request(spec, epochs=1))
     await world.write()
