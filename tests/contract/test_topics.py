@@ -201,6 +201,29 @@ def test_a_stream_that_allows_no_direct_gets_is_refused_and_one_that_is_missing_
             JetStreamTopic(missing, url=jetstream.url).partitions()
 
 
+def test_events_of_one_key_come_to_one_partition_by_the_servers_own_mapping(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, more='mappings = { "clicks.in.*": "clicks.{{partition(4,1)}}" }\n')
+    server.start()
+
+    async def published() -> None:
+        async with _connected(server.url) as js:
+            for number in range(4):
+                await js.add_stream(name=f"clicks-{number}", subjects=[f"clicks.{number}"], allow_direct=True)
+            for event in range(60):
+                await js.publish(f"clicks.in.user{event % 20}", b"%d" % (event % 20))
+
+    try:
+        asyncio.run(published())
+        topic = JetStreamTopic("clicks-*", url=server.url)
+        users = [
+            {message.value for message in topic.read(each.uri, each.span.first, each.span.end)}
+            for each in topic.partitions()
+        ]
+    finally:
+        server.kill()
+    assert sum(map(len, users)) == len(set().union(*users)) == 20 and all(users)
+
+
 def test_nobody_who_answers_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recmesh.data.topics.loop.DIAL_S", 0.2)
     with pytest.raises(Unavailable, match="no NATS server answers"):

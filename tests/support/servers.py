@@ -115,8 +115,9 @@ class NatsServer(Server):
     """nats-server with JetStream on file storage."""
 
     def __init__(
-        self, folder: Path, *, token: str = "", max_payload_bytes: int = 1 << 20, store: str = "2G"
+        self, folder: Path, *, token: str = "", max_payload_bytes: int = 1 << 20, store: str = "2G", more: str = ""
     ) -> None:
+        """`more`: further lines of its configuration."""
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
         config = folder / "nats.conf"
@@ -125,6 +126,7 @@ class NatsServer(Server):
             f"max_payload: {max_payload_bytes}\n"
             f'jetstream {{ store_dir: "{folder}/jetstream", max_file_store: {store}, max_memory_store: 256M }}\n'
             + (f'authorization {{ token: "{token}" }}\n' if token else "")
+            + more
         )
         super().__init__("nats-server", [_nats_binary(), "-c", str(config)], port=port, folder=folder)
         self.url = f"nats://127.0.0.1:{port}"
