@@ -37,7 +37,7 @@ _FIELDS: dict[str, list[tuple[int, str, str]]] = {
     "GetSplitRequest": [(1, "iteration_id", "int64"), (2, "repetition", "int64"), (3, "split_provider_index", "int64")],
     "GetSplitResponse": [(1, "split", "bytes"), (2, "end_of_splits", "bool")],
 }
-_DYNAMIC = 5
+_DYNAMIC = 1
 """ProcessingModeDef.ShardingPolicy."""
 
 
