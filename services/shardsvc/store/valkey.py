@@ -126,7 +126,7 @@ class ValkeyQueue:
         wait_s = min(_MOST_WAIT_S, max(_LEAST_WAIT_S, wait_ms / 1000)) if state is State.WAIT else 0.0
         return Granted(
             state,
-            tuple(Lease(epoch, worker, lo, hi, progress) for epoch, lo, hi, progress in granted),
+            tuple(Lease(epoch, worker, lo, hi, progress) for epoch, lo, hi, progress in zip(*[iter(granted)] * 4, strict=True)),
             ttl_s=ttl_ms / 1000,
             retry_after_s=wait_s,
             requeued=_requeued(told, Cause.EXPIRED),
@@ -136,8 +136,9 @@ class ValkeyQueue:
         self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]
     ) -> Renewed:
         """See QueueStore."""
-        args = [value for epoch, done_to, complete, hi in progress for value in (epoch, done_to, int(complete), hi)]
-        reply = await self._run("renew", job_id, gen, worker, *args)
+        complete = " ".join(str(epoch) for epoch, _, is_complete, _ in progress if is_complete)
+        others = [value for epoch, done_to, is_complete, hi in progress if not is_complete for value in (epoch, done_to, hi)]
+        reply = await self._run("renew", job_id, gen, worker, complete, *others)
         if len(reply) == 1:
             return Renewed(State(reply[0]))
         return Renewed(State(reply[0]), tuple(reply[1]), tuple((epoch, hi) for epoch, hi in reply[2]))
