@@ -205,7 +205,7 @@ class Streams:
             _log.info("job %s: %s is on its line, which ends at %d", job_id, turn, journal.line.end)
 
     def _is_logged(self, journal: Journal, group: Group, epoch: int, turn: Turn) -> bool:
-        return journal.is_logged(group.view, group.files.uris[group.lo : group.hi], epoch=epoch, turn=turn)
+        return journal.is_logged(group.view, group.uris, epoch=epoch, turn=turn)
 
     async def _append(self, job_id: str, journal: Journal, slices: Sequence[FileSlice], served: Served) -> None:
         begun = journal.begun
