@@ -1,9 +1,9 @@
-"""`python -m bench.peers.tf_splits JSON`: splits handed out by tf.data service's dispatcher, in its fault-tolerant mode.
+"""`python -m bench.peers.tf_splits JSON`: splits handed out by tf.data service's dispatcher.
 
-The dispatcher is TensorFlow's own, in a process of its own. A dataset of numbers is one split per number; with dynamic
-sharding workers ask for each by a GetSplit call, which its journal knows before the answer goes out. The clients here
-make the same calls as its workers do, without what a worker does with a split; nobody reports a split as done, for the
-protocol has no such message.
+The dispatcher is TensorFlow's own, in a process of its own, in its fault-tolerant mode. A dataset of numbers is one
+split per number; with dynamic sharding workers ask for each by a GetSplit call, which is written to the dispatcher's
+journal before the answer goes out, without fsync. The clients here make the same calls as its workers do, without what
+a worker does with a split; nobody reports a split as done, for the protocol has no such message.
 """
 
 import json
@@ -100,7 +100,9 @@ def _messages() -> dict[str, Any]:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     field = descriptor_pb2.FieldDescriptorProto
-    scalars = {"int64": field.TYPE_INT64, "string": field.TYPE_STRING, "bytes": field.TYPE_BYTES, "bool": field.TYPE_BOOL}
+    scalars = {
+        "int64": field.TYPE_INT64, "string": field.TYPE_STRING, "bytes": field.TYPE_BYTES, "bool": field.TYPE_BOOL,
+    }
     file = descriptor_pb2.FileDescriptorProto(name="bench/tf_splits.proto", package="bench.tf", syntax="proto3")
     for name, fields in _FIELDS.items():
         message = file.message_type.add(name=name)

@@ -1,6 +1,6 @@
 """Between messages and values. Nothing else in shardsvc knows protobuf or the bytes of a stored record."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import orjson
 
