@@ -63,7 +63,7 @@ class Files:
         return [FileInfo(*each) for each in zip(uris, self.sizes[lo:hi].tolist(), tags, strict=True)]
 
 
-def _strings(values: Iterable[str]) -> pa.LargeStringArray:
+def _strings(values: Iterable[Any]) -> pa.LargeStringArray:
     return pa.array([*values], pa.large_string())
 
 
@@ -174,10 +174,10 @@ def matching(files: Files, name: str) -> Files:
     folder = files.uris[0].as_py().rpartition("/")[0]
     magic = _MAGIC.search(name)
     begin = name[: magic.start()] if magic else name
-    lo = _place(files, f"{folder}/{begin}")
+    lo = _place(files, f"{folder}/{begin}") if begin else 0
     if magic is None:
         return files.part(lo, lo + (lo < len(files) and files.uris[lo].as_py() == f"{folder}/{name}"))
-    hi = _place(files, f"{folder}/{begin}\U0010ffff")
+    hi = _place(files, f"{folder}/{begin}\U0010ffff") if begin else len(files)
     files, rest = files.part(lo, hi), name[magic.start() :]
     if rest == "*":
         return files
