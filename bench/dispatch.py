@@ -55,7 +55,8 @@ def run(*, quick: bool) -> Result:
     for name, windows in found.items():
         figures[f"leases_per_s_{name}"] = max(each["leases"] / each["wall_s"] for each in windows)
         figures[f"lease_p50_ms_{name}"] = windows[0]["p50_ms"]
-        figures[f"ratio_vs_{name}"] = figures["leases_per_s_batched"] / figures[f"leases_per_s_{name}"]
+        for kind in ("batched", "single"):
+            figures[f"{kind}_vs_{name}"] = figures[f"leases_per_s_{kind}"] / figures[f"leases_per_s_{name}"]
         context |= {f"{name}, {each['clients']} clients": _shown(each) for each in windows}
     return Result("dispatch", figures, {
         "window_s": window_s, "batch": BATCH, "shard_rows": SHARD_ROWS, "positions": ROWS * EPOCHS, **context,
