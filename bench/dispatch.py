@@ -1,15 +1,26 @@
-"""Shard leases through the shardsvc process of a mesh, with its NATS and its Valkey (appendfsync always)."""
+"""Shard leases through the shardsvc process of a mesh, with its NATS and its Valkey (appendfsync always).
+
+Beside them, with as many clients: tf.data service's dispatcher, in its fault-tolerant mode, and, where an interpreter
+has it, DLRover's master. Both hand out one split or task per call, for their protocols have no batches. What they hand
+out is less durable: the dispatcher writes its journal without fsync, the master keeps all in memory.
+"""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from bench.figures import Result
-from bench.mesh import Mesh, cpu_seconds, criteo_data, mesh, say, scratch
+from bench.mesh import ROOT, Mesh, cpu_seconds, criteo_data, mesh, one_thread, say, scratch
 from bench.synthetic import criteo_like, write_parquet
 from recmesh.pb import shardsvc_pb2 as pb
 from recmesh.pb.shardsvc_pb2_grpc import ShardsStub
@@ -19,26 +30,62 @@ from recmesh.spec.dataset import DatasetSpec
 if TYPE_CHECKING:
     from recmesh.pb.shardsvc_pb2_grpc import ShardsAsyncStub
 
-ROWS, SHARD_ROWS, EPOCHS = 65_536, 16, 256
+ROWS, SHARD_ROWS, EPOCHS = 65_536, 16, 1024
 BATCH = 256
-CLIENTS_SINGLE, CLIENTS_BATCHED = 32, 4
+CLIENTS, QUICK_CLIENTS = (1, 2, 4, 8), (1, 4, 8)
 JOB = "bench-dispatch"
+SPLITS = 1 << 40
+PEER_PYTHON = "RECMESH_BENCH_DLROVER_PYTHON"
+"""Names an interpreter that has dlrover."""
 
 
 def run(*, quick: bool) -> Result:
-    """Single leases of many clients, leases by 256 of a few, and the latency that one client alone sees."""
-    window_s = 4.0 if quick else 15.0
+    """Leases one by one and by 256; `leases_per_s_*` are the most of 1 to 8 clients, the latency is one client's."""
+    window_s, clients = (3.0, QUICK_CLIENTS) if quick else (15.0, CLIENTS)
     with scratch() as folder, mesh() as running:
         data = folder / "rows.parquet"
         write_parquet(data, criteo_like(ROWS, seed=1, ids=1000))
         spec = DatasetSpec.parse(criteo_data([str(data)]))
-        figures, context = asyncio.run(_measure(running, spec, window_s))
+        figures, context = asyncio.run(_measure(running, spec, window_s, clients))
+        task = {"clients": clients, "window_s": window_s, "rows": ROWS, "shard_rows": SHARD_ROWS, "epochs": EPOCHS}
+    with tempfile.TemporaryDirectory() as folder_on_disk:       # where the mesh's own stores have theirs
+        found = {"tf_data": _peer("tf_splits", sys.executable, task | {"splits": SPLITS, "folder": folder_on_disk})}
+    if PEER_PYTHON in os.environ:
+        found["dlrover"] = _peer("dlrover_tasks", os.environ[PEER_PYTHON], task)
+    for name, windows in found.items():
+        figures[f"leases_per_s_{name}"] = max(each["leases"] / each["wall_s"] for each in windows)
+        figures[f"lease_p50_ms_{name}"] = windows[0]["p50_ms"]
+        for kind in ("batched", "single"):
+            figures[f"{kind}_vs_{name}"] = figures[f"leases_per_s_{kind}"] / figures[f"leases_per_s_{name}"]
+        context |= {f"{name}, {each['clients']} clients": _shown(each) for each in windows}
     return Result("dispatch", figures, {
-        "window_s": window_s, "clients_single": CLIENTS_SINGLE, "clients_batched": CLIENTS_BATCHED, "batch": BATCH,
-        "shard_rows": SHARD_ROWS, "positions": ROWS * EPOCHS, **context,
-        "completions": "each client reports its leases as done by one Renew per 256, within the window",
-        "quick": f"{window_s:g} s windows instead of 15 s" if quick else "",
+        "window_s": window_s, "batch": BATCH, "shard_rows": SHARD_ROWS, "positions": ROWS * EPOCHS, **context,
+        "completions": "each client reports its leases as done by one Renew per 256, within the window; DLRover's "
+                       "clients report each task; splits of tf.data service are not reported",
+        "dlrover": "" if "dlrover" in found else f"not measured: {PEER_PYTHON} names no interpreter",
+        "quick": f"{window_s:g} s windows instead of 15 s, fewer numbers of clients" if quick else "",
     })
+
+
+def _peer(module: str, python: str, task: Mapping[str, Any]) -> list[dict[str, Any]]:
+    environment = {**os.environ, **one_thread(), "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [python, "-m", f"bench.peers.{module}", json.dumps(task)], cwd=ROOT, env=environment, check=False,
+        capture_output=True, text=True, timeout=600,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{module} failed:\n{done.stderr[-4000:]}")
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["found"]
+    for each in found:
+        say(f"{module}, {each['clients']} clients: {each['leases'] / each['wall_s']:,.0f} per s {_shown(each)}")
+    return found
+
+
+def _shown(window: Mapping[str, Any]) -> dict[str, object]:
+    """Of a peer's window, for the context."""
+    each = {name: round(spent / window["leases"] * 1e6, 1) for name, spent in window["cpu_s"].items()}
+    return {"per_s": round(window["leases"] / window["wall_s"]), "p50_ms": round(window["p50_ms"], 2),
+            "p99_ms": round(window["p99_ms"], 2), "cpu_us_per_lease": each}
 
 
 @dataclass
@@ -76,10 +123,17 @@ class Window:
     def shown(self) -> dict[str, object]:
         """For the context."""
         each = {name: round(spent / self.leases * 1e6, 1) for name, spent in self.cpu_s.items()}
-        return {"leases": self.leases, "wall_s": round(self.wall_s, 2), "cpu_us_per_lease": each}
+        return {"per_s": round(self.leases / self.wall_s), "p50_ms": round(self.quantile_ms(0.5), 2),
+                "p99_ms": round(self.quantile_ms(0.99), 2), "cpu_us_per_lease": each}
+
+    def quantile_ms(self, share: float) -> float:
+        """Of the latency of a call."""
+        return sorted(self.latency_s)[int(len(self.latency_s) * share)] * 1e3
 
 
-async def _measure(running: Mesh, spec: DatasetSpec, window_s: float) -> tuple[dict[str, float], dict[str, object]]:
+async def _measure(
+    running: Mesh, spec: DatasetSpec, window_s: float, clients: Sequence[int]
+) -> tuple[dict[str, float], dict[str, object]]:
     line = channel(running.address("shardsvc"), token=running.token)
     try:
         stub: ShardsAsyncStub = ShardsStub(line)
@@ -88,18 +142,21 @@ async def _measure(running: Mesh, spec: DatasetSpec, window_s: float) -> tuple[d
             batch_size=SHARD_ROWS, shard_batches=1, lease_ttl_s=60.0,
         ), timeout=60.0)
         await _window(running, stub, clients=4, shards=1, window_s=1.0)
-        alone = await _window(running, stub, clients=1, shards=1, window_s=window_s)
-        single = await _window(running, stub, clients=CLIENTS_SINGLE, shards=1, window_s=window_s)
-        batched = await _window(running, stub, clients=CLIENTS_BATCHED, shards=BATCH, window_s=window_s)
+        windows = {
+            (shards, count): await _window(running, stub, clients=count, shards=shards, window_s=window_s)
+            for shards in (1, BATCH) for count in clients
+        }
         await stub.CloseRun(pb.CloseRunRequest(job_id=JOB, forget=True), timeout=30.0)
     finally:
         await line.close(None)
-    latency_s = sorted(alone.latency_s)
+    alone = windows[1, 1]
+    most = {shards: max(found.leases / found.wall_s for (each, _), found in windows.items() if each == shards)
+            for shards in (1, BATCH)}
+    shown = {f"{count} clients, {shards} at a time": found.shown for (shards, count), found in windows.items()}
     return {
-        "leases_per_s_single": single.leases / single.wall_s, "leases_per_s_batched": batched.leases / batched.wall_s,
-        "lease_p50_ms": latency_s[len(latency_s) // 2] * 1e3,
-        "lease_p99_ms": latency_s[len(latency_s) * 99 // 100] * 1e3,
-    }, {"one client": alone.shown, "single": single.shown, "batched": batched.shown}
+        "leases_per_s_single": most[1], "leases_per_s_batched": most[BATCH],
+        "lease_p50_ms": alone.quantile_ms(0.5), "lease_p99_ms": alone.quantile_ms(0.99),
+    }, dict(shown)
 
 
 async def _window(running: Mesh, stub: "ShardsAsyncStub", *, clients: int, shards: int, window_s: float) -> Window:

@@ -125,7 +125,7 @@ def _fused(spec: DatasetSpec, threads: int) -> dict[str, float]:
 def _order(spec: DatasetSpec) -> tuple[str, int]:
     store = Listings()
     graph = TaskGraph(spec, seed=1, lister=Lister(open=lambda url: (store, url.removeprefix("listings://"))))
-    tasks = (group.files.uris[group.lo : group.hi] for window in graph.windows() for group in window.groups)
+    tasks = (group.uris for window in graph.windows() for group in window.groups)
     digest = _digest(tasks)
     graph.close()
     return digest, store.calls

@@ -1,20 +1,24 @@
 """Listings of folders: each is asked for once, however many patterns, sources and streams need it.
 
-A listing is columns, not objects: a folder of an hour may have a hundred thousand files.
+A listing is columns, not objects: a folder of an hour may have a hundred thousand files. What file systems tell of each
+of them is read once, and all else is done by Arrow and NumPy.
 """
 
 import fnmatch
 import re
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 import fsspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from fsspec.implementations.local import LocalFileSystem
 
 from recmesh.data.files import FileInfo, naming, tag_key, tag_of, tells_all
@@ -29,13 +33,18 @@ Opened = Callable[[str], tuple[Any, str]]
 """A URL -> its file system, and the path there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Files:
     """Files in name order, by columns."""
 
-    uris: Sequence[str]
-    sizes: Sequence[int]
-    tags: Sequence[str]
+    uris: pa.LargeStringArray
+    sizes: npt.NDArray[np.int64]
+    tags: pa.LargeStringArray
+
+    @classmethod
+    def of(cls, uris: Iterable[str], sizes: Iterable[int], tags: Iterable[str]) -> "Files":
+        """From values of Python."""
+        return cls(_strings(uris), np.array([*sizes], np.int64), _strings(tags))
 
     def __len__(self) -> int:
         return len(self.uris)
@@ -44,14 +53,18 @@ class Files:
         """Files [lo, hi)."""
         return self if (lo, hi) == (0, len(self)) else Files(self.uris[lo:hi], self.sizes[lo:hi], self.tags[lo:hi])
 
-    def take(self, order: Sequence[int]) -> "Files":
+    def take(self, order: npt.NDArray[np.int64]) -> "Files":
         """File i of the answer is file order[i] of this."""
-        return Files([self.uris[i] for i in order], [self.sizes[i] for i in order], [self.tags[i] for i in order])
+        return Files(self.uris.take(pa.array(order)), self.sizes[order], self.tags.take(pa.array(order)))
 
     def infos(self, lo: int, hi: int) -> list[FileInfo]:
         """Files [lo, hi)."""
-        parts = zip(self.uris[lo:hi], self.sizes[lo:hi], self.tags[lo:hi], strict=True)
-        return [FileInfo(uri, size, tag) for uri, size, tag in parts]
+        uris, tags = self.uris[lo:hi].to_pylist(), self.tags[lo:hi].to_pylist()
+        return [FileInfo(*each) for each in zip(uris, self.sizes[lo:hi].tolist(), tags, strict=True)]
+
+
+def _strings(values: Iterable[Any]) -> pa.LargeStringArray:
+    return pa.array([*values], pa.large_string())
 
 
 @dataclass
@@ -84,7 +97,7 @@ class Lister:
         def listed() -> Files:
             found = table_files(source, partition=partition)
             sizes, tags = [file.size_bytes for file in found], [file.etag for file in found]
-            return Files([file.uri for file in found], sizes, tags)
+            return Files.of([file.uri for file in found], sizes, tags)
 
         return self._once(key, listed)
 
@@ -116,7 +129,7 @@ class Lister:
         try:
             return _columns(fs, fs.ls(folder, detail=True))
         except (FileNotFoundError, NotADirectoryError):
-            return Files((), (), ())
+            return Files.of((), (), ())
 
     def _once(self, key: str, listed: Callable[[], Files]) -> Files:
         with self._lock:
@@ -154,47 +167,59 @@ class Lister:
 def matching(files: Files, name: str) -> Files:
     """Those of one folder whose last part is as the pattern says.
 
-    Names are sorted, so what stands before the first wildcard is a range; an end alone needs no pattern machine, which
-    costs five times more.
+    Names are sorted, so what stands before the first wildcard is a range; an end alone needs no pattern machine.
     """
     if not len(files):
         return files
-    folder = files.uris[0].rpartition("/")[0]
+    folder = files.uris[0].as_py().rpartition("/")[0]
     magic = _MAGIC.search(name)
     begin = name[: magic.start()] if magic else name
-    lo = bisect_left(files.uris, f"{folder}/{begin}") if begin else 0
-    hi = bisect_right(files.uris, f"{folder}/{begin}\U0010ffff", lo) if magic and begin else len(files)
+    lo = _place(files, f"{folder}/{begin}") if begin else 0
     if magic is None:
-        return files.part(lo, lo + (lo < len(files) and files.uris[lo] == f"{folder}/{name}"))
-    rest = name[magic.start() :]
+        return files.part(lo, lo + (lo < len(files) and files.uris[lo].as_py() == f"{folder}/{name}"))
+    hi = _place(files, f"{folder}/{begin}\U0010ffff") if begin else len(files)
+    files, rest = files.part(lo, hi), name[magic.start() :]
     if rest == "*":
-        return files.part(lo, hi)
+        return files
     end = rest[1:]
     if rest.startswith("*") and not _MAGIC.search(end):
-        within = files.uris[lo:hi]
         shortest = len(folder) + 1 + len(begin) + len(end)
-        if all(uri.endswith(end) for uri in within) and len(min(within, key=len, default="")) >= shortest:
-            return files.part(lo, hi)
-        fitting = [i for i, uri in enumerate(within, lo) if uri.endswith(end) and len(uri) >= shortest]
+        fits = pc.and_(pc.ends_with(files.uris, end), pc.greater_equal(pc.utf8_length(files.uris), shortest))
+        fitting = fits.to_numpy(zero_copy_only=False)
     else:
-        fits = re.compile(fnmatch.translate(name)).match
-        fitting = [i for i in range(lo, hi) if fits(files.uris[i], len(folder) + 1)]
-    return files.take(fitting)
+        is_like = re.compile(fnmatch.translate(name)).match
+        fitting = np.array([is_like(uri, len(folder) + 1) is not None for uri in files.uris.to_pylist()], bool)
+    return files if fitting.all() else files.take(np.flatnonzero(fitting))
+
+
+def _place(files: Files, text: str) -> int:
+    """The first file that does not sort before the text."""
+    return bisect_left(files.uris, text, key=lambda uri: str(uri.as_py()))
 
 
 def _columns(fs: Any, details: "Iterable[Mapping[str, Any]]") -> Files:
     """Files, not folders, in name order."""
     found = [each for each in details if each["type"] != "directory"]
     if not found:
-        return Files((), (), ())
-    found.sort(key=itemgetter("name"))
+        return Files.of((), (), ())
     if not tells_all(fs, found[0]):
         found = [fs.info(each["name"]) for each in found]
     first = found[0]["name"]
     prefix = "" if isinstance(fs, LocalFileSystem) else fs.unstrip_protocol(first).removesuffix(first)
-    uris = [prefix + each["name"] for each in found] if prefix else [each["name"] for each in found]
+    uris = _strings([each["name"] for each in found])
+    if prefix:
+        uris = pc.binary_join_element_wise(pa.scalar(prefix, uris.type), uris, pa.scalar("", uris.type))
+    sizes = np.array([each["size"] or 0 for each in found], np.int64)
+    files = Files(uris, sizes, _tags(fs, found))
+    return files.take(pc.sort_indices(uris).to_numpy().astype(np.int64))
+
+
+def _tags(fs: Any, found: Sequence[Mapping[str, Any]]) -> pa.LargeStringArray:
+    """As `tag_of` each; most file systems' tags are plain text."""
     key = tag_key(fs, found[0])
-    tags: list[Any] = [each.get(key) for each in found]
-    if not all(isinstance(tag, str) and tag and tag[0] != '"' for tag in tags):
-        tags = [tag_of(fs, each["name"], each) for each in found]
-    return Files(uris, [int(each["size"] or 0) for each in found], tags)
+    tags = [each.get(key) for each in found]
+    if set(map(type, tags)) == {str}:
+        plain = _strings(tags)
+        if not pc.any(pc.or_(pc.equal(plain, ""), pc.starts_with(plain, '"'))).as_py():
+            return plain
+    return _strings(tag_of(fs, each["name"], each) for each in found)

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,11 @@ class Group(NamedTuple):
     lo: int
     hi: int
     size_bytes: int
+
+    @property
+    def uris(self) -> list[str]:
+        """The files' names."""
+        return [*self.files.uris[self.lo : self.hi].to_pylist()]
 
     @property
     def infos(self) -> list[FileInfo]:
@@ -162,8 +167,8 @@ class TaskGraph:
         if not any(map(len, found)) and not source.may_be_empty:
             self._lister.forget([filled(pattern, begin) for pattern in source.files])       # they may come yet
             raise wrong("data.source.files", f"no file of {shown(begin)} matches {where}")
-        uris = [uri for files in found for uri in files.uris]
-        if len(found) > 1 and len(set(uris)) < len(uris):
+        uris = [uri for files in found for uri in files.uris.to_pylist()] if len(found) > 1 else []
+        if len(set(uris)) < len(uris):
             twice = next(uri for at, uri in enumerate(uris) if uri in uris[:at])
             raise wrong("data.source.files", f"{twice} matches two patterns")
         return [group for files in found for group in grouped(view, files)]
@@ -187,12 +192,12 @@ def _of_files(stream: Stream, begin: int) -> list[int]:
 
 def grouped(view: int, files: Files) -> list[Group]:
     """Runs of at most `GROUP_BYTES`, or one file that is larger, and at most `GROUP_FILES`."""
-    if not len(files):
-        return []
-    ends = list(accumulate(files.sizes))
+    ends: list[int] = np.cumsum(files.sizes).tolist()
     groups, lo, before = [], 0, 0
     while lo < len(ends):
-        hi = min(max(bisect_right(ends, before + GROUP_BYTES, lo), lo + 1), lo + GROUP_FILES, len(ends))
+        hi = bisect_right(ends, before + GROUP_BYTES, lo, min(lo + GROUP_FILES, len(ends)))
+        if hi == lo:
+            hi = lo + 1
         groups.append(Group(view, files, lo, hi, ends[hi - 1] - before))
         lo, before = hi, ends[hi - 1]
     return groups
@@ -208,12 +213,12 @@ def joined(sources: Sequence[Sequence[Group]], weights: Sequence[float | None]) 
         return tuple(sources[0])
     times: list[npt.NDArray[np.float64]] = []
     for groups, weight in zip(sources, weights, strict=True):
-        served = np.cumsum([max(1, group.size_bytes) for group in groups], dtype=np.float64)
+        served = np.cumsum(np.maximum([group.size_bytes for group in groups], 1), dtype=np.float64)
         times.append(served / (weight or (served[-1] if len(served) else 1.0)))
     everything = [group for groups in sources for group in groups]
     if not everything:
         return ()
-    return tuple(everything[index] for index in np.argsort(np.concatenate(times), kind="stable").tolist())
+    return tuple(map(everything.__getitem__, np.argsort(np.concatenate(times), kind="stable").tolist()))
 
 
 def _first_views(spec: DatasetSpec) -> list[int]:

@@ -304,24 +304,18 @@ class Lease(google.protobuf.message.Message):
 
     EPOCH_FIELD_NUMBER: builtins.int
     PIECE_FIELD_NUMBER: builtins.int
-    TASKS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """unique in the generation, grows"""
     @property
     def piece(self) -> recmesh.pb.common_pb2.Piece: ...
-    @property
-    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[recmesh.pb.common_pb2.TaskRecord]:
-        """that the piece touches"""
-
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
         piece: recmesh.pb.common_pb2.Piece | None = ...,
-        tasks: collections.abc.Iterable[recmesh.pb.common_pb2.TaskRecord] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["piece", b"piece"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "piece", b"piece", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "piece", b"piece"]) -> None: ...
 
 Global___Lease: typing_extensions.TypeAlias = Lease
 
@@ -351,6 +345,7 @@ class LeaseReply(google.protobuf.message.Message):
     RETRY_AFTER_S_FIELD_NUMBER: builtins.int
     TTL_S_FIELD_NUMBER: builtins.int
     LINE_END_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
     state: Global___LeaseReply.State.ValueType
     retry_after_s: builtins.float
     ttl_s: builtins.float
@@ -358,6 +353,10 @@ class LeaseReply(google.protobuf.message.Message):
     """where the line ends, once it is closed; 0: not yet"""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Lease]: ...
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[recmesh.pb.common_pb2.TaskRecord]:
+        """that the leases' pieces touch, each once, by their bases"""
+
     def __init__(
         self,
         *,
@@ -366,8 +365,9 @@ class LeaseReply(google.protobuf.message.Message):
         retry_after_s: builtins.float = ...,
         ttl_s: builtins.float = ...,
         line_end: builtins.int = ...,
+        tasks: collections.abc.Iterable[recmesh.pb.common_pb2.TaskRecord] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["leases", b"leases", "line_end", b"line_end", "retry_after_s", b"retry_after_s", "state", b"state", "ttl_s", b"ttl_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["leases", b"leases", "line_end", b"line_end", "retry_after_s", b"retry_after_s", "state", b"state", "tasks", b"tasks", "ttl_s", b"ttl_s"]) -> None: ...
 
 Global___LeaseReply: typing_extensions.TypeAlias = LeaseReply
 

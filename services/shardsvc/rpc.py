@@ -84,11 +84,10 @@ class ShardsServicer(pb_grpc.ShardsServicer):
             request.job_id, request.gen, worker=request.worker, shards=request.shards,
             request_id=request.request_id, below=request.below,
         )
-        return pb.LeaseReply(
-            leases=[wire.lease_to_pb(lease, tasks) for lease, tasks in answer.leases],
+        return wire.leases_into(pb.LeaseReply(
             state=wire.STATES[answer.state], retry_after_s=answer.retry_after_s, ttl_s=answer.ttl_s,
-            line_end=answer.line_end,
-        )
+            line_end=answer.line_end, tasks=map(wire.task_to_pb, answer.tasks),
+        ), answer.leases)
 
     async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewReply:
         """See Runs.renew."""

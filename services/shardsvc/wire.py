@@ -1,7 +1,6 @@
 """Between messages and values. Nothing else in shardsvc knows protobuf or the bytes of a stored record."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 
 import orjson
 
@@ -143,16 +142,13 @@ def ledger_from_pb(ledger: common.Ledger, *, path: str) -> IntervalSet:
     return found
 
 
-def lease_to_pb(lease: Lease, tasks: Sequence[TaskRecord]) -> pb.Lease:
-    """A lease whose piece starts where its holder goes on."""
-    piece = common.Piece(line=LINE, lo=lease.progress, hi=lease.hi)
-    return pb.Lease(epoch=lease.epoch, piece=piece, tasks=map(_kept_task, tasks))
-
-
-@lru_cache(maxsize=4096)
-def _kept_task(task: TaskRecord) -> common.TaskRecord:
-    """Tasks repeat from lease to lease. Only ever copied into replies, never changed."""
-    return task_to_pb(task)
+def leases_into(reply: pb.LeaseReply, leases: Iterable[Lease]) -> pb.LeaseReply:
+    """The reply with leases whose pieces start where their holder goes on."""
+    for lease in leases:                        # field by field: whole messages as arguments take twice the time
+        added = reply.leases.add()
+        added.epoch, piece = lease.epoch, added.piece
+        piece.line, piece.lo, piece.hi = LINE, lease.progress, lease.hi
+    return reply
 
 
 def piece_to_pb(lo: int, hi: int) -> common.Piece:

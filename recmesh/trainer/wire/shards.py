@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+from recmesh.data.records import TaskRecord
 from recmesh.pb import shardsvc_pb2 as pb
 from recmesh.pb.shardsvc_pb2_grpc import ShardsStub
-from recmesh.trainer.ports import Lease, LeaseProgress, LeaseReply, LeaseState, RenewReply
+from recmesh.trainer.ports import Lease, LeaseProgress, LeaseReply, LeaseState, Piece, RenewReply
 from recmesh.trainer.wire.common import piece_from, task_from
 
 _DEADLINE_S = 5.0
 _STATES: dict[int, LeaseState] = {0: "granted", 1: "wait", 2: "drained", 3: "stale_gen"}
+
+
+def touched(tasks: Sequence[TaskRecord], piece: Piece) -> tuple[TaskRecord, ...]:
+    """Those of a reply's tasks that a piece touches; a lease's own."""
+    return tuple(task for task in tasks if task.base < piece.hi and piece.lo < task.base + task.rows)
 
 
 class RemoteShards:
@@ -25,9 +31,10 @@ class RemoteShards:
             job_id=self._job_id, gen=gen, worker=self._worker, shards=shards, request_id=request_id, below=below
         )
         reply = self._stub.Lease(request, timeout=_DEADLINE_S)
+        tasks = [task_from(task) for task in reply.tasks]
         leases = tuple(
-            Lease(lease.epoch, piece_from(lease.piece), tuple(task_from(task) for task in lease.tasks), reply.line_end)
-            for lease in reply.leases
+            Lease(lease.epoch, piece, touched(tasks, piece), reply.line_end)
+            for lease in reply.leases for piece in (piece_from(lease.piece),)
         )
         return LeaseReply(_STATES[reply.state], leases, reply.retry_after_s or 0.5, reply.ttl_s or 60.0)
 

@@ -68,10 +68,11 @@ class OpenRun:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """Leases with the tasks that each touches."""
+    """Leases, and the tasks that any of them touches, by their bases."""
 
     state: State
-    leases: Sequence[tuple[Lease, Sequence[TaskRecord]]] = ()
+    leases: Sequence[Lease] = ()
+    tasks: Sequence[TaskRecord] = ()
     ttl_s: float = 0.0
     retry_after_s: float = 0.0
     line_end: int = 0
@@ -209,7 +210,7 @@ class Runs:
         if granted.state is State.REOPEN:
             return LeaseAnswer(State.WAIT, retry_after_s=_REOPEN_RETRY_S)
         if granted.state is not State.GRANTED:
-            return LeaseAnswer(granted.state, (), granted.ttl_s, granted.retry_after_s)
+            return LeaseAnswer(granted.state, ttl_s=granted.ttl_s, retry_after_s=granted.retry_after_s)
         gate("shardsvc.lease", granted.leases)
         end = max(lease.hi for lease in granted.leases)
         line = await self._tasks.line(job_id, to=end)
@@ -217,8 +218,9 @@ class Runs:
             raise log_short(job_id, line)
         _granted.inc(len(granted.leases))
         self.active.setdefault(job_id, gen)
-        leases = [(lease, line.tasks_of(lease.progress, lease.hi)) for lease in granted.leases]
-        return LeaseAnswer(State.GRANTED, leases, granted.ttl_s, line_end=line.end if line.closed else 0)
+        tasks = line.tasks_of_all((lease.progress, lease.hi) for lease in granted.leases)
+        end = line.end if line.closed else 0
+        return LeaseAnswer(State.GRANTED, granted.leases, tasks, granted.ttl_s, line_end=end)
 
     async def renew(
         self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]

@@ -83,7 +83,7 @@ class StreamState:
 
 
 def _named(group: Group) -> tuple[int, Sequence[str]]:
-    return group.view, group.files.uris[group.lo : group.hi]
+    return group.view, group.uris
 
 
 class Streams:

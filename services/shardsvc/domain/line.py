@@ -55,7 +55,17 @@ class Line:
 
     def tasks_of(self, lo: int, hi: int) -> list[TaskRecord]:
         """The tasks that positions [lo, hi) touch."""
-        return self._tasks[max(0, bisect_right(self._bases, lo) - 1) : bisect_right(self._bases, hi - 1)]
+        return self.tasks_of_all([(lo, hi)])
+
+    def tasks_of_all(self, pieces: Iterable[tuple[int, int]]) -> list[TaskRecord]:
+        """The tasks that any of the pieces touches, each once, by their bases."""
+        found: list[TaskRecord] = []
+        past = 0
+        for lo, hi in IntervalSet(pieces):
+            first = max(past, bisect_right(self._bases, lo) - 1)
+            past = bisect_right(self._bases, hi - 1)
+            found += self._tasks[first:past]
+        return found
 
     def from_position(self, position: int) -> Iterator[TaskRecord]:
         """The task at the position, and those that follow."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,10 +124,11 @@ class ValkeyQueue:
         if len(reply) == 1:
             return Granted(state)
         _, ttl_ms, wait_ms, granted, told = reply
+        by_four = zip(*[iter(granted)] * 4, strict=True)
         wait_s = min(_MOST_WAIT_S, max(_LEAST_WAIT_S, wait_ms / 1000)) if state is State.WAIT else 0.0
         return Granted(
             state,
-            tuple(Lease(epoch, worker, lo, hi, progress) for epoch, lo, hi, progress in granted),
+            tuple(Lease(epoch, worker, lo, hi, progress) for epoch, lo, hi, progress in by_four),
             ttl_s=ttl_ms / 1000,
             retry_after_s=wait_s,
             requeued=_requeued(told, Cause.EXPIRED),
@@ -136,8 +138,9 @@ class ValkeyQueue:
         self, job_id: str, gen: int, *, worker: str, progress: Sequence[tuple[int, int, bool, int]]
     ) -> Renewed:
         """See QueueStore."""
-        args = [value for epoch, done_to, complete, hi in progress for value in (epoch, done_to, int(complete), hi)]
-        reply = await self._run("renew", job_id, gen, worker, *args)
+        complete = " ".join(str(epoch) for epoch, _, is_complete, _ in progress if is_complete)
+        going_on = [(epoch, done_to, hi) for epoch, done_to, is_complete, hi in progress if not is_complete]
+        reply = await self._run("renew", job_id, gen, worker, complete, *chain.from_iterable(going_on))
         if len(reply) == 1:
             return Renewed(State(reply[0]))
         return Renewed(State(reply[0]), tuple(reply[1]), tuple((epoch, hi) for epoch, hi in reply[2]))

@@ -146,7 +146,7 @@ class Worker:
         reply = await self._service.call("Lease", request)
         for lease in reply.leases:
             lo, hi = lease.piece.lo, lease.piece.hi
-            batch = self._reader.batch([record(task) for task in lease.tasks], lo, hi)
+            batch = self._reader.batch([record(task) for task in reply.tasks], lo, hi)
             self.rows += [int(row) for row in batch.dense[:, 1]]
             self.pieces.append((lo, hi))
             self.epochs.append(lease.epoch)

@@ -170,16 +170,16 @@ def test_listings_on_another_file_system_give_files_that_can_be_opened() -> None
 
 @given(sizes=st.lists(st.integers(0, 3 * GROUP_BYTES // 2), max_size=40))
 def test_groups_are_runs_of_bounded_size_that_hold_every_file_once(sizes: list[int]) -> None:
-    files = Files([str(index) for index in range(len(sizes))], sizes, [""] * len(sizes))
+    files = Files.of([str(index) for index in range(len(sizes))], sizes, [""] * len(sizes))
     groups = grouped(3, files)
-    assert [info.uri for group in groups for info in group.infos] == list(files.uris)
+    assert [info.uri for group in groups for info in group.infos] == files.uris.to_pylist()
     for group in groups:
         assert group.view == 3 and group.lo < group.hi
         assert sum(sizes[group.lo : group.hi]) <= GROUP_BYTES or group.hi == group.lo + 1
 
 
 def of_size(view: int, sizes: list[int]) -> list[Group]:
-    files = Files([f"{view}-{index}" for index in range(len(sizes))], sizes, [""] * len(sizes))
+    files = Files.of([f"{view}-{index}" for index in range(len(sizes))], sizes, [""] * len(sizes))
     return [Group(view, files, index, index + 1, sizes[index]) for index in range(len(sizes))]
 
 
@@ -209,8 +209,8 @@ def test_joining_loses_nothing_and_keeps_each_sources_order(sizes: list[list[int
     ],
 )
 def test_names_match_as_patterns_of_shells_do(name: str, fits: list[str]) -> None:
-    files = Files(["x/.b", "x/a", "x/a.b"], [1, 1, 1], ["", "", ""])
-    assert list(matching(files, name).uris) == fits
+    files = Files.of(["x/.b", "x/a", "x/a.b"], [1, 1, 1], ["", "", ""])
+    assert matching(files, name).uris.to_pylist() == fits
 
 
 def test_a_listing_that_fails_is_not_remembered(tmp_path: Path) -> None:

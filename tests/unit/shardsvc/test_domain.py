@@ -75,6 +75,14 @@ def test_a_line_finds_the_tasks_of_every_piece(rows: list[int], data: st.DataObj
     assert all(a.base + a.rows == b.base for a, b in pairwise(tasks))
 
 
+@given(COUNTS, st.lists(st.tuples(st.integers(0, 400), st.integers(1, 50)), max_size=8))
+def test_a_line_finds_the_tasks_of_many_pieces_each_once(rows: list[int], drawn: list[tuple[int, int]]) -> None:
+    found = line(rows)
+    pieces = [(lo, min(found.end, lo + size)) for lo, size in drawn if lo < found.end]
+    wanted = {task.base: task for lo, hi in pieces for task in found.tasks_of(lo, hi)}
+    assert found.tasks_of_all(pieces) == [wanted[base] for base in sorted(wanted)]
+
+
 def test_a_log_without_its_close_record_is_no_closed_line() -> None:
     records = list(generate(plan([5, 5])))
     assert not Line(records[:-1]).closed

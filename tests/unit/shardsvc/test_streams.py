@@ -102,9 +102,9 @@ async def train(replica: Replica, *, gen: int = 1, most: int = 10**9) -> Interva
         answer = await replica.runs.lease(JOB, gen, worker="w", shards=2, request_id="")
         if answer.state is not State.GRANTED:
             break
-        for lease, _ in answer.leases:
+        for lease in answer.leases:
             done.add(lease.lo, lease.hi)
-        told = [(lease.epoch, lease.hi, True, 0) for lease, _ in answer.leases]
+        told = [(lease.epoch, lease.hi, True, 0) for lease in answer.leases]
         await replica.runs.renew(JOB, gen, worker="w", progress=told)
     return done
 

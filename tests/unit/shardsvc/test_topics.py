@@ -283,7 +283,7 @@ async def test_the_lag_of_each_partition_is_measured_and_told(world: World) -> N
     behind = sum(each.end - each.offset for each in told.partitions)
     assert behind == 10 and told.lag_s == 60.0
     assert {each.state for each in told.partitions} <= {"assigned", "unassigned"}
-    told_of = [(lease.epoch, lease.hi, True, 0) for lease, _ in held.leases]
+    told_of = [(lease.epoch, lease.hi, True, 0) for lease in held.leases]
     await first.runs.renew(JOB, 1, worker="w", progress=told_of)
     await train(first)
     await first.runs.progress(JOB)

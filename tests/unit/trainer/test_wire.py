@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from recmesh.data.records import TaskRecord
 from recmesh.pb import common_pb2
 from recmesh.pb import ps_pb2 as pb
 from recmesh.runtime.errors import InvalidArgument, Unavailable
 from recmesh.trainer.ports import Piece, TableGrads
 from recmesh.trainer.wire import RemoteServer, arrays
 from recmesh.trainer.wire import servers as wire_servers
+from recmesh.trainer.wire.shards import touched
 
 sizes = st.lists(st.integers(0, 40), max_size=4)
 numbers = st.integers(0, 2**32 - 1)
@@ -31,6 +33,12 @@ def values(count: int) -> NDArray[np.float32]:
 
 def same(read: Any, written: Any) -> bool:
     return bool(np.array_equal(read, written)) and read.flags.aligned and not read.flags.writeable
+
+
+def test_a_lease_has_those_of_its_replys_tasks_that_it_touches() -> None:
+    tasks = [TaskRecord(1, 0, base, 10, 0, 0, None) for base in (0, 10, 30)]
+    bases = {piece: [task.base for task in touched(tasks, Piece(0, *piece))] for piece in ((0, 10), (9, 11), (20, 31))}
+    assert bases == {(0, 10): [0], (9, 11): [0, 10], (20, 31): [30]}
 
 
 def test_portions_that_the_server_let_go_are_all_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,10 @@
 local no = refusal()
 if no then return json({no}) end
 local REQUEST, worker, wanted, keep_ms = KEYS[8], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local told, granted = {}, {}
+local told, granted = {}, {digits = true}
+local function give(epoch, lo, hi, progress)
+  granted[#granted + 1] = epoch .. ',' .. lo .. ',' .. hi .. ',' .. progress
+end
 expire(told)
 local settings = call('HMGET', RUN, 'ttl_ms', 'batch', 'shard', 'next', 'queued')
 local ttl_ms, batch, most = tonumber(settings[1]), tonumber(settings[2]), tonumber(settings[3])
@@ -17,7 +20,7 @@ if before then
     local lease = text and parse(text)
     if lease and lease.worker == worker then
       call('ZADD', EXPIRY, int(now + ttl_ms), epoch)
-      granted[#granted + 1] = {tonumber(epoch), lease.lo, lease.hi, lease.progress}
+      give(epoch, int(lease.lo), int(lease.hi), int(lease.progress))
     end
   end
   if #granted > 0 then return json({'granted', ttl_ms, 0, granted, told}) end
@@ -45,6 +48,7 @@ end
 local least = math.max(1, math.ceil(most / 8))
 local leases, expiries, epochs = {}, {}, {}
 local lo, hi = nil, nil
+local expiry, rest = int(now + ttl_ms), ' ' .. int(now) .. ' ' .. worker
 while #granted < wanted do
   if lo and below > 0 and lo >= below then break end
   if not lo then
@@ -59,13 +63,11 @@ while #granted < wanted do
   local fair = math.ceil(queued / (2 * holders * batch))
   local batches = math.max(least, math.min(most, fair))
   local stop = math.min(hi, (math.floor(lo / batch) + batches) * batch)
-  local epoch = int(next_epoch)
-  leases[#leases + 1] = epoch
-  leases[#leases + 1] = text_of({lo = lo, hi = stop, progress = lo, since = now, worker = worker})
-  expiries[#expiries + 1] = int(now + ttl_ms)
-  expiries[#expiries + 1] = epoch
+  local epoch, from, to, n = int(next_epoch), int(lo), int(stop), #leases
+  leases[n + 1], leases[n + 2] = epoch, from .. ' ' .. to .. ' ' .. from .. rest             -- as text_of
+  expiries[n + 1], expiries[n + 2] = expiry, epoch
   epochs[#epochs + 1] = epoch
-  granted[#granted + 1] = {next_epoch, lo, stop, lo}
+  give(epoch, from, to, from)
   next_epoch, queued = next_epoch + 1, queued - (stop - lo)
   if stop < hi then lo = stop else lo = nil end
 end
@@ -97,8 +99,8 @@ if #granted == 0 and wanted > 0 and mine == 0 and not own and below == 0 then
       put(epoch, best)
     end
     leases = {new, text_of({lo = from, hi = stop, progress = from, since = now, worker = worker})}
-    expiries, epochs = {int(now + ttl_ms), new}, {new}
-    granted[1] = {next_epoch, from, stop, from}
+    expiries, epochs = {expiry, new}, {new}
+    give(new, int(from), int(stop), int(from))
     next_epoch = next_epoch + 1
   end
 end

@@ -9,7 +9,8 @@
 --         6 recent (zset)    pieces trained since the last reconcile
 --         7 lapsed (hash)    worker -> "lo hi progress" of its first lease that expired
 --   ARGV  1 gen
--- Time is the server's. Numbers go through int(): Lua would write large ones with an exponent.
+-- Time is the server's. Numbers go through int(): Lua would write large ones with an exponent. Whoever handles many
+-- leases asks for all of them by one command: a call from Lua costs as much as its work on ten of them.
 local RUN, QUEUE, LEASES, EXPIRY = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local WORKERS, RECENT, LAPSED = KEYS[5], KEYS[6], KEYS[7]
 local GEN = tonumber(ARGV[1])
@@ -18,17 +19,19 @@ local call = redis.call
 local LIFE = string.match(call('INFO', 'server'), 'run_id:(%w+)')
 
 local function int(x)
-  return string.format('%.0f', x)
+  return string.format('%d', x)
 end
 
 local time = call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 
--- Answers are one JSON text: clients read nested replies piece by piece, and slowly.
+-- Answers are one JSON text: clients read nested replies piece by piece, and slowly. With `digits`, a list of numbers
+-- that are text already.
 local function json(value)
   local kind = type(value)
   if kind == 'number' then return int(value) end
   if kind == 'string' then return cjson.encode(value) end
+  if value.digits then return '[' .. table.concat(value, ',') .. ']' end
   local parts = {}
   for i = 1, #value do parts[i] = json(value[i]) end
   return '[' .. table.concat(parts, ',') .. ']'
@@ -90,15 +93,24 @@ local function portions(command, key, list, width)
   for i = 1, #list, step do call(command, key, unpack(list, i, math.min(i + step - 1, #list))) end
 end
 
--- At most 100,000 pieces are remembered: a forgotten one costs a lease, after the next reconcile.
+-- At most 100,000 pieces are remembered: a forgotten one costs a lease, after the next reconcile. Those that follow each
+-- other are one.
 local function remember(pieces)
-  local list = {}
-  for _, piece in ipairs(pieces) do
-    if piece[1] < piece[2] then
-      list[#list + 1] = int(piece[1])
-      list[#list + 1] = int(piece[1]) .. ' ' .. int(piece[2])
+  local list, lo, hi = {}, nil, nil
+  local function add()
+    if lo and lo < hi then
+      list[#list + 1] = int(lo)
+      list[#list + 1] = int(lo) .. ' ' .. int(hi)
     end
   end
+  for _, piece in ipairs(pieces) do
+    if piece[1] ~= hi then
+      add()
+      lo = piece[1]
+    end
+    hi = piece[2]
+  end
+  add()
   if #list == 0 then return end
   portions('ZADD', RECENT, list, 2)
   local excess = call('ZCARD', RECENT) - 100000
@@ -125,11 +137,26 @@ local function put(epoch, lease)
   call('HSET', LEASES, epoch, text_of(lease))
 end
 
--- Parts a lease from the one over the same positions; that one's epoch, when there was one.
-local function untwin(epoch)
-  local other = call('HGET', RUN, 'twin:' .. epoch)
-  if other then call('HDEL', RUN, 'twin:' .. epoch, 'twin:' .. other) end
-  return other
+-- The answers of a command that reads fields of a hash, in portions that fit Lua's stack; false where there is none.
+local function fields_of(key, names)
+  local found = {}
+  for i = 1, #names, 1000 do
+    for k, value in ipairs(call('HMGET', key, unpack(names, i, math.min(i + 999, #names)))) do found[i + k - 1] = value end
+  end
+  return found
+end
+
+-- Parts leases from those over the same positions: the other one's epoch by epoch, where there was one.
+local function untwinned(leases)
+  local names, others = {}, {}
+  for i, lease in ipairs(leases) do names[i] = 'twin:' .. lease.epoch end
+  for i, other in ipairs(fields_of(RUN, names)) do
+    if other and not others[other] then                        -- of two that end together one has been parted already
+      others[leases[i].epoch] = other
+      call('HDEL', RUN, names[i], 'twin:' .. other)
+    end
+  end
+  return others
 end
 
 -- Ends leases (each with its epoch), whatever becomes of their positions.
@@ -150,9 +177,10 @@ end
 local function give_back(leases, told)
   drop(leases)
   local trained, list, positions, before = {}, {}, 0, #told
+  local others = untwinned(leases)
   for _, lease in ipairs(leases) do
     trained[#trained + 1] = {lease.lo, lease.progress}
-    if not untwin(lease.epoch) and lease.progress < lease.hi then
+    if not others[lease.epoch] and lease.progress < lease.hi then
       list[#list + 1] = int(lease.progress)
       list[#list + 1] = int(lease.progress) .. ' ' .. int(lease.hi)
       positions = positions + lease.hi - lease.progress
