@@ -199,7 +199,7 @@ class StreamSource(Source):
 
     def resolved(self, start: float) -> "StreamSource":
         """The same from that moment on."""
-        return self.model_copy(update={"start": start})
+        return self.model_copy(update={"start": float(start)})
 
     @property
     def timed(self) -> list[tuple[str, str]]:

@@ -365,6 +365,8 @@ class TrainingJob(Spec):
             return
         if data.endless and self.training.epochs > 1:
             yield "training.epochs", "must be 1: the streams of data never end"
+        elif data.has_topics and self.training.epochs > 1:
+            yield "training.epochs", "must be 1: a topic is trained as it comes, once"
         if self.training.sync:
             yield "training.sync", "is for a dataset of one source: the steps of a stream's end are not known before it"
 

@@ -30,7 +30,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     runs = Runs(queue, durable.runs, tasks, clock=system_clock, emit=emit)
     streams = Streams(tasks, queue, active=runs.active, clock=system_clock, every_s=config.sweep_s)
     datasets = Datasets(durable.datasets, indexer, clock=system_clock, emit=emit)
-    lags = Lags(streams, tasks, runs.latest, clock=system_clock, emit=emit)
+    lags = Lags(tasks, runs.latest, clock=system_clock, emit=emit)
     view = ops.View(runs, datasets, lags, clock=system_clock)
     server = RpcServer(
         "rpc", config.rpc_address, [rpc.register(rpc.ShardsServicer(runs, datasets, streams, lags, Offsets(tasks)))],

@@ -156,8 +156,8 @@ class ShardsServicer(pb_grpc.ShardsServicer):
         _check(_job(request.job_id))
         await self._runs.current(request.job_id, request.gen)
         done = wire.ledger_from_pb(request.done, path="done")
-        partitions = await self._offsets.commit(request.job_id, done)
         await self._offsets.trim(request.job_id, done)
+        partitions = await self._offsets.commit(request.job_id, done)
         return pb.CommitOffsetsReply(partitions=partitions)
 
 

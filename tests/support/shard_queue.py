@@ -299,7 +299,8 @@ class MemoryQueue:
             for epoch, lease in sorted(queue.leases.items()) if queue.twins.get(epoch, epoch) >= epoch
         )
         total, size, pieces = queue.opening.total, queue.queued.size, len(queue.queued)
-        view = View(gen, total, size, held, queue.expirations, queue.requeues, queue.granted, pieces)
+        first = min((lo for lo, _ in queue.queued.pairs()), default=-1)
+        view = View(gen, total, size, held, queue.expirations, queue.requeues, queue.granted, pieces, first)
         return Released(State.GRANTED, told), view
 
     async def sweep(self, job_id: str, gen: int) -> Released:

@@ -17,6 +17,8 @@ class MemoryTopic:
     tags: dict[str, str] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
     """Where partitions begin that have let go of messages."""
+    hidden: set[tuple[str, int]] = field(default_factory=set)
+    """Offsets without messages, as Kafka's transactions have them."""
 
     def put(self, partition: int, value: bytes, *, time: float) -> None:
         """The next message."""
@@ -39,14 +41,17 @@ class MemoryTopic:
         first = self.first.get(uri, 1)
         return Span(first, known[-1].offset + 1 if known else first)
 
+    def _there(self, uri: str) -> list[Message]:
+        return [each for each in self.messages[uri] if (uri, each.offset) not in self.hidden]
+
     def after(self, uri: str, time: float) -> int | None:
-        return next((each.offset for each in self.messages[uri] if each.time >= time), None)
+        return next((each.offset for each in self._there(uri) if each.time >= time), None)
 
     def time_of(self, uri: str, offset: int) -> float | None:
-        return next((each.time for each in self.messages[uri] if each.offset >= offset), None)
+        return next((each.time for each in self._there(uri) if each.offset >= offset), None)
 
     def read(self, uri: str, lo: int, hi: int) -> list[Message]:
-        return [each for each in self.messages[uri] if lo <= each.offset < hi]
+        return [each for each in self._there(uri) if lo <= each.offset < hi]
 
     def committed(self, group: str) -> Mapping[str, int]:
         return dict(self.groups.get(group, {}))

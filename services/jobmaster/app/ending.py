@@ -3,7 +3,7 @@
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
-from services.jobmaster.app.snapshots import tell_again, tell_ckptcache
+from services.jobmaster.app.snapshots import commit_offsets, tell_again, tell_ckptcache
 from services.jobmaster.domain import record as records
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.closing import needs_finisher
@@ -132,6 +132,8 @@ async def purge(run: Run) -> None:
 async def _close_queue(run: Run, *, forget: bool) -> None:
     if not run.record.gen and run.queue_opening is None:
         return
+    if not forget and run.record.last_committed:            # no rollback is to come: whoever follows goes on from there
+        await commit_offsets(run, run.record.last_committed)
     try:
         await run.context.peers.shards.close_run(run.job_id, forget=forget)
     except MeshError as error:

@@ -144,7 +144,7 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
         await run.context.store.delete_manifest(run.job_id, let_go[-1])
     if after.phase != "closed":
         await audit_queue(run)
-        await commit_offsets(run, after.committed[-run.spec.checkpoint.keep :][0])
+        run.in_background(commit_offsets(run, after.committed[-run.spec.checkpoint.keep :][0]))
 
 
 async def audit_queue(run: Run) -> None:
@@ -164,16 +164,16 @@ async def audit_queue(run: Run) -> None:
         logger.warning("job %s: %d of %d missing are queued again", run.job_id, orphans, missing)
 
 
-async def commit_offsets(run: Run, oldest: int) -> None:
-    """What the oldest snapshot has, to which a rollback may still go back, is told to the job's topics (PROTOCOL,
-    section 5). What fails is told with the next snapshot."""
+async def commit_offsets(run: Run, snapshot: int) -> None:
+    """What this snapshot has, the oldest to which a rollback may still go back, is told to the job's topics (PROTOCOL,
+    section 5). What fails is told with the next one."""
     if run.spec.data is None or not run.spec.data.has_topics:
         return
-    document = await run.context.store.manifest(run.job_id, oldest)
-    if document is None:
-        return
-    done = tuple((int(line), int(lo), int(hi)) for line, lo, hi in document["ledger"])
     try:
+        document = await run.context.store.manifest(run.job_id, snapshot)
+        if document is None:
+            return
+        done = snapshots.ledger_of(document)
         await run.context.peers.shards.commit_offsets(run.job_id, gen=run.record.gen, done=done)
     except MeshError as error:
         logger.warning("job %s: offsets of its topics are not committed: %s", run.job_id, error.message)

@@ -1,7 +1,7 @@
 """Topics of a job's line: where their partitions begin, and what of them comes next. Called in threads."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from recmesh.data import FileSlice
 from recmesh.data.faults import in_stream
@@ -9,7 +9,7 @@ from recmesh.data.index import starting
 from recmesh.data.topics import Partition, Topic, topic_of
 from recmesh.data.windows import Turn, active
 from recmesh.runtime.errors import DataLoss
-from recmesh.runtime.telemetry import Metrics, get_logger
+from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.dataset import DatasetSpec, StreamSource
 from services.shardsvc.domain.alignment import Place, shares
 from services.shardsvc.domain.journal import Start
@@ -21,7 +21,6 @@ FULL_ROWS = 1024
 MOST_TASKS = 512
 """Of topics that are written to a line at once."""
 _log = get_logger(__name__)
-_gone = Metrics("shardsvc").counter("topic_messages_gone", "Messages that a topic let go of before they were on a line")
 Opened = Callable[[StreamSource], Topic]
 
 
@@ -32,15 +31,17 @@ def settled(spec: DatasetSpec, *, now: float, opened: Opened = topic_of) -> tupl
     for view, (s, i, source) in enumerate(_sources(spec)):
         if source.is_topic:
             with in_stream(s, i):
-                found = _starts(view, source, opened(source))
+                found = _starts(view, source, opened(source), now)
                 times = [opened(source).time_of(each.uri, each.offset) for each in found]
             starts += found
             moments[s, i] = min((time for time in times if time is not None), default=now)
     return starting(spec, lambda s, i: moments[s, i]), starts
 
 
-def _starts(view: int, source: StreamSource, topic: Topic) -> list[Start]:
+def _starts(view: int, source: StreamSource, topic: Topic, now: float) -> list[Start]:
     partitions = topic.partitions()
+    if not isinstance(source.start, str) and now < source.start:
+        return []                               # where that is will be seen then
     held = topic.committed(source.group) if source.start == "group" else {}
     return [Start(view, each.uri, each.tag, _begin(source, topic, each, held)) for each in partitions]
 
@@ -50,7 +51,10 @@ def _begin(source: StreamSource, topic: Topic, partition: Partition, held: Mappi
     if source.start == "latest":
         return end
     if source.start == "group":
-        return min(max(first, held.get(partition.uri, first)), end)
+        at = held.get(partition.uri, first)
+        if not first <= at <= end:
+            _log.warning("%s has offsets %d to %d, and the group had come to %d", partition.uri, first, end, at)
+        return min(max(first, at), end)
     if source.start == "earliest":
         return first
     found = topic.after(partition.uri, source.begin)
@@ -63,11 +67,13 @@ class Advance:
 
     slices: tuple[FileSlice, ...] = ()
     starts: tuple[Start, ...] = ()
-    """Of partitions that are new, or have let go of what was to come."""
+    """Of partitions that are new."""
     is_whole: bool = True
     """With these slices the window has all of its messages."""
     elapsed: float = 1.0
     """The part of the window that they have passed."""
+    next_time: float | None = None
+    """Of a whole window without slices: the time of the first message behind it, or now."""
 
 
 @dataclass
@@ -77,11 +83,10 @@ class Follower:
     spec: DatasetSpec
     opened: Opened = topic_of
     linger_s: float = LINGER_S
-    ends: dict[Place, int] = field(default_factory=dict)
-    """Where partitions ended when they were last looked at."""
     _bounds: dict[tuple[Turn, Place], int] = field(default_factory=dict)
     """The first offset behind a window."""
     _written: dict[Place, float] = field(default_factory=dict)
+    """When messages of a partition were written last, or began to wait for it."""
 
     def advance(
         self, turn: Turn, offsets: Mapping[Place, int], tags: Mapping[Place, str], *, now: float, timed: bool = True
@@ -89,54 +94,67 @@ class Follower:
         """Messages of the window from these offsets on, as many as there are, in tasks of bounded size.
 
         `timed`: how much of the window has passed is asked for, too; it costs a message of each partition.
-        DataLoss: a partition was deleted, and made again.
+        DataLoss: a partition was deleted or made again, or has let go of messages that were to come.
         """
         stream = self.spec.streams[turn.stream]
         first_view = sum(len(each.sources) for each in self.spec.streams[: turn.stream])
-        places: dict[Place, _Part] = {}
+        parts: dict[Place, _Part] = {}
         starts: list[Start] = []
+        is_begun = True
         for index in active(stream, turn.begin):
-            source = stream.sources[index]
+            source, view = stream.sources[index], first_view + index
             if not source.is_topic:
                 continue
+            if now < source.begin:              # what is there by then is older
+                is_begun = False
+                continue
+            end = turn.begin - source.offset + stream.window
+            end = end if source.end is None else min(end, source.end)
             with in_stream(turn.stream, index):
                 topic = self.opened(source)
-                for partition in topic.partitions():
-                    place = first_view + index, partition.uri
+                partitions = topic.partitions()
+                _check_all_there(view, partitions, offsets)
+                for partition in partitions:
+                    place = view, partition.uri
                     at = offsets.get(place)
-                    if at is None or at < partition.span.first:
-                        at = self._begun(place, source, topic, partition, at)
+                    if at is None:              # it is younger than the job, or the job began before its start
+                        at = _begin(source, topic, partition, {})
                         starts.append(Start(*place, partition.tag, at))
-                    elif tags.get(place, partition.tag) != partition.tag:
-                        raise DataLoss(f"{partition.uri} was deleted since the job began", reason="FILE_CHANGED")
-                    self.ends[place] = partition.span.end
-                    end = turn.begin - source.offset + stream.window
-                    end = end if source.end is None else min(end, source.end)
+                    _check(partition, at, tags.get(place, partition.tag))
                     late = now >= end + source.lateness
                     bound = self._bound(turn, place, topic, partition, end, late=late) if now >= end else None
-                    places[place] = _Part(topic, partition, at, bound, end - stream.window)
+                    parts[place] = _Part(topic, partition, at, bound, end - stream.window, source.offset)
         self._bounds = {key: bound for key, bound in self._bounds.items() if key[0] == turn}
-        advance = self._cut(places, tuple(starts), now)
-        passed = [part.elapsed(stream.window) for part in places.values()] if timed else []
-        return replace(advance, elapsed=min(passed, default=1.0))
+        slices = self._cut(parts, now)
+        rows_of = {(piece.view, piece.uri): piece.rows for piece in slices}
+        is_whole = is_begun and all(
+            part.bound is not None and part.at + rows_of.get(place, 0) >= part.bound for place, part in parts.items()
+        )
+        elapsed = min((part.elapsed(stream.window, now) for part in parts.values()), default=1.0) if timed else 1.0
+        next_time = min((part.next_time(now) for part in parts.values()), default=now)
+        return Advance(
+            slices, tuple(starts), is_whole, elapsed if is_begun else 0.0,
+            next_time if is_whole and not slices else None,
+        )
+
+    def wrote(self, slices: Iterable[FileSlice], *, now: float) -> None:
+        """These are on the line."""
+        for piece in slices:
+            self._written[piece.view, piece.uri] = now
+
+    def ends(self) -> dict[Place, int]:
+        """One past the newest message of each partition, as it is now."""
+        return {
+            (view, partition.uri): partition.span.end
+            for view, (_, _, source) in enumerate(_sources(self.spec)) if source.is_topic
+            for partition in self.opened(source).partitions()
+        }
 
     def age_of(self, place: Place, offset: int, *, now: float) -> float:
         """Seconds since the message at the offset; 0 where there is none."""
         source = [source for _, _, source in _sources(self.spec)][place[0]]
         time = self.opened(source).time_of(place[1], offset)
         return 0.0 if time is None else max(0.0, now - time)
-
-    def _begun(
-        self, place: Place, source: StreamSource, topic: Topic, partition: Partition, at: int | None
-    ) -> int:
-        first = partition.span.first
-        if at is None:                          # it is younger than the job
-            found = topic.after(partition.uri, source.begin)
-            return partition.span.end if found is None else found
-        _gone.inc(first - at)
-        _log.error("%s let go of offsets %d to %d before they were read: its retention is too short",
-                   partition.uri, at, first)
-        return first
 
     def _bound(
         self, turn: Turn, place: Place, topic: Topic, partition: Partition, end: float, *, late: bool
@@ -148,33 +166,30 @@ class Follower:
         known = self._bounds.get((turn, place))
         if known is None:
             first, last = partition.span.first, partition.span.end - 1
-            newest = topic.time_of(partition.uri, last) if last >= first else None
-            if newest is not None and newest >= end:
+            newest = topic.time_of(partition.uri, last) if last >= first else float("-inf")
+            if newest is None or newest >= end:             # None: the last offset has no message
                 known = topic.after(partition.uri, end)
-            elif late:
+            if known is None and late:
                 known = partition.span.end
             if known is not None:
                 self._bounds[turn, place] = known
         return known
 
-    def _cut(self, places: "Mapping[Place, _Part]", starts: tuple[Start, ...], now: float) -> Advance:
-        waiting = {place: part.waiting for place, part in places.items() if self._is_due(place, part, now)}
-        slices = []
-        for place, rows in list(shares(waiting).items())[:MOST_TASKS]:
-            part = places[place]
-            slices.append(FileSlice(place[1], 0, part.partition.tag, part.at, rows, view=place[0]))
-            self._written[place] = now
-        rows_of = {(piece.view, piece.uri): piece.rows for piece in slices}
-        is_whole = all(
-            part.bound is not None and part.at + rows_of.get(place, 0) >= part.bound for place, part in places.items()
+    def _cut(self, parts: "Mapping[Place, _Part]", now: float) -> tuple[FileSlice, ...]:
+        """Those that have waited longest first: under a bound of tasks all have their turn."""
+        waiting = {place: part.waiting for place, part in parts.items() if self._is_due(place, part, now)}
+        taken = shares(waiting)
+        longest = sorted(taken, key=lambda place: (self._written.get(place, now), place))[:MOST_TASKS]
+        return tuple(
+            FileSlice(place[1], 0, parts[place].partition.tag, parts[place].at, taken[place], view=place[0])
+            for place in longest
         )
-        return Advance(tuple(slices), starts, is_whole)
 
     def _is_due(self, place: Place, part: "_Part", now: float) -> bool:
-        if part.waiting >= FULL_ROWS or part.bound is not None:
-            return part.waiting > 0
-        since = self._written.setdefault(place, now) if part.waiting else now
-        return part.waiting > 0 and now - since >= self.linger_s
+        if not part.waiting:
+            return False
+        since = self._written.setdefault(place, now)
+        return part.waiting >= FULL_ROWS or part.bound is not None or now - since >= self.linger_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +202,41 @@ class _Part:
     bound: int | None
     begin: float
     """Where the window begins in its own time."""
+    offset_s: float
+    """How far its time is behind the window's."""
 
     @property
     def waiting(self) -> int:
         end = self.partition.span.end if self.bound is None else self.bound
         return max(0, min(end, self.partition.span.end) - self.at)
 
-    def elapsed(self, window: float) -> float:
-        """The part of the window before its next message, or its newest one where it has come to the end."""
-        if self.bound is not None and self.at >= self.bound:
-            return 1.0
-        span = self.partition.span
-        time = self.topic.time_of(self.partition.uri, min(self.at, max(span.first, span.end - 1)))
-        return 0.0 if time is None else min(1.0, max(0.0, (time - self.begin) / window))
+    def elapsed(self, window: float, now: float) -> float:
+        """The part of the window before its next message; by the clock where none waits."""
+        time = self.topic.time_of(self.partition.uri, self.at) if self.waiting else None
+        return min(1.0, max(0.0, ((now if time is None else time) - self.begin) / window))
+
+    def next_time(self, now: float) -> float:
+        """When its next message was, window or not, in the window's time."""
+        has_next = self.at < self.partition.span.end
+        time = self.topic.time_of(self.partition.uri, self.at) if has_next and not self.waiting else None
+        return (now if time is None else time) + self.offset_s
+
+
+def _check(partition: Partition, at: int, tag: str) -> None:
+    if tag != partition.tag or at > partition.span.end:
+        raise DataLoss(f"{partition.uri} was made again, or cut, since the job began", reason="FILE_CHANGED")
+    if at < partition.span.first:
+        raise DataLoss(
+            f"{partition.uri} begins at offset {partition.span.first} now, and {at} is to come: its retention is too "
+            "short", reason="MESSAGES_GONE",
+        )
+
+
+def _check_all_there(view: int, partitions: Iterable[Partition], offsets: Mapping[Place, int]) -> None:
+    there = {partition.uri for partition in partitions}
+    missing = [uri for of, uri in sorted(offsets) if of == view and uri not in there]
+    if missing:
+        raise DataLoss(f"{missing[0]} was deleted since the job began", reason="FILE_CHANGED")
 
 
 def _sources(spec: DatasetSpec) -> list[tuple[int, int, StreamSource]]:

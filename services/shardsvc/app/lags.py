@@ -4,20 +4,23 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from recmesh.data.topics import topic_of
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import TOPIC_OBSERVED, PartitionObserved, TopicObserved
 from recmesh.runtime.lifecycle import Loop
 from recmesh.runtime.telemetry import Metrics, get_logger
+from services.shardsvc.app.following import Follower, Opened
 from services.shardsvc.app.runs import RunProgress
-from services.shardsvc.app.streaming import Streams
 from services.shardsvc.app.tasklog import TaskLog
 from services.shardsvc.domain import alignment
 from services.shardsvc.domain.alignment import Lag
 from services.shardsvc.domain.lease import View
 
 EVERY_S = 5.0
+LIMIT_S = 60.0
+"""For one job."""
 MOST_TOLD = 4096
 """Partitions in one event."""
 _metrics = Metrics("shardsvc")
@@ -37,11 +40,12 @@ class Lags:
     name = "lags"
 
     def __init__(
-        self, streams: Streams, tasks: TaskLog, latest: Mapping[str, RunProgress], *, clock: Clock,
-        emit: Callable[[Event[TopicObserved]], object],
+        self, tasks: TaskLog, latest: Mapping[str, RunProgress], *, clock: Clock,
+        emit: Callable[[Event[TopicObserved]], object], opened: Opened = topic_of,
     ) -> None:
         """`latest`: jobs whose runs are open, as they were when last looked at."""
-        self._streams, self._tasks, self._latest, self._clock, self._emit = streams, tasks, latest, clock, emit
+        self._tasks, self._latest, self._clock, self._emit, self._opened = tasks, latest, clock, emit, opened
+        self._followers: dict[str, Follower] = {}
         self.known: dict[str, Sequence[Lag]] = {}
         """By job, as they were when last measured."""
         self._shown: set[tuple[str, str]] = set()
@@ -56,45 +60,54 @@ class Lags:
         await self._loop.stop()
 
     async def look(self) -> float:
-        """Once at every job; seconds until the next look."""
-        for job_id, run in list(self._latest.items()):
-            try:
-                lags = self.known[job_id] = await self._measured(job_id, run.view)
-            except MeshError as error:
-                _log.info("job %s: the lag of its topics is not known: %s", job_id, error.message)
-                continue
-            for lag in lags:
-                _messages.labels(job_id, lag.uri).set(lag.end - lag.offset)
-                _seconds.labels(job_id, lag.uri).set(lag.lag_s)
-                self._shown.add((job_id, lag.uri))
-            if lags:
-                told = [
-                    PartitionObserved(partition=lag.uri, offset=lag.offset, end=lag.end, lag_s=lag.lag_s,
-                                      state="assigned" if lag.assigned else "unassigned")
-                    for lag in lags[:MOST_TOLD]
-                ]
-                data = TopicObserved(at=self._clock.now(), lag_s=max(lag.lag_s for lag in lags), partitions=told)
-                self._emit(Event(TOPIC_OBSERVED, job_id, data))
+        """At every job at once; seconds until the next look."""
+        await asyncio.gather(*(self._look_at(job_id, run) for job_id, run in list(self._latest.items())))
         self._forget()
         return EVERY_S
 
-    def _forget(self) -> None:
-        """Gauges of jobs that have ended would stand for ever."""
-        for job_id, uri in [key for key in self._shown if key[0] not in self._latest]:
-            self._shown.discard((job_id, uri))
-            _messages.remove(job_id, uri)
-            _seconds.remove(job_id, uri)
-        self.known = {job_id: lags for job_id, lags in self.known.items() if job_id in self._latest}
+    async def _look_at(self, job_id: str, run: RunProgress) -> None:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                lags = self.known[job_id] = await self._measured(job_id, run.view)
+        except (MeshError, TimeoutError) as error:
+            _log.info("job %s: the lag of its topics is not known: %s", job_id, error)
+            return
+        for lag in lags:
+            _messages.labels(job_id, lag.uri).set(lag.end - lag.offset)
+            _seconds.labels(job_id, lag.uri).set(lag.lag_s)
+            self._shown.add((job_id, lag.uri))
+        if lags:
+            told = [
+                PartitionObserved(partition=lag.uri, offset=lag.offset, end=lag.end, lag_s=lag.lag_s,
+                                  state="assigned" if lag.assigned else "unassigned")
+                for lag in lags[:MOST_TOLD]
+            ]
+            data = TopicObserved(at=self._clock.now(), lag_s=max(lag.lag_s for lag in lags), partitions=told)
+            self._emit(Event(TOPIC_OBSERVED, job_id, data))
 
     async def _measured(self, job_id: str, view: View) -> Sequence[Lag]:
-        journal, follower = await self._tasks.journal(job_id), self._streams.follower(job_id)
-        if follower is None or not journal.tags:
+        journal = await self._tasks.journal(job_id)
+        if journal.begun is None or not journal.tags:
             return ()
-        oldest, now, found = alignment.trained_to(journal.line, view.trained_to), self._clock.now(), []
+        if job_id not in self._followers:
+            self._followers[job_id] = Follower(journal.begun.spec, self._opened)
+        follower, now, found = self._followers[job_id], self._clock.now(), []
+        oldest, ends = alignment.trained_to(journal.line, view.trained_to), await asyncio.to_thread(follower.ends)
         for place, at in sorted(journal.offsets.items()):
             offset = oldest.get(place, at)
-            end, age_s = max(follower.ends.get(place, offset), offset), 0.0
+            end, age_s = max(ends.get(place, offset), offset), 0.0
             if offset < end:
                 age_s = await asyncio.to_thread(partial(follower.age_of, place, offset, now=now))
             found.append(Lag(place[1], offset, end, age_s, place in oldest))
         return found
+
+    def _forget(self) -> None:
+        """Gauges of what is not there any more would stand for ever."""
+        for known in (self.known, self._followers):
+            for job_id in [job_id for job_id in known if job_id not in self._latest]:
+                del known[job_id]
+        there = {(job_id, lag.uri) for job_id, lags in self.known.items() for lag in lags}
+        for job_id, uri in self._shown - there:
+            _messages.remove(job_id, uri)
+            _seconds.remove(job_id, uri)
+        self._shown &= there

@@ -33,15 +33,21 @@ class Offsets:
             return 0
         unfinished = alignment.unfinished(journal.line, done)
         offsets = {place: unfinished.get(place, at) for place, at in journal.offsets.items()}
-        for view, source in enumerate(source for stream in begun.spec.streams for source in stream.sources):
-            mine = {uri: offset for (of, uri), offset in offsets.items() if of == view}
+        sources = [source for stream in begun.spec.streams for source in stream.sources]
+        least: dict[tuple[str, str, str], int] = {}         # of sources with a group and a partition in common
+        for (view, uri), offset in offsets.items():
+            key = sources[view].servers, sources[view].group, uri
+            least[key] = min(offset, least.get(key, offset))
+        for view, source in enumerate(sources):
+            mine = {uri: least[source.servers, source.group, uri] for of, uri in offsets if of == view}
             if mine:
                 await asyncio.to_thread(partial(self._opened(source).commit, source.group or job_id, mine))
         return len(offsets)
 
     async def trim(self, job_id: str, done: IntervalSet) -> None:
         """Once there is enough of it, what is done for ever leaves the log. Whoever else writes to it goes first."""
-        journal, base = await self._tasks.journal(job_id), alignment.first_gap(done)
+        journal = await self._tasks.journal(job_id, fresh=True)
+        base = journal.trimmable(alignment.first_gap(done))
         if journal.begun is None or journal.line.tasks - journal.line.tasks_behind(base) < TRIM_TASKS:
             return
         try:

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from services.shardsvc import wire
 from services.shardsvc.app.following import Advance, Follower, Opened
 from services.shardsvc.app.tasklog import TaskLog
 from services.shardsvc.domain import alignment
-from services.shardsvc.domain.journal import Begun, Journal, Served
+from services.shardsvc.domain.journal import Begun, Journal, Served, last_empty
 from services.shardsvc.domain.lease import State
 from services.shardsvc.store.queue import QueueStore
 
@@ -31,7 +31,10 @@ AHEAD_TASKS = 4096
 """A line is written until so many of its tasks wait to be leased: memory is bounded, however much there is to read."""
 PATIENCE_S = 5.0
 """Between two looks for what is not there yet, or was wrong."""
-_THREADS = 4
+MOST_DOUBLINGS = 4
+"""Of it, while things stay wrong."""
+_THREADS = 16
+"""They wait for stores and servers."""
 T = TypeVar("T")
 _log = get_logger(__name__)
 _metrics = Metrics("shardsvc")
@@ -55,6 +58,8 @@ class _Writer:
         """Of its files."""
         self.look_at = 0.0
         self.waits_for = ""
+        self.faults = 0
+        """In a row."""
 
     def turn_to(self, window: tuple[int, Turn]) -> None:
         """Another window."""
@@ -180,14 +185,23 @@ class Streams:
         except Aborted:                         # another replica writes it too: look at what it has done
             self._wait(job_id, "", 0.0)
         except MeshError as error:
-            self._wait(job_id, error.message, self._clock.now() + PATIENCE_S)
+            self._wait(job_id, error.message, self._later(job_id))
         except Exception as error:
             _log.exception("job %s: its line cannot be written", job_id)
-            self._wait(job_id, f"{type(error).__name__}: {error}", self._clock.now() + PATIENCE_S)
+            self._wait(job_id, f"{type(error).__name__}: {error}", self._later(job_id))
+
+    def _later(self, job_id: str) -> float:
+        """When to try again what was wrong: less and less often, as a thread may wait long for who does not answer."""
+        writer = self._writers.get(job_id)
+        if writer is None:
+            return 0.0
+        writer.faults += 1
+        return self._clock.now() + PATIENCE_S * 2.0 ** min(writer.faults - 1, MOST_DOUBLINGS)
 
     async def _recall(self, writer: _Writer, journal: Journal) -> None:
         """What the first file of the line has settled for all others, as this writer has not seen it."""
-        first = next((record.file for record in journal.line.records if record.file is not None), None)
+        files = (record.file for record in journal.line.records if record.file is not None)
+        first = next((piece for piece in files if not is_partition(piece.uri)), None)
         if first is not None:
             try:
                 await self._threaded(partial(writer.agreement.recall, first))
@@ -231,28 +245,34 @@ class Streams:
             writer.follower.advance, turn, dict(journal.offsets), dict(journal.tags), now=now,
             timed=bool(writer.groups),
         ))
-        slices: Sequence[FileSlice] = ()
-        is_released = bool(writer.groups) and alignment.is_released(
+        group = writer.groups[0] if writer.groups and alignment.is_released(
             writer.written_bytes, writer.total_bytes, elapsed=advance.elapsed
-        )
-        if is_released and writer.groups:
-            slices = await self._threaded(partial(writer.agreement.index, writer.groups[0]))
+        ) else None
+        files: Sequence[FileSlice] = ()
+        if group is not None:                   # messages wait until files are where they are
+            files = await self._threaded(partial(writer.agreement.index, group))
+            advance = replace(advance, slices=(), is_whole=advance.is_whole and not advance.slices)
         if journal.last != after:
             writer.at = None
             return
-        left = 1 if writer.groups is None else len(writer.groups) - is_released
+        left = 1 if writer.groups is None else len(writer.groups) - (group is not None)
         complete = left <= 0 and advance.is_whole
-        if not (slices or is_released or advance.slices or advance.starts or complete):
+        if not (group or advance.slices or advance.starts or complete):
             waits_for_files = writer.groups is None and advance.is_whole
             writer.look_at = writer.files_at if waits_for_files else now + self._every_s
             return
-        await self._append(job_id, journal, slices, advance, Served(epoch, turn, complete))
-        if is_released and writer.groups:
+        served = Served(epoch, turn, complete)
+        if complete and not group and advance.next_time is not None:
+            served = replace(served, turn=last_empty(journal.begun, turn, advance.next_time))
+        await self._append(job_id, journal, files, advance, served)
+        writer.follower.wrote(advance.slices, now=now)
+        writer.faults = 0
+        if group is not None:
             writer.drop()                       # not before it is there
             _groups.inc()
         if complete:
             _windows.inc()
-            _log.info("job %s: %s is on its line, which ends at %d", job_id, turn, journal.line.end)
+            _log.info("job %s: %s is on its line, which ends at %d", job_id, served.turn, journal.line.end)
 
     async def _append(
         self, job_id: str, journal: Journal, files: Sequence[FileSlice], advance: Advance, served: Served
@@ -277,11 +297,6 @@ class Streams:
         for message in wire.chunks([last]):
             await self._tasks.append(job_id, message, after=journal.last)
         _log.info("job %s: the last window is on its line, which is closed at %d", job_id, journal.line.end)
-
-    def follower(self, job_id: str) -> Follower | None:
-        """What this replica follows of a job's topics."""
-        writer = self._writers.get(job_id)
-        return None if writer is None else writer.follower
 
     async def _threaded(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)

@@ -76,7 +76,7 @@ class TaskLog:
         somebody else wrote meanwhile.
         """
         journal = await self.journal(job_id, fresh=True)
-        before = journal.line.tasks
+        before, base = journal.line.tasks, journal.trimmable(base)
         kept = next(iter(journal.line.from_position(base)), None)
         if journal.begun is None or kept is None:
             return 0

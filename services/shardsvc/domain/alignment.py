@@ -10,6 +10,8 @@ from services.shardsvc.domain.line import Line
 
 MOST_ROWS = 8192
 """Of a topic's task at most: its messages are read at once."""
+LEAST_ROWS = 256
+"""Where more are waiting."""
 K = TypeVar("K")
 Place = tuple[int, str]
 """A view, and a partition of its topic."""
@@ -33,13 +35,17 @@ class Lag:
 def shares(waiting: Mapping[K, int], *, most: int = MOST_ROWS) -> dict[K, int]:
     """How many messages of each partition are next: all in proportion to what waits, `most` of the longest.
 
-    Partitions that were written over the same time so stay together in time, however uneven their traffic is.
+    Partitions that were written over the same time so stay together in time, however uneven their traffic is. A few
+    more of a short one than its part is better than tasks of a few messages.
     """
     longest = max(waiting.values(), default=0)
     if not longest:
         return {}
     most = min(most, longest)
-    return {key: -(-count * most // longest) for key, count in waiting.items() if count > 0}
+    return {
+        key: min(count, most, max(-(-count * most // longest), LEAST_ROWS))
+        for key, count in waiting.items() if count > 0
+    }
 
 
 def is_released(served: int, total: int, *, elapsed: float) -> bool:

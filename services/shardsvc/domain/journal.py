@@ -77,6 +77,8 @@ class Journal:
     tags: dict[tuple[int, str], str] = field(default_factory=dict)
     _rows: dict[tuple[int, str], int] = field(default_factory=dict)
     _newest: tuple[int, str] | None = None
+    _window_base: int | None = None
+    """Where the first file of the window stands."""
     _slices: int = 0
 
     def take(self, sequence: int, message: Message) -> None:
@@ -88,6 +90,7 @@ class Journal:
             before, self.served = self.served, message.served
             if before is None or (before.epoch, before.turn) != (message.served.epoch, message.served.turn):
                 self._rows.clear()
+                self._window_base = None
             if before is None or before.epoch != message.served.epoch:
                 self._slices = 0
         for start in message.starts:
@@ -96,21 +99,28 @@ class Journal:
             self.tags[place] = start.tag
         for record in message.records:
             if record.file is not None:
-                self._take(record.file)
+                self._take(record.file, record.base)
         self.line.extend(message.records)
         if message.trimmed is not None:
             self.begun, self._slices = message.trimmed.begun, message.trimmed.slices
             self.line.forget(message.trimmed.base, end=message.trimmed.end)
 
-    def _take(self, piece: FileSlice) -> None:
+    def _take(self, piece: FileSlice, base: int) -> None:
         place = piece.view, piece.uri
         self._slices += 1
         if place in self.tags or is_partition(piece.uri):
             self.offsets[place] = piece.first_row + piece.rows
         else:
             self._newest, self._rows[place] = place, piece.first_row + piece.rows
+            self._window_base = base if self._window_base is None else self._window_base
 
     # ---- of lines of streams
+
+    def trimmable(self, done_to: int) -> int:
+        """Up to which position the log may forget what is done: not the files of the open window, by which a writer
+        knows which of them are there."""
+        is_open = self._window_base is not None and self.served is not None and not self.served.complete
+        return min(done_to, self._window_base) if is_open and self._window_base is not None else done_to
 
     def trimming(self, base: int) -> Trimmed:
         """What is to be written before messages of positions below `base` are deleted."""
@@ -152,3 +162,19 @@ class Journal:
 
     def _at(self, epoch: int, turn: Turn) -> bool:
         return self.served is not None and (self.served.epoch, self.served.turn) == (epoch, turn)
+
+
+def last_empty(begun: Begun | None, turn: Turn, time: float) -> Turn:
+    """Of an empty window, and those behind it that are empty, too, as nothing is there before this time: the last one.
+
+    Only of a dataset that is one stream of topics: of others each window is looked at.
+    """
+    streams = begun.spec.streams if begun is not None else []
+    if len(streams) != 1 or not all(source.is_topic for source in streams[0].sources):
+        return turn
+    step = int(streams[0].window)
+    begin = int(time // step - 1) * step
+    ends = [source.end + source.offset for source in streams[0].sources if source.end is not None]
+    if len(ends) == len(streams[0].sources):
+        begin = min(begin, int(max(ends) // step) * step)
+    return turn if begin <= turn.begin else Turn(begin, turn.stream)

@@ -133,6 +133,8 @@ class View:
     granted: int = 0
     pieces: int = 0
     """Queued intervals."""
+    first: int = -1
+    """The lowest position that is queued; -1: none is."""
 
     @property
     def leased(self) -> int:
@@ -146,5 +148,5 @@ class View:
 
     @property
     def trained_to(self) -> int:
-        """A position before which nothing is leased; nor queued, but for what was given back and waits for another."""
-        return min([self.total - self.queued, *(lease.progress for lease in self.leases)])
+        """The position before which nothing is queued, nor held by anybody who has not trained it yet."""
+        return min([self.total if self.first < 0 else self.first, *(lease.progress for lease in self.leases)])

@@ -174,12 +174,12 @@ class ValkeyQueue:
         state = State(reply[0])
         if len(reply) == 1:
             return Released(state), None
-        _, told, (total, queued, granted, requeues, expirations, pieces), leases = reply
+        _, told, (total, queued, granted, requeues, expirations, pieces, first), leases = reply
         held = tuple(
             Lease(epoch, worker, lo, hi, progress, age_ms / 1000)
             for epoch, lo, hi, progress, age_ms, worker in sorted(leases)
         )
-        view = View(gen, total, queued, held, expirations, requeues, granted, pieces)
+        view = View(gen, total, queued, held, expirations, requeues, granted, pieces, first)
         return Released(state, _requeued(told, Cause.EXPIRED)), view
 
     async def sweep(self, job_id: str, gen: int) -> Released:

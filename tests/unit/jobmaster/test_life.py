@@ -151,6 +151,7 @@ async def test_offsets_of_topics_are_committed_by_the_oldest_snapshot_that_is_ke
     told = [tuple(done) for _, done in world.shards.committed[:4]]
     assert told == [ledgers[number] for number in sorted(ledgers)[:1] + sorted(ledgers)[:3]]
     await world.until_phase(job_id, "Succeeded")
+    assert tuple(world.shards.committed[-1][1]) == ((0, 0, 8000),), "whoever follows goes on behind all of it"
 
 
 async def test_a_parameter_server_that_dies_during_the_rollback_is_another_rollback(world: JobWorld) -> None:

@@ -7,6 +7,8 @@ local run = call('HMGET', RUN, 'total', 'queued', 'granted', 'requeues', 'expira
 local numbers = {}
 for i = 1, #run do numbers[i] = tonumber(run[i]) end
 numbers[#numbers + 1] = call('ZCARD', QUEUE)
+local first = call('ZRANGE', QUEUE, 0, 0)[1]
+numbers[#numbers + 1] = first and tonumber(string.match(first, '%d+')) or -1
 local leases = {}
 if ARGV[2] == '1' then
   local all = call('HGETALL', LEASES)
