@@ -1,6 +1,7 @@
 """replay, join."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -10,13 +11,16 @@ import typer
 
 from recmesh.cli import output
 from recmesh.cli.exit_codes import ExitCode
-from recmesh.cli.options import HomeOption, JsonOption
+from recmesh.cli.options import FileArgument, HomeOption, JsonOption
 from recmesh.runtime.errors import InvalidArgument, Violation
 
 if TYPE_CHECKING:
+    from recmesh.join.process import JoinProcess
     from recmesh.partitions import Limits
     from recmesh.replay.rows import Rows
     from recmesh.replay.run import Options, Progress
+    from recmesh.runtime.bus import Link
+    from recmesh.spec.join import LabelJoin
 
 OPEN_S = 30.0
 """For a connection to the server."""
@@ -25,6 +29,7 @@ OPEN_S = 30.0
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this module."""
     app.command()(replay)
+    app.command()(join)
 
 
 def replay(
@@ -123,6 +128,71 @@ async def _replay(
         await sink.stop()
         if link is not None:
             await link.close()
+
+
+def join(
+    file: FileArgument,
+    to_end: Annotated[
+        bool, typer.Option("--to-end", help="Join what is there now, as if nothing came after it, and end.")
+    ] = False,
+    http: Annotated[
+        str, typer.Option(help="Where metrics, health and a page are; port 0: any.", metavar="HOST:PORT")
+    ] = "127.0.0.1:0",
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Join samples with labels that come later, by id, within a window, until it is stopped."""
+    from recmesh.client.jobfile import load_mapping
+    from recmesh.spec.join import LabelJoin
+
+    values = load_mapping(file)
+    files = values.get("files")
+    if isinstance(files, dict) and isinstance(files.get("folder"), str) and "://" not in files["folder"]:
+        files["folder"] = os.path.abspath(files["folder"])
+    counts = asyncio.run(_join(LabelJoin.parse(values), to_end, http, home))
+    if json:
+        output.print_json(counts)
+    else:
+        output.print_fields({name: f"{count:,}" for name, count in counts.items()})
+
+
+async def _join(spec: "LabelJoin", to_end: bool, http: str, home: str | None) -> dict[str, int]:
+    from recmesh.cli.topics import Server, link_to, mesh_nats
+    from recmesh.join.process import JoinProcess
+    from recmesh.runtime import telemetry
+    from recmesh.runtime.ops import OpsServer, Page, Tiles
+    from recmesh.runtime.settings import ServiceSettings
+
+    telemetry.setup("join", ServiceSettings.from_env(os.environ, "RECMESH_"))
+    server = Server(spec.server, os.environ.get("RECMESH_NATS_TOKEN")) if spec.server else mesh_nats(home)
+    link = link_to(server, f"join {spec.name}")
+    await link.open(OPEN_S)
+    process = JoinProcess(spec, link, to_end=to_end, tell=_tell_join)
+    page = Page(f"join {spec.name}", [Tiles("Messages", lambda: dict(process.counts))])
+    ops = OpsServer("join", http, page, readiness=link_objection(link))
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, process.stop)
+    try:
+        await ops.start()
+        print(f"join {spec.name}: {ops.address}", file=sys.stderr, flush=True)
+        ops.set_ready(True)
+        await process.run()
+    finally:
+        await ops.stop()
+        await link.close()
+    return process.counts
+
+
+def link_objection(link: "Link") -> Callable[[], str]:
+    """Why nothing can be joined now, or ''."""
+    return lambda: "" if link.connected else "no connection to NATS"
+
+
+def _tell_join(process: "JoinProcess") -> None:
+    counts = process.counts
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    print(f"{told or 'nothing yet'}", file=sys.stderr, flush=True)
 
 
 def _tell(done: "Progress") -> None:
