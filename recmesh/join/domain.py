@@ -6,7 +6,6 @@ order and the speed of arrival change nothing, as long as no message is older th
 """
 
 import heapq
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +14,8 @@ from typing import Literal, NamedTuple
 from recmesh.join.marks import Marks
 
 Side = Literal["samples", "labels"]
+_STEP_S = 1e-6
+"""The least that is more: Unix seconds are rounded to a quarter of it."""
 
 
 class Position(NamedTuple):
@@ -278,7 +279,7 @@ class Join:
     def _squeeze(self, now: float) -> None:
         if self._waiting and self._marks["labels"].is_idle(now):
             oldest = heapq.nsmallest(len(self._by_time) // 20 + 1, self._by_time)[-1][0]
-            self._marks["labels"].lift(math.nextafter(oldest, math.inf) + self._rules.window_s)
+            self._marks["labels"].lift(oldest + self._rules.window_s + _STEP_S)
 
     def _advance(self, now: float) -> None:
         samples, labels = self._marks["samples"], self._marks["labels"]
