@@ -31,6 +31,7 @@ def run(*, quick: bool) -> Result:
     """`rows_per_s_*` by the clock; `join_messages_per_s` of samples and labels, the start of the process included."""
     rows = QUICK_ROWS if quick else ROWS
     figures: dict[str, float] = {}
+    labels = 0
     with scratch() as folder, tempfile.TemporaryDirectory(prefix="recmesh-bench-") as disk:
         shown, clicks = folder / "shown.parquet", folder / "clicks.parquet"
         _recmesh("generate", "--out", str(shown), "--rows", str(rows), "--days", "0.05", "--labels", str(clicks),
@@ -48,7 +49,7 @@ def run(*, quick: bool) -> Result:
                 if synced:
                     continue
                 figures["bytes_per_row"] = done["size_bytes"] / done["sent"]
-                labels = _replayed(clicks, f"{url}/clicks")["sent"]
+                labels = int(_replayed(clicks, f"{url}/clicks")["sent"])
                 began = time.monotonic()
                 counts = _joined(folder, url)
                 figures["join_messages_per_s"] = (rows + labels) / (time.monotonic() - began)

@@ -104,8 +104,8 @@ def generate(
 
     if like != "criteo":
         raise wrong("like", f"there is nothing like {like!r}; there is criteo")
+    field = "start"
     try:
-        field = "start"
         begin = float(start) if start.replace(".", "", 1).isdigit() else float(moment(start))
         field = "window"
         window_s = float(seconds(window))

@@ -97,7 +97,9 @@ class Ended:
     side: Side | None = None
 
 
-Event = Sample | Label | Known | Unreadable | Tick | Empty | Full | Ended
+Read = Sample | Label | Known | Unreadable
+"""A message of the input."""
+Event = Read | Tick | Empty | Full | Ended
 
 
 class Fate(StrEnum):

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from recmesh.join.domain import Known, Label, Position, Sample, Side, Unreadable
+from recmesh.join.domain import Position, Read, Side
 from recmesh.join.messages import Message
 from recmesh.partitions import EVENT_TIME, count_of, stream_of, subject_of
 from recmesh.runtime.bus import Link, Place, follow
@@ -16,8 +16,6 @@ from recmesh.runtime.errors import NotFound, Violation
 
 AT_HAND = 512
 """Messages of a partition that are read ahead."""
-
-Read = Sample | Label | Known | Unreadable
 
 
 class Input(Protocol):

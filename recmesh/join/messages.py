@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from recmesh.join.domain import Event, Joined, Known, Label, Position, Sample, Unreadable
+from recmesh.join.domain import Joined, Known, Label, Position, Read, Sample, Unreadable
 from recmesh.partitions import unix_seconds
 from recmesh.spec.join import Labels, Samples
 
@@ -32,7 +32,7 @@ class Wrong(ValueError):
     """Why a message is no sample or label."""
 
 
-def event_of(message: Message, side: Samples | Labels, is_settled: Callable[[Position], bool]) -> Event:
+def event_of(message: Message, side: Samples | Labels, is_settled: Callable[[Position], bool]) -> Read:
     """What a message tells. One that is settled is only known."""
     time = message.time
     try:

@@ -16,13 +16,14 @@ from recmesh.join.domain import (
     Label,
     Late,
     Position,
+    Read,
     Rules,
     Side,
     Tick,
     Unreadable,
 )
 from recmesh.join.files import Files
-from recmesh.join.inputs import Input, JetStreamInput, Merge, Read
+from recmesh.join.inputs import Input, JetStreamInput, Merge
 from recmesh.join.messages import CONSUMED, FATE, Message, event_of, labels_in, position_of
 from recmesh.join.positions import Positions
 from recmesh.join.record import Record

@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import api
 
-from recmesh.runtime.bus.link import RETRYABLE, Link, Session
+from recmesh.runtime.bus.link import RETRYABLE, RETRYABLE_OR_AWAY, Link, Session
 from recmesh.runtime.bus.stored import check_size, refusal
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import InvalidArgument, MeshError, Unavailable
@@ -78,12 +78,18 @@ class Publisher:
     async def send(
         self, subject: str, payload: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Returns when it is on its way, which waits while too much is; `flush` tells when it is stored."""
+        """Returns when it is on its way, which waits while too much is; `flush` tells when it is stored.
+
+        InvalidArgument: the server takes no message that large.
+        """
         while not self._room.is_set() and self._failure is None:
             await self._room.wait()
         if self._failure is not None:
             raise self._failure
         sent = _Sent(subject, payload, {**(headers or {}), api.Header.MSG_ID.value: message_id})
+        session = self._session
+        if session is not None:
+            check_size(session, subject, payload, sent.headers)
         if not self._pending:
             self._heard_at = self._clock.monotonic()
         self._token += 1
@@ -92,9 +98,7 @@ class Publisher:
         self._empty.clear()
         if len(self._pending) >= self._most or self._bytes >= _IN_FLIGHT_BYTES:
             self._room.clear()
-        session = self._session
         if session is not None and not session.lost.is_set():
-            check_size(session, subject, payload, sent.headers)
             await self._post(session, self._token, sent)
 
     async def flush(self) -> None:
@@ -168,7 +172,7 @@ class Publisher:
                 if self._subscription is not None and not lost:
                     await self._subscription.unsubscribe()
                 await self._attach(await self._link.session(_AGAIN_S))
-            except (*RETRYABLE, Unavailable):
+            except RETRYABLE_OR_AWAY:
                 continue
             except InvalidArgument as error:
                 self._fail(error)

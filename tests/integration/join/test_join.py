@@ -18,6 +18,8 @@ import pytest
 import yaml
 from nats.aio.client import Client
 
+from recmesh.data.generating import Target, write
+from recmesh.data.synthetic import Synthetic
 from recmesh.data.windows import filled
 from recmesh.partitions import EVENT_TIME, Limits, ensure, fnv1a32, subject_of
 from recmesh.runtime.bus import Link, Publisher
@@ -121,11 +123,11 @@ def rows_of(server: NatsServer, topic: str) -> list[dict[str, Any]]:
     return asyncio.run(read())
 
 
-def count_of(server: NatsServer, topic: str) -> int:
+def count_of(server: NatsServer, topic: str, *, partitions: int = 2) -> int:
     async def read() -> int:
         async with client(server) as made:
             js = made.jetstream()
-            return sum([(await js.stream_info(f"{topic}-{n}")).state.messages for n in range(2)])
+            return sum([(await js.stream_info(f"{topic}-{n}")).state.messages for n in range(partitions)])
 
     try:
         return asyncio.run(read())
@@ -268,6 +270,39 @@ def test_files_of_windows_are_whole_and_complete_when_their_marker_is_there(
         rows += found
     assert {row["id"]: row["click"] for row in rows} == data.truth and len(rows) == len(data.samples)
     assert {fate: counts[fate] for fate in data.fates} == dict(data.fates) and counts["late_samples"] == 0
+
+
+def replayed(server: NatsServer, file: Path, topic: str, speed: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([
+        sys.executable, "-m", "recmesh.cli.main", "replay", str(file), "--to", f"{server.url}/{topic}",
+        "--time", "time", "--speed", speed, "--partitions", "2", "--key", "id",
+    ], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def test_a_file_s_labels_are_the_same_live_and_from_what_is_there(nats: NatsServer, tmp_path: Path) -> None:
+    shown, clicks = tmp_path / "shown.parquet", tmp_path / "clicks.parquet"
+    data = Synthetic(ids=100, rows_per_day=2000 * 48, start=START)
+    list(write(data, Target(shown, labels=clicks, delay_s=WINDOW_S), rows=2000))
+    times = dict(zip(*pq.read_table(shown, columns=["id", "time"]).to_pydict().values(), strict=True))
+    clicked = {row["id"] for row in pq.read_table(clicks).to_pylist() if row["time"] <= times[row["id"]] + WINDOW_S}
+    truth = {key: int(key in clicked) for key in times}
+    assert 50 < len(clicked) < 0.9 * pq.read_metadata(clicks).num_rows
+    for name, speed in (("there", "max"), ("live", "150")):
+        path = spec(
+            tmp_path, nats, name=name, topic={"topic": name}, late_topic=None,
+            samples={"topic": f"{name}-shown", "key": "id"}, labels={"topic": f"{name}-clicks", "key": "id"},
+        )
+        replays = [replayed(nats, shown, f"{name}-shown", speed), replayed(nats, clicks, f"{name}-clicks", speed)]
+        if speed != "max":
+            until(lambda: count_of(nats, "live-shown") and count_of(nats, "live-clicks"), timeout_s=60)
+            process = started(path)
+            until(lambda: count_of(nats, "live", partitions=1) > 100, timeout_s=120)
+            process.terminate()
+            ended(process, path)
+        assert [each.wait(120) for each in replays] == [0, 0]
+        ended(started(path, "--to-end"), path)
+        rows = rows_of(nats, name)
+        assert {row["id"]: row["click"] for row in rows} == truth and len(rows) == len(truth)
 
 
 def test_a_join_of_a_topic_that_is_not_there_says_which(nats: NatsServer, tmp_path: Path) -> None:

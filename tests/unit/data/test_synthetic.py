@@ -150,7 +150,7 @@ def test_under_drift_the_truth_of_the_beginning_gets_worse() -> None:
     ({"out": "a", "labels": "b"}, "labels"), ({"out": "a", "window_s": 61.0}, "window"),
 ])
 def test_wrong_targets_are_named(target: dict[str, Any], field: str) -> None:
-    paths = {name: Path(value) if name in ("out", "labels") else value for name, value in target.items()}
+    paths: dict[str, Any] = {name: Path(v) if name in ("out", "labels") else v for name, v in target.items()}
     with pytest.raises(InvalidArgument) as refused:
         Target(**paths)
     assert refused.value.violations[0].path == field

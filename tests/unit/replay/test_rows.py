@@ -88,7 +88,7 @@ def test_rows_of_several_files_are_counted_on(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path, options: dict[str, str], field: str) -> None:
     pq.write_table(pa.table({"t": [1]}), tmp_path / "a.parquet")
     with pytest.raises(InvalidArgument) as refused:
-        open_rows([str(tmp_path / "a.parquet")], **options)  # type: ignore[arg-type]  # of either kind
+        open_rows([str(tmp_path / "a.parquet")], **options)
     assert refused.value.violations[0].path == field
 
 
