@@ -1,4 +1,4 @@
-"""`python -m bench.workloads.publishing FILE URL`: a file's rows, made ahead, by nats-py's asynchronous publishing."""
+"""`python -m bench.workloads.publishing FILE URL ROWS`: rows, made ahead, by nats-py's asynchronous publishing."""
 
 import asyncio
 import json
@@ -31,12 +31,12 @@ async def published(url: str, payloads: list[bytes]) -> float:
     return seconds
 
 
-def main(file: str, url: str) -> None:
+def main(file: str, url: str, most: int) -> None:
     """Prints rows and seconds."""
     rows = open_rows([file])
-    payloads = [text for chunk in rows.chunks() for text in as_json(chunk.table, rows.columns)]
+    payloads = [text for chunk in rows.chunks() for text in as_json(chunk.table, rows.columns)][:most]
     print(json.dumps({"rows": len(payloads), "seconds": asyncio.run(published(url, payloads))}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

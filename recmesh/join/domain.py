@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 from recmesh.join.marks import Marks
 
 Side = Literal["samples", "labels"]
+MOST_LABELS = 64
+"""Of a sample that goes out; of more, only the one that counts is held."""
 _STEP_S = 1e-6
 """The least that is more: Unix seconds are rounded to a quarter of it."""
 
@@ -122,8 +124,8 @@ class Joined:
     sample: Sample
     label: float
     fate: Literal[Fate.LABELLED, Fate.DEFAULTED]
-    labels: tuple[Position, ...]
-    """That it was waited for."""
+    labels: tuple[Position, ...] = ()
+    """What was joined: the one that counts, and others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,9 @@ class Rules:
 @dataclass(slots=True)
 class _Waiting:
     sample: Sample
-    labels: list[Label] = field(default_factory=list)
+    label: Label | None = None
+    """The one of those so far that counts."""
+    others: list[Position] = field(default_factory=list)
 
 
 class Join:
@@ -184,7 +188,7 @@ class Join:
         }
         self._waiting: dict[str, _Waiting] = {}
         self._by_time: list[tuple[float, Position, str]] = []
-        self._held: dict[str, list[Label]] = {}
+        self._held: dict[str, dict[Position, Label]] = {}
         self._held_count = 0
         self._held_by_time: list[tuple[float, Position, Label]] = []
         self._gone: dict[str, float] = {}
@@ -254,7 +258,7 @@ class Join:
             yield self._outside(label, known.time)
 
     def _taken(self, key: str) -> list[Label]:
-        labels = self._held.pop(key, [])
+        labels = list(self._held.pop(key, {}).values())
         self._held_count -= len(labels)
         return labels
 
@@ -264,16 +268,30 @@ class Join:
         elif (time := self._gone.get(label.key)) is not None:
             yield self._outside(label, time)
         else:
-            self._held.setdefault(label.key, []).append(label)
+            self._held.setdefault(label.key, {})[label.at] = label
             self._held_count += 1
             heapq.heappush(self._held_by_time, (label.time, label.at, label))
 
     def _offer(self, waiting: _Waiting, label: Label) -> Iterator[Effect]:
         time = waiting.sample.time
         if time - self._rules.early_s <= label.time <= time + self._rules.window_s:
-            waiting.labels.append(label)
+            winner, loser = label, waiting.label
+            if loser is not None and not self._beats(winner, loser):
+                winner, loser = loser, winner
+            waiting.label = winner
+            if loser is not None and len(waiting.others) < MOST_LABELS:
+                waiting.others.append(loser.at)   # settled with the sample, so that no crash comes in between
+            elif loser is not None:
+                yield Settled(loser.at, Fate.JOINED)
         else:
             yield self._outside(label, time)
+
+    def _beats(self, label: Label, other: Label) -> bool:
+        """Whether it counts instead of the other; equal ones by position, so that no order of arrival matters."""
+        key, other_key = (label.time, label.at), (other.time, other.at)
+        if self._rules.several == "max" and label.value != other.value:
+            return label.value > other.value
+        return key < other_key if self._rules.several == "first" else key > other_key
 
     def _outside(self, label: Label, time: float) -> Effect:
         return Late(label) if label.time >= time - self._rules.early_s else Settled(label.at, Fate.ORPHAN)
@@ -296,28 +314,20 @@ class Join:
             time, at, key = heapq.heappop(self._by_time)
             waiting = self._waiting.pop(key)
             self._remember(at, time, key)
-            labels = tuple(label.at for label in waiting.labels)
-            if labels:
-                yield Joined(waiting.sample, self._chosen(waiting.labels), Fate.LABELLED, labels)
+            if waiting.label is not None:
+                yield Joined(waiting.sample, waiting.label.value, Fate.LABELLED, (waiting.label.at, *waiting.others))
             elif self._rules.default_label is None:
                 yield Settled(at, Fate.DROPPED)
             else:
-                yield Joined(waiting.sample, self._rules.default_label, Fate.DEFAULTED, ())
-
-    def _chosen(self, labels: list[Label]) -> float:
-        if self._rules.several == "max":
-            return max(label.value for label in labels)
-        ordered = sorted(labels, key=lambda label: (label.time, label.at))
-        return ordered[0 if self._rules.several == "first" else -1].value
+                yield Joined(waiting.sample, self._rules.default_label, Fate.DEFAULTED)
 
     def _orphaned(self) -> Iterator[Effect]:
         """Labels whose sample can no more come."""
         while self._held_by_time and self._held_by_time[0][0] + self._rules.early_s < self.sample_mark:
             _, at, label = heapq.heappop(self._held_by_time)
-            held = self._held.get(label.key)
-            if held is None or label not in held:
+            held = self._held.get(label.key, {})
+            if held.pop(at, None) is None:
                 continue                          # its sample came
-            held.remove(label)
             self._held_count -= 1
             if not held:
                 del self._held[label.key]

@@ -20,6 +20,9 @@ class Limits:
     max_age_s: float = 0.0
     max_bytes: int = 0
     replicas: int = 1
+    unsynced: bool = False
+    """The server answers before a message is on its disk, even where it syncs all else: much faster, and what it had
+    not written when it dies is gone."""
 
 
 async def count_of(link: Link, topic: str) -> int:
@@ -56,6 +59,7 @@ async def ensure(link: Link, topic: str, partitions: int | None, *, limits: Limi
             name=stream_of(topic, partition), subjects=[subject_of(topic, partition)], storage=api.StorageType.FILE,
             discard=api.DiscardPolicy.OLD, max_age=limits.max_age_s, max_bytes=limits.max_bytes or -1,
             num_replicas=limits.replicas, allow_direct=True, duplicate_window=_window(limits),
+            persist_mode=api.PersistMode.ASYNC if limits.unsynced else None,
             description=f"Partition {partition} of the topic {topic}",
         ))
     return wanted

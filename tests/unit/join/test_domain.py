@@ -4,10 +4,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmesh.join.domain import (
+    MOST_LABELS,
     Effect,
     Empty,
     Ended,
@@ -80,9 +81,19 @@ def test_without_a_label_it_gets_the_default_or_is_dropped() -> None:
 @pytest.mark.parametrize(("several", "expected"), [("last", 2.0), ("first", 5.0), ("max", 7.0)])
 def test_of_several_labels_one_counts_by_the_rule(several: Any, expected: float) -> None:
     labels = [label("a", 3.0, 7.0, n=1), label("a", 1.0, 5.0, n=2), label("a", 4.0, 2.0, n=3)]
-    effects = run([sample("a", 0.0), *labels, Ended()], Rules(window_s=W, early_s=W, several=several))
-    assert joined(effects) == [("a", expected)]
-    assert fates(effects) == {Fate.LABELLED: 1, Fate.JOINED: 3}
+    for before, after in ((labels, []), ([], labels), (labels[1:], labels[:1]), (labels[::-1], [])):
+        events: list[Event] = [*before, sample("a", 0.0), *after, Ended()]
+        effects = run(events, Rules(window_s=W, early_s=W, several=several, disorder_s=(9.0, 9.0)))
+        assert joined(effects) == [("a", expected)]
+        assert fates(effects) == {Fate.LABELLED: 1, Fate.JOINED: 3}
+
+
+def test_a_sample_holds_few_labels_however_many_come() -> None:
+    count = MOST_LABELS + 10
+    effects = run([sample("a", 0.0), *(label("a", 1.0, float(n), n=n) for n in range(count)), Ended()])
+    assert joined(effects) == [("a", count - 1.0)]
+    assert [len(effect.labels) for effect in effects if isinstance(effect, Joined)] == [MOST_LABELS + 1]
+    assert fates(effects) == {Fate.LABELLED: 1, Fate.JOINED: count}
 
 
 def test_a_label_before_its_sample_counts_as_long_as_it_is_not_too_early() -> None:
@@ -196,6 +207,7 @@ def expected(events: list[Event]) -> tuple[dict[str, float], Counter[str]]:
     return chosen, count
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_the_order_of_arrival_between_topics_changes_nothing(data: st.DataObject) -> None:
     events = data.draw(histories())
@@ -218,6 +230,7 @@ def test_the_order_of_arrival_between_topics_changes_nothing(data: st.DataObject
     assert sum(told.values()) == len(events)
 
 
+@settings(deadline=None)
 @given(histories(), st.randoms(use_true_random=False))
 def test_within_their_disorder_messages_may_come_in_any_order(events: list[Event], random: Any) -> None:
     chosen, _ = expected(events)

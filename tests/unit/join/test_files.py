@@ -25,7 +25,7 @@ def spec(folder: Path, **files: Any) -> LabelJoin:
 
 def joined(n: int, time: float, **row: Any) -> Joined:
     body = orjson.dumps({"id": n, **row})
-    return Joined(Sample(Position("samples", 0, n), time, str(n), body), 1.0, Fate.LABELLED, ())
+    return Joined(Sample(Position("samples", 0, n), time, str(n), body), 1.0, Fate.LABELLED)
 
 
 def there(folder: Path) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
 """What is settled is not settled again, and what is not is read again, after any number of lives."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmesh.join.domain import Fate, Forgotten, Joined, Known, Label, Position, Sample, Settled, Unreadable
@@ -15,6 +15,7 @@ def again(positions: Positions) -> Positions:
     return Positions.decode(positions.encode({}), samples=1, labels=1)[0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 40))
 def test_a_new_life_reads_all_that_is_not_settled(settled: list[bool], read: int) -> None:
     positions = Positions(samples=1, labels=1)
@@ -38,7 +39,7 @@ def test_a_sample_that_is_remembered_is_read_again_until_it_is_forgotten() -> No
     positions.read(first)
     positions.read(second)
     for at in (first, second):
-        positions.joined(Joined(Sample(at, 0.0, "a", b"{}"), 1.0, Fate.LABELLED, ()))
+        positions.joined(Joined(Sample(at, 0.0, "a", b"{}"), 1.0, Fate.LABELLED))
     assert again(positions).low("samples", 0) == 5
     positions.note(Forgotten(first))
     found = again(positions)
@@ -87,8 +88,8 @@ def test_labels_have_values_and_times_of_fields() -> None:
 
 def test_a_joined_row_is_the_sample_with_its_label() -> None:
     sample = Sample(Position("samples", 0, 1), 0.0, "a", b'{"id":"a","x":0.5}')
-    assert row_of(Joined(sample, 1.0, Fate.LABELLED, ()), "click") == b'{"id":"a","x":0.5,"click":1}'
-    assert row_of(Joined(sample, 0.25, Fate.LABELLED, ()), "x") == b'{"id":"a","x":0.25}'
+    assert row_of(Joined(sample, 1.0, Fate.LABELLED), "click") == b'{"id":"a","x":0.5,"click":1}'
+    assert row_of(Joined(sample, 0.25, Fate.LABELLED), "x") == b'{"id":"a","x":0.25}'
 
 
 def test_what_was_stored_tells_what_it_settled() -> None:

@@ -8,7 +8,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmesh.partitions import fnv1a32, partitions_of, stream_of, subject_of, topic_name
@@ -37,6 +37,7 @@ def test_what_is_no_time_is_refused_by_its_column(values: list[object]) -> None:
     assert refused.value.violations[0].path == "time"
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=20) | st.none(), max_size=50), st.integers(1, 64))
 def test_partitions_are_those_of_the_server_s_own_hash(keys: list[str | None], count: int) -> None:
     expected = [fnv1a32((key or "").encode()) % count for key in keys]
@@ -102,6 +103,7 @@ def test_a_round_follows_the_one_before_by_a_step() -> None:
     assert rounds_apart(0.0, 9.0, 10) == 10.0 and rounds_apart(4.0, 4.0, 1) == 1.0
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_whatever_was_in_flight_what_is_missing_is_sent_again_and_nothing_twice(data: st.DataObject) -> None:
     """Rows of a partition are stored in order but for those in flight at the end, of which any may be missing."""
