@@ -240,6 +240,20 @@ def test_a_second_process_takes_over_and_the_first_one_ends(nats: NatsServer, tm
     check(data, nats, ended(started(path, "--to-end"), path))
 
 
+def test_less_room_than_a_window_needs_costs_no_label_and_far_too_little_ends_it(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    data = Data(1500, seed=6)                     # a window holds 61 samples and some 40 labels
+    published(nats, data.messages())
+    path = spec(tmp_path, nats, limit=5, name="tight", topic={"topic": "nothing"}, late_topic=None)
+    process = started(path, "--to-end")
+    process.communicate(timeout=60)
+    log = path.with_suffix(".log").read_text()
+    assert process.returncode == 5 and "5 labels wait for each other: raise `limit`" in log
+    path = spec(tmp_path, nats, limit=48)
+    check(data, nats, ended(started(path, "--to-end"), path))
+
+
 def test_files_of_windows_are_whole_and_complete_when_their_marker_is_there(
     nats: NatsServer, tmp_path: Path
 ) -> None:
