@@ -1,4 +1,4 @@
-"""dataset register, list, inspect, generate."""
+"""dataset register, list, inspect; generate."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +16,8 @@ def register(app: typer.Typer) -> None:
     group.command("register")(register_dataset)
     group.command("list")(list_datasets)
     group.command("inspect")(inspect)
-    group.command("generate")(generate)
     app.add_typer(group)
+    app.command()(generate)
 
 
 def register_dataset(
@@ -76,23 +76,58 @@ def inspect(file: FileArgument, home: HomeOption = None, json: JsonOption = Fals
 
 
 def generate(
-    folder: Annotated[Path, typer.Argument(help="Where Parquet files and a dataset.yaml are written.")],
+    out: Annotated[
+        Path, typer.Option(help="FILE.parquet, FILE.csv, a folder, or data/{YYYY}{MM}{DD}/{HH} for windows of time.")
+    ],
     rows: Annotated[int, typer.Option(help="How many.", min=1)] = 1_000_000,
-    file_rows: Annotated[int, typer.Option(help="Rows of one file.", min=1)] = 1_000_000,
+    like: Annotated[str, typer.Option(help="What they look like: criteo.")] = "criteo",
+    file_rows: Annotated[int, typer.Option(help="Rows of one file of several.", min=1)] = 1_000_000,
+    window: Annotated[str, typer.Option(help="Of a path with parts of a time: 1h, 1d, 10m.")] = "1h",
+    done: Annotated[bool, typer.Option("--done", help="A file _SUCCESS in each complete window.")] = False,
     ids: Annotated[int, typer.Option(help="Different ids in each of the 26 columns.", min=1)] = 100_000,
     days: Annotated[float, typer.Option(help="The time that all rows span.", min=1e-6)] = 1.0,
-    start: Annotated[float, typer.Option(help="Unix seconds of the first row.")] = 0.0,
+    start: Annotated[str, typer.Option(help="Time of the first row: 2026-11-01, or unix seconds.")] = "2026-01-01",
     drift: Annotated[float, typer.Option(help="Radians per day by which the truth turns.", min=0)] = 0.0,
     churn: Annotated[float, typer.Option(help="Share of the ids that new ones replace per day.", min=0)] = 0.0,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels go to this file, as they come, and rows get an id.", metavar="FILE")
+    ] = None,
+    delay: Annotated[str, typer.Option(help="With --labels: mean time after which they come.")] = "10m",
     seed: Annotated[int, typer.Option(help="Equal seeds give equal rows.", min=0)] = 0,
+    json: JsonOption = False,
 ) -> None:
-    """Write Criteo-like data with a hidden truth to learn; no mesh is needed."""
-    from recmesh.data.synthetic import Synthetic, write
+    """Write data of any size with a hidden truth to learn, which may drift; no mesh is needed."""
+    from recmesh.data.faults import wrong
+    from recmesh.data.generating import Target, write
+    from recmesh.data.synthetic import Synthetic
+    from recmesh.spec.quantity import moment, seconds
 
-    made = Synthetic(seed=seed, ids=ids, rows_per_day=rows / days, start=start, drift=drift, churn=churn)
-    for path, done in write(made, folder, rows=rows, file_rows=file_rows):
-        print(f"{path}: {done:,} of {rows:,} rows", flush=True)
-    print(f"{folder / 'dataset.yaml'}: the specification of a job's data")
+    if like != "criteo":
+        raise wrong("like", f"there is nothing like {like!r}; there is criteo")
+    field = "start"
+    try:
+        begin = float(start) if start.replace(".", "", 1).isdigit() else float(moment(start))
+        field = "window"
+        window_s = float(seconds(window))
+        field = "delay"
+        delay_s = float(seconds(delay))
+    except ValueError as error:
+        raise wrong(field, str(error)) from None
+    data = Synthetic(seed=seed, ids=ids, rows_per_day=rows / days, start=begin, drift=drift, churn=churn)
+    target = Target(out, file_rows, window_s, done, labels, delay_s)
+    made = None
+    for made in write(data, target, rows=rows):
+        if not json:
+            print(f"{made.file}: {made.rows:,} of {rows:,} rows", flush=True)
+    assert made is not None
+    best, frozen = made.best.value, made.frozen.value
+    if json:
+        output.print_json({"rows": made.rows, "labels": made.labels, "best_auc": best, "frozen_auc": frozen})
+        return
+    print(f"Best AUC that any model can reach on them: {best:.4f}", end="")
+    print(f"; with the truth as it was at the beginning: {frozen:.4f}" if drift else "")
+    if labels is not None:
+        print(f"{labels}: {made.labels:,} labels of 1")
 
 
 def _cell(item: dict[str, Any], name: str) -> str:

@@ -16,6 +16,7 @@ from recmesh.cli import (
     mesh_verbs,
     model_verbs,
     simulate_verbs,
+    stream_verbs,
 )
 from recmesh.cli.exit_codes import ExitCode, exit_code
 from recmesh.cli.output import print_error
@@ -39,6 +40,7 @@ model_verbs.register(app)
 data_verbs.register(app)
 chaos_verbs.register(app)
 simulate_verbs.register(app)
+stream_verbs.register(app)
 
 
 def main() -> None:

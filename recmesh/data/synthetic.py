@@ -3,15 +3,11 @@
 Every row is a function of the seed and its number alone, so any part can be made by itself, by anybody, again.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import yaml
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
@@ -53,21 +49,40 @@ class Synthetic:
 
     def table(self, lo: int, hi: int) -> Any:
         """Rows [lo, hi) as an Arrow table: time (seconds), label, I1..I13 and C1..C26, in order of time."""
-        parts = [self._block(number) for number in range(lo // _BLOCK, max(-(-hi // _BLOCK), lo // _BLOCK + 1))]
-        first = lo // _BLOCK * _BLOCK
-        return pa.concat_tables(parts).slice(lo - first, hi - lo).combine_chunks()
+        return self.drawn(lo, hi).table
 
-    def _block(self, number: int) -> Any:
+    def drawn(self, lo: int, hi: int) -> "Drawn":
+        """Rows [lo, hi), and the truth about them."""
+        blocks = [self._block(number) for number in range(lo // _BLOCK, max(-(-hi // _BLOCK), lo // _BLOCK + 1))]
+        part = slice(lo - lo // _BLOCK * _BLOCK, hi - lo // _BLOCK * _BLOCK)
+        table = pa.concat_tables([block.table for block in blocks]).slice(part.start, hi - lo).combine_chunks()
+        logit, first = (np.concatenate([getattr(block, name) for block in blocks])[part] for name in ("logit", "first"))
+        return Drawn(table, logit, first)
+
+    def time_of(self, row: int) -> float:
+        """Unix seconds."""
+        return self.start + row / self.rows_per_day * DAY_S
+
+    def row_at(self, time: float) -> int:
+        """The first row that is not before this time."""
+        row = max(0, int((time - self.start) / DAY_S * self.rows_per_day) - 2)
+        while self.time_of(row) < time:
+            row += 1
+        return row
+
+    def _block(self, number: int) -> "Drawn":
         rng = np.random.default_rng([self.seed, number])
         row = np.arange(number * _BLOCK, (number + 1) * _BLOCK)
         days = row / self.rows_per_day
         ids = self._ids_at(self._ranks(rng), days)
         dense = rng.normal(size=(_BLOCK, DENSE))
-        label = rng.random(_BLOCK) < 1.0 / (1.0 + np.exp(-self._logit(ids, dense, days)))
+        logit = self._logit(ids, dense, days)
+        first = self._logit(ids, dense, np.zeros(_BLOCK)) if self.drift else logit
+        label = rng.random(_BLOCK) < 1.0 / (1.0 + np.exp(-logit))
         columns: dict[str, Any] = {"time": self.start + days * DAY_S, "label": label.astype(np.int8)}
         columns |= {f"I{k + 1}": dense[:, k].astype(np.float32) for k in range(DENSE)}
         columns |= {f"C{k + 1}": np.ascontiguousarray(ids[:, k]).view(np.int64) for k in range(TABLES)}
-        return pa.table(columns)
+        return Drawn(pa.table(columns), logit, first)
 
     def _ranks(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """[rows, TABLES]: by the inverse of the continuous law, which needs no table of all ids."""
@@ -85,7 +100,7 @@ class Synthetic:
         place = splitmix64(ranks.astype(np.uint64) + column + np.uint64(mix(self.seed)))
         if not self.churn:
             return place >> np.uint64(1)
-        age = np.floor(days[:, None] * self.churn + _uniform(place)).astype(np.uint64)
+        age = np.floor(days[:, None] * self.churn + uniform(place)).astype(np.uint64)
         return splitmix64(place + age * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(1)
 
     def _logit(self, ids: U64, dense: F64, days: F64) -> F64:
@@ -93,18 +108,54 @@ class Synthetic:
         then, later = self._weights(ids, 1), self._weights(ids, 2) if self.drift else np.float64(0.0)
         of_ids = np.cos(turn) * then + np.sin(turn) * later
         number = np.arange(DENSE, dtype=np.uint64)
-        of_dense = ndtri(_uniform(splitmix64(number + np.uint64(mix(self.seed ^ 3))))) * _DENSE_WEIGHT
+        of_dense = ndtri(uniform(splitmix64(number + np.uint64(mix(self.seed ^ 3))))) * _DENSE_WEIGHT
         result: F64 = of_ids + dense @ of_dense + _BIAS
         return result
 
     def _weights(self, ids: U64, which: int) -> F64:
         """[rows]: the sum over columns of each id's own, normally distributed weight."""
-        drawn = ndtri(_uniform(splitmix64(ids ^ np.uint64(mix(self.seed ^ which << 32)))))
+        drawn = ndtri(uniform(splitmix64(ids ^ np.uint64(mix(self.seed ^ which << 32)))))
         result: F64 = drawn.sum(axis=1) * (_ID_WEIGHT / np.sqrt(TABLES))
         return result
 
 
-def _uniform(words: U64) -> F64:
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rows, and what nobody knows who learns from them."""
+
+    table: Any
+    logit: F64
+    """[rows]: of the chance of a label of 1."""
+    first: F64
+    """[rows]: what it would be if the truth were as it was at the beginning."""
+
+
+class BestAuc:
+    """The AUC, in expectation over labels, of a score of rows whose chances are known: with the logit of the chance
+    itself, the best that any model can reach. Exact but for scores that differ by less than 0.002. Of any number of
+    rows."""
+
+    _BINS, _SPAN = 1 << 14, 16.0
+
+    def __init__(self) -> None:
+        self._ones, self._zeros = np.zeros(self._BINS), np.zeros(self._BINS)
+
+    def add(self, score: F64, logit: F64) -> None:
+        """[rows] each: the score is a logit too."""
+        place = np.clip((score + self._SPAN) * (self._BINS / (2 * self._SPAN)), 0, self._BINS - 1).astype(np.int64)
+        chance = 1.0 / (1.0 + np.exp(-logit))
+        self._ones += np.bincount(place, chance, self._BINS)
+        self._zeros += np.bincount(place, 1.0 - chance, self._BINS)
+
+    @property
+    def value(self) -> float:
+        """0.5 where there is nothing to tell apart."""
+        below = np.cumsum(self._zeros) - self._zeros / 2
+        pairs = float(self._ones.sum() * self._zeros.sum())
+        return float((self._ones * below).sum()) / pairs if pairs else 0.5
+
+
+def uniform(words: U64) -> F64:
     """(0, 1), of the upper 53 bits."""
     result: F64 = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return result
@@ -114,23 +165,3 @@ def features() -> list[dict[str, Any]]:
     """Of a dataset specification."""
     dense = [{"name": f"I{k + 1}", "kind": "dense"} for k in range(DENSE)]
     return [*dense, *({"name": f"C{k + 1}"} for k in range(TABLES))]
-
-
-def write(data: Synthetic, folder: Path, *, rows: int, file_rows: int) -> Iterator[tuple[Path, int]]:
-    """Parquet files of the first `rows` rows and a `dataset.yaml`; gives each file when it is there, and rows so far.
-
-    A file appears whole or not at all; files that are there already are written again.
-    """
-    if rows < 1 or file_rows < 1:
-        raise wrong("rows" if rows < 1 else "file_rows", "must be at least 1")
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, lo in enumerate(range(0, rows, file_rows)):
-        path, hi = folder / f"part-{number:05d}.parquet", min(rows, lo + file_rows)
-        made = path.with_suffix(".new")
-        with pq.ParquetWriter(made, data.table(0, 1).schema) as writer:
-            for first in range(lo, hi, _BLOCK):
-                writer.write_table(data.table(first, min(hi, first + _BLOCK)))
-        made.replace(path)
-        yield path, hi
-    spec = {"source": {"files": [str(folder.resolve() / "part-*.parquet")]}, "features": features()}
-    (folder / "dataset.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import nats.errors
 from nats.js import api
@@ -12,6 +13,7 @@ from recmesh.runtime.errors import (
     Aborted,
     FailedPrecondition,
     InvalidArgument,
+    MeshError,
     ResourceExhausted,
     Unavailable,
     Violation,
@@ -176,6 +178,18 @@ def _explained(error: js_errors.APIError, subject: str) -> Exception:
         message = f"JetStream has no room for {subject}: {error.description}"
         return ResourceExhausted(message, reason="NO_SPACE")
     return error
+
+
+def refusal(answer: Mapping[str, Any], subject: str) -> MeshError:
+    """What JetStream's answer to a publish means when it holds an error."""
+    error = js_errors.APIError(
+        code=int(answer.get("code") or 0), err_code=int(answer.get("err_code") or 0),
+        description=str(answer.get("description") or ""),
+    )
+    known = _explained(error, subject)
+    if isinstance(known, MeshError):
+        return known
+    return FailedPrecondition(f"JetStream refuses a message for {subject}: {error.description}", reason="REFUSED")
 
 
 def _too_large(subject: str, size: int, limit: int) -> InvalidArgument:

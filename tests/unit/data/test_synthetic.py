@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv as pv
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recmesh
-from recmesh.data.synthetic import DAY_S, TABLES, Synthetic, write
+from recmesh.data.generating import Target, write
+from recmesh.data.synthetic import DAY_S, TABLES, BestAuc, Synthetic
 from recmesh.runtime.errors import InvalidArgument
 
 BLOCK = 1 << 16
@@ -82,13 +84,76 @@ def test_there_is_something_to_learn() -> None:
 
 def test_files_are_a_dataset_that_can_be_read(tmp_path: Path) -> None:
     data = Synthetic(ids=100, rows_per_day=1000)
-    done = list(write(data, tmp_path, rows=2500, file_rows=1000))
-    assert [(path.name, rows) for path, rows in done] == [
+    done = [(made.file.name, made.rows) for made in write(data, Target(tmp_path, file_rows=1000), rows=2500)]
+    assert done == [
         ("part-00000.parquet", 1000), ("part-00001.parquet", 2000), ("part-00002.parquet", 2500),
     ]
     assert pq.read_table(tmp_path / "part-00001.parquet").equals(data.table(1000, 2000))
     assert len(yaml.safe_load((tmp_path / "dataset.yaml").read_text())["features"]) == 39
     assert sum(batch.size for batch in recmesh.Dataset(tmp_path / "dataset.yaml").batches(512)) == 2500
+
+
+def test_windows_hold_the_rows_of_their_time_and_are_a_stream(tmp_path: Path) -> None:
+    data = Synthetic(ids=100, rows_per_day=24_000, start=1800.0 + 365 * DAY_S)
+    target = Target(tmp_path / "{YYYY}{MM}{DD}/{HH}", file_rows=700, done=True)
+    made = list(write(data, target, rows=2500))
+    assert made[-1].rows == 2500
+    folders = sorted(path.parent for path in tmp_path.rglob("_SUCCESS"))
+    assert [str(path.relative_to(tmp_path)) for path in folders] == ["19710101/00", "19710101/01", "19710101/02"]
+    for hour, folder in enumerate(folders):
+        times = pq.read_table(folder)["time"].to_numpy()
+        assert ((times - 365 * DAY_S) // 3600 == hour).all() and len(times) == (500, 1000, 1000)[hour]
+    spec = yaml.safe_load((tmp_path / "dataset.yaml").read_text())
+    assert spec["streams"][0]["sources"][0]["done"].endswith("{YYYY}{MM}{DD}/{HH}/_SUCCESS")
+    assert sum(batch.size for batch in recmesh.Dataset(tmp_path / "dataset.yaml").batches(512)) == 2500
+
+
+def test_labels_come_apart_later_and_in_order(tmp_path: Path) -> None:
+    data, delay_s = Synthetic(ids=100, rows_per_day=100_000), 600.0
+    target = Target(tmp_path / "shown.parquet", labels=tmp_path / "clicks.csv", delay_s=delay_s)
+    made = list(write(data, target, rows=3000))
+    shown, clicks = pq.read_table(tmp_path / "shown.parquet"), pv.read_csv(tmp_path / "clicks.csv")
+    assert "label" not in shown.column_names and shown["id"].to_pylist() == list(range(3000))
+    whole = data.table(0, 3000)
+    assert sorted(clicks["id"].to_pylist()) == np.flatnonzero(whole["label"].to_numpy()).tolist()
+    assert clicks.num_rows == made[-1].labels
+    times = clicks["time"].to_numpy()
+    delays = times - whole["time"].to_numpy()[clicks["id"].to_numpy()]
+    assert (np.diff(times) >= 0).all() and (delays > 0).all() and delays.mean() == pytest.approx(delay_s, rel=0.1)
+
+
+@pytest.mark.parametrize("separation", [0.0, 1.0, 3.0])
+def test_the_best_auc_is_that_of_the_chances_themselves(separation: float) -> None:
+    logit = np.random.default_rng(0).normal(-1.0, separation, 2000)
+    chance = 1 / (1 + np.exp(-logit))
+    wins = (logit[:, None] > logit) + 0.5 * (logit[:, None] == logit)
+    pairs = chance[:, None] * (1 - chance)
+    best = BestAuc()
+    for part in np.array_split(logit, 3):
+        best.add(part, part)
+    assert best.value == pytest.approx(float((wins * pairs).sum() / pairs.sum()), abs=2e-3)
+
+
+def test_under_drift_the_truth_of_the_beginning_gets_worse() -> None:
+    data = Synthetic(ids=100, drift=1.0, rows_per_day=BLOCK)
+    drawn = data.drawn(BLOCK, 2 * BLOCK)
+    now, frozen = BestAuc(), BestAuc()
+    now.add(drawn.logit, drawn.logit)
+    frozen.add(drawn.first, drawn.logit)
+    assert now.value > frozen.value + 0.03
+    still = Synthetic(ids=100, rows_per_day=BLOCK).drawn(0, 10)
+    assert (still.first == still.logit).all()
+
+
+@pytest.mark.parametrize(("target", "field"), [
+    ({"out": "a.json"}, "out"), ({"out": "x/{YYYY}"}, "out"), ({"out": "a", "file_rows": 0}, "file_rows"),
+    ({"out": "a", "labels": "b"}, "labels"), ({"out": "a", "window_s": 61.0}, "window"),
+])
+def test_wrong_targets_are_named(target: dict[str, Any], field: str) -> None:
+    paths: dict[str, Any] = {name: Path(v) if name in ("out", "labels") else v for name, v in target.items()}
+    with pytest.raises(InvalidArgument) as refused:
+        Target(**paths)
+    assert refused.value.violations[0].path == field
 
 
 @pytest.mark.parametrize("wrong", [{"ids": 0}, {"rows_per_day": 0}, {"drift": -1.0}, {"zipf": float("nan")}])

@@ -1,0 +1,27 @@
+"""Names of topics, and what their partitions are called in JetStream."""
+
+import re
+
+from recmesh.runtime.errors import InvalidArgument, Violation
+
+EVENT_TIME = "Recmesh-Time"
+"""Header: when what the message tells of happened, Unix seconds. Without it, when the server got the message."""
+_TOPIC = re.compile(r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
+
+
+def topic_name(name: str, *, field: str) -> str:
+    """The name, when it is one; InvalidArgument names the field."""
+    if not _TOPIC.match(name):
+        reason = f"{name!r} is no topic: letters, digits, '-' and '_', and single dots inside"
+        raise InvalidArgument(reason, violations=[Violation(field, reason)])
+    return name
+
+
+def stream_of(topic: str, partition: int) -> str:
+    """The stream of a partition; streams have no dots in their names."""
+    return f"{topic.replace('.', '_')}-{partition}"
+
+
+def subject_of(topic: str, partition: int) -> str:
+    """The one subject of that stream."""
+    return f"{topic}.{partition}"
