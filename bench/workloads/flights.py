@@ -4,6 +4,7 @@ A flight's arrival is late above 15 minutes. The stream says so at once, but tak
 the batches are right, and read a day behind. Noise is drawn per seed, and each seed has a column.
 """
 
+import itertools
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -51,7 +52,7 @@ def prepare(folder: Path, *, first: int, days: int, seeds: range, every: int = 1
     hours = table["hour_number"].to_numpy()
     edges = np.searchsorted(hours, np.arange(days * 24 + 1))
     for name, rows in (("stream", seen.drop_columns("hour_number")), ("batch", table.drop_columns("hour_number"))):
-        for hour, (lo, hi) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        for hour, (lo, hi) in enumerate(itertools.pairwise(edges)):
             begin = BEGIN + timedelta(days=first, hours=hour)
             target = folder / name / begin.strftime("%Y%m%d") / f"{begin:%H}.parquet"
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ def _columns(table: pa.Table, *, first: int, days: int, every: int) -> pa.Table:
     })
 
 
-def dataset(folder: Path, *, seed: int, first: int, days: int, kinds: tuple[str, ...] = ("stream", "batch")) -> dict[str, Any]:
+def dataset(folder: Path, *, seed: int, first: int, days: int) -> dict[str, Any]:
     """Both, hour by hour, the batches a day behind; `late` is the second label, for judging only."""
     begin, end = (BEGIN + timedelta(days=first + day) for day in (0, days))
     sources = {
@@ -94,8 +95,14 @@ def dataset(folder: Path, *, seed: int, first: int, days: int, kinds: tuple[str,
                 "files": [f"{folder}/{name}/{{YYYY}}{{MM}}{{DD}}/{{HH}}.parquet"], "start": begin.isoformat(),
                 "may_be_empty": True, **sources[name],
             }
-            for name in kinds
+            for name in sources
         ]}],
         "labels": [f"label_{seed}", "late"],
         "features": FEATURES,
     }
+
+
+def day_sizes(folder: Path, *, first: int, days: int) -> list[int]:
+    """How many flights of each day there are."""
+    names = [(BEGIN + timedelta(days=first + day)).strftime("%Y%m%d") for day in range(days)]
+    return [sum(pq.read_metadata(file).num_rows for file in (folder / "stream" / name).glob("*")) for name in names]

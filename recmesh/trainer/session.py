@@ -141,9 +141,9 @@ class Step(Protocol):
 
         `row_grads` [unique ids, dim] by table; `dense_grads` by block, for statistics their deltas; what is
         missing counts as zero, on which an optimizer may well move (momentum, weight decay). None: the batch does not
-        train this, and it stays bit for bit as it is; of a table, its ids do not count as seen either. `loss` is the batch's mean per sample and `predictions` float32 [B] or
-        [B, labels]; both are only reported. Returns before the servers have answered. Gradients that are not
-        finite are dealt with by `training.nan`.
+        train this, and it stays bit for bit as it is; of a table, its ids do not count as seen either. `loss` is the
+        batch's mean per sample and `predictions` float32 [B] or [B, labels]; both are only reported. Returns before the
+        servers have answered. Gradients that are not finite are dealt with by `training.nan`.
         """
 
     def skip_nan(self) -> None:
