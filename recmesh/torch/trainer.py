@@ -122,8 +122,8 @@ class Trainer:
             deltas = {name: _delta(buffer, step.dense[name]) for name, buffer in self._buffers.items()}
         made = self._output if predictions is None else predictions
         step.push(
-            {table.name: None for table in self.tables} | lookup.row_grads(),
-            dict.fromkeys(step.dense) | grads | deltas,
+            {**dict.fromkeys(table.name for table in self.tables), **lookup.row_grads()},
+            {**dict.fromkeys(step.dense), **grads, **deltas},
             loss=float(loss.detach()),
             predictions=None if made is None else self._as_array(made, step.batch.size),
         )

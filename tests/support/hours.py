@@ -36,7 +36,7 @@ def hourly(root: Path, kind: str, *, hours: int, behind: int = 0, **fields: Any)
 
 
 def modes(root: Path, *, hours: int) -> dict[str, dict[str, Any]]:
-    """Datasets over `write_hours`: pure batch, pure stream, batch then stream, and mixed, the batches an hour behind."""
+    """Datasets over `write_hours`: pure batch, pure stream, batch then stream, and mixed (batches an hour behind)."""
     batch, stream = (hourly(root, kind, hours=hours) for kind in ("batch", "stream"))
     late = hourly(root, "batch", hours=hours - 1, behind=1)
     served = {

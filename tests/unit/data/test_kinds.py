@@ -8,9 +8,9 @@ import pytest
 
 import recmesh
 from recmesh.data import TaskReader, whole_dataset
+from recmesh.data.index import index_tasks
 from recmesh.data.loading import Loader, Share
 from recmesh.data.order import Plan, generate
-from recmesh.data.index import index_tasks
 from recmesh.data.records import kind_borders
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.spec.dataset import DatasetSpec
@@ -32,7 +32,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetSpec]:
 
 
 def kinds_and_rows(batches: Any) -> tuple[list[str], list[int]]:
-    kinds, rows = [], []
+    kinds: list[str] = []
+    rows: list[int] = []
     for batch in batches:
         numbers = batch.dense[:, 0]
         assert set(numbers >= 100_000) == {batch.kind == "stream"}
@@ -57,7 +58,7 @@ def test_a_loaders_batches_have_one_kind_and_every_row_comes_once(
     kinds, rows = kinds_and_rows(batches)
     assert sorted(rows) == numbers_of(mode) and len(batches) == expected
     order = KINDS[mode]
-    assert kinds == order or mode == "mixed" and sorted(set(kinds)) == ["batch", "stream"] and kinds[0] == "stream"
+    assert kinds == order or (mode == "mixed" and sorted(set(kinds)) == ["batch", "stream"] and kinds[0] == "stream")
 
 
 def test_a_loader_that_goes_on_elsewhere_still_never_mixes_kinds(data: dict[str, DatasetSpec]) -> None:

@@ -25,7 +25,8 @@ from tests.support.hours import modes, write_hours
 
 HOURS = 4
 PARAMS: dict[str, Any] = {
-    "embedding_dim": 4, "hidden": [8], "adapt_hidden": [6], "dropout": 0.2, "embedding_dropout": 0.1, "dense_norm": True,
+    "embedding_dim": 4, "hidden": [8], "adapt_hidden": [6], "dropout": 0.2, "embedding_dropout": 0.1,
+    "dense_norm": True,
 }
 ADAM = {"kind": "adam", "lr": 0.01, "weight_decay": 0.01}
 """Moves what gets a gradient of zero: by momentum, and by decay."""
@@ -171,7 +172,7 @@ def test_a_rate_of_its_own_moves_the_adapt_tower_alone(hours: Path) -> None:
 
 
 def test_a_batch_without_rows_changes_nothing(hours: Path) -> None:
-    nobody = [{"column": "user", "op": "in", "values": [3, -3]}, {"column": "item", "op": "=", "value": 2}]
+    nobody: list[dict[str, Any]] = [{"column": "user", "op": "in", "values": [3, -3]}, {"column": "item", "op": "=", "value": 2}]
     job = job_on(hours, "mixed", where=nobody, batch_size=8)
     model, batches = mtrm.MTRM(job), 0
     trainer = recmesh.torch.attach(job, model)

@@ -180,7 +180,7 @@ class FakeShards:
     def __init__(self, total: int, shard: int, gen: int = 1) -> None:
         self.gen, self.total = gen, total
         self.queue = [Piece(0, lo, min(lo + shard, total)) for lo in range(0, total, shard)]
-        self.tasks = (TaskRecord(1, 0, 0, total, 0, 0, None),)
+        self.tasks: tuple[TaskRecord, ...] = (TaskRecord(1, 0, 0, total, 0, 0, None),)
         self.leased: dict[int, Piece] = {}
         self.epoch = 0
         self.lock = threading.Lock()
