@@ -29,7 +29,7 @@ SEEN, TRUE = 0, 1
 """Columns of the labels."""
 
 
-class Single(nn.Module):  # type: ignore[misc]  # torch is not there for every check
+class Single(nn.Module):  # type: ignore[misc]  # torch is not analysed
     """The memory tower's network alone, for samples of whatever kind."""
 
     def __init__(self, job: Job) -> None:
