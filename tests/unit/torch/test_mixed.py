@@ -172,8 +172,10 @@ def test_a_rate_of_its_own_moves_the_adapt_tower_alone(hours: Path) -> None:
 
 
 def test_a_batch_without_rows_changes_nothing(hours: Path) -> None:
-    nobody: list[dict[str, Any]] = [{"column": "user", "op": "in", "values": [3, -3]}, {"column": "item", "op": "=", "value": 2}]
-    job = job_on(hours, "mixed", where=nobody, batch_size=8)
+    few: list[dict[str, Any]] = [
+        {"column": "user", "op": "in", "values": [3, -3]}, {"column": "item", "op": "=", "value": 2},
+    ]
+    job = job_on(hours, "mixed", where=few, batch_size=8)
     model, batches = mtrm.MTRM(job), 0
     trainer = recmesh.torch.attach(job, model)
     after = state(job)
