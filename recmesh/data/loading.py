@@ -6,13 +6,14 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from recmesh.data.faults import wrong
 from recmesh.data.index import index_dataset
 from recmesh.data.order import Plan, generate
 from recmesh.data.reader import TaskReader
-from recmesh.data.records import Batch, TaskRecord, concat
+from recmesh.data.records import Batch, TaskRecord, concat, kind_borders
 from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import FailedPrecondition
 from recmesh.spec.dataset import DatasetSpec
@@ -38,7 +39,8 @@ class Loader:
     """Iterates over the batches that are still to be trained; an iterator that was left goes on with the next one.
 
     Rows keep their order from run to run: it comes from the seed, as in a mesh. Of each epoch every worker gets as many
-    batches as any other, or one less. A batch counts as consumed when it is handed out. Not for several threads.
+    batches as any other, or one less. A batch counts as consumed when it is handed out, and has samples of one kind.
+    Not for several threads.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Loader:
         plan = Plan(index_dataset(spec, seed=seed).slices, epochs, seed, spec.shuffle, in_time=bool(spec.streams))
         self._tasks = [record for record in generate(plan) if not record.close]
         self._bases = [record.base for record in self._tasks]
+        self._borders = kind_borders(self._tasks, spec.kinds)
         self._epoch_rows = plan.total // epochs
         self._print = _fingerprint(spec, plan)
         self._reader = TaskReader(spec, cache_bytes=cache_bytes)
@@ -122,10 +125,14 @@ class Loader:
 
     def _cut(self, epoch: int) -> "list[list[tuple[int, int]]]":
         """This worker's batches of an epoch: its part of the positions that were missing when the state was loaded."""
-        missing = self._done.missing_within(epoch * self._epoch_rows, (epoch + 1) * self._epoch_rows)
-        count = -(-sum(hi - lo for lo, hi in missing) // self._batch_size)
-        first, last = (count * rank // self._share.world for rank in (self._share.rank, self._share.rank + 1))
-        return _batches(missing, self._batch_size)[first:last]
+        begin, end = epoch * self._epoch_rows, (epoch + 1) * self._epoch_rows
+        edges = [begin, *(border for border in self._borders if begin < border < end), end]
+        batches = [
+            pieces for lo, hi in pairwise(edges)
+            for pieces in _batches(self._done.missing_within(lo, hi), self._batch_size)
+        ]
+        first, last = (len(batches) * rank // self._share.world for rank in (self._share.rank, self._share.rank + 1))
+        return batches[first:last]
 
     def _tasks_of(self, lo: int, hi: int) -> list[TaskRecord]:
         return self._tasks[max(0, bisect_right(self._bases, lo) - 1) : bisect_right(self._bases, hi - 1)]

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from recmesh.data.deadletters import DeadLetters, sift
 from recmesh.data.faults import wrong
 from recmesh.data.fileformats import SliceReader, format_named
 from recmesh.data.index import index_dataset
-from recmesh.data.records import Batch, FileSlice, IdColumn, Int64, TaskRecord, concat
+from recmesh.data.records import Batch, FileSlice, IdColumn, Int64, TaskRecord, concat, kind_borders
 from recmesh.data.schema import check_columns, kind_of
 from recmesh.data.topics.reader import Rows, TopicReader, trimmed
 from recmesh.data.transform import Transform
 from recmesh.formats import permutation
-from recmesh.spec.dataset import DatasetSpec, SourceSpec, StreamSource
+from recmesh.spec.dataset import DatasetSpec, SampleKind, SourceSpec, StreamSource
 
 
 def _none() -> Int64:
@@ -77,6 +78,7 @@ class TaskReader:
         self._transform = Transform.of(spec)
         self._tasks: ByteCache[tuple[FileSlice, int], _Decoded] = ByteCache(cache_bytes // 2)
         self._views, self._readers = spec.views(), dict[int, SliceReader | TopicReader]()
+        self._kinds = spec.kinds
         self._reader_bytes = cache_bytes // 2 // len(self._views)
         self._lock = threading.Lock()
         self._aside = DeadLetters(spec.bad_records) if spec.bad_records is not None else None
@@ -88,7 +90,8 @@ class TaskReader:
         """The rows at positions [lo, hi), in order of position; the tasks must cover them.
 
         Records that cannot be read are left out where the dataset allows it: the batch is smaller then, or empty.
-        DataLoss: a file changed since it was indexed. InvalidArgument: its content is not as specified.
+        DataLoss: a file changed since it was indexed. InvalidArgument: its content is not as specified, or the
+        positions hold samples of several kinds (`kind_borders` tells where to cut).
         """
         parts: list[Batch] = []
         at, bad = lo, 0
@@ -102,6 +105,8 @@ class TaskReader:
             at = last
         if at < hi or not parts:
             raise wrong("tasks", f"no task record covers position {at} of [{lo}, {hi})")
+        if len({part.kind for part in parts}) > 1:
+            raise wrong("tasks", f"[{lo}, {hi}) holds samples of several kinds, which no batch may have")
         if bad:
             with self._lock:
                 self.bad_records += bad
@@ -146,7 +151,7 @@ class TaskReader:
         ]
         bad = np.asarray([letter.row for letter in found.letters], np.int64)
         if not rows:
-            return _Rows(nothing(self._spec), _none(), bad)
+            return _Rows(nothing(self._spec, self._kinds[piece.view]), _none(), bad)
         return _Rows(concat([part.batch for _, part in found.parts]), np.concatenate(rows), bad)
 
     def _trim(self, piece: FileSlice, lo: int, hi: int) -> FileSlice:
@@ -166,8 +171,9 @@ class TaskReader:
             held = np.flatnonzero(kept.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
             rows, table = held if there is None else there[held], table.filter(kept)
         if rows is not None and not rows.size:
-            return _Rows(nothing(self._spec), rows)
-        return _Rows(batch_of(table, self._spec, self._transform, where=where), rows)
+            return _Rows(nothing(self._spec, self._kinds[piece.view]), rows)
+        made = batch_of(table, self._spec, self._transform, where=where)
+        return _Rows(replace(made, kind=self._kinds[piece.view]), rows)
 
     def _reader(self, view: int) -> SliceReader | TopicReader:
         if view not in self._readers:
@@ -192,7 +198,7 @@ def batch_of(table: Any, spec: DatasetSpec, transform: Transform, *, where: str)
     )
 
 
-def nothing(spec: DatasetSpec) -> Batch:
+def nothing(spec: DatasetSpec, kind: SampleKind = "batch") -> Batch:
     """No rows, of the dataset's columns."""
     empty = np.empty(0, np.int64)
     ids = {
@@ -205,7 +211,7 @@ def nothing(spec: DatasetSpec) -> Batch:
     numbers = sum(feature.kind == "dense" for feature in spec.features)
     weight = np.empty(0, np.float32) if spec.weight else None
     return Batch(
-        0, ids, np.empty((0, numbers), np.float32), np.empty((0, len(spec.label_columns)), np.float32), weight
+        0, ids, np.empty((0, numbers), np.float32), np.empty((0, len(spec.label_columns)), np.float32), weight, kind
     )
 
 
@@ -224,7 +230,7 @@ def whole_dataset(
     """All rows in file order (of streams in that of seed 0), for evaluation.
 
     `rows` takes the place of the source's own share; of streams there is none to take. The last batch of a file's
-    slice is carried over, so that all batches but the last have `batch_size` rows.
+    slice is carried over, so that all batches but the last have `batch_size` rows, and the last of samples of one kind.
     """
     if rows is not None:
         if spec.source is None:
@@ -238,8 +244,10 @@ def whole_dataset(
     total = base if max_rows is None else min(base, max_rows)
     reader = TaskReader(spec, cache_bytes=cache_bytes)
     first = 0
-    for lo in range(0, total, batch_size):
-        hi = min(total, lo + batch_size)
+    edges = [0, *(border for border in kind_borders(tasks, spec.kinds) if border < total), total]
+    for lo, hi in (
+        (lo, min(lo + batch_size, end)) for begin, end in pairwise(edges) for lo in range(begin, end, batch_size)
+    ):
         while tasks[first].base + tasks[first].rows <= lo:
             first += 1
         last = first

@@ -1,10 +1,15 @@
 """What readers exchange: slices of files, task records, and batches of columns."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from recmesh.spec.dataset import SampleKind
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -122,18 +127,20 @@ class Batch:
     """[B, n_labels]"""
     weight: Float32 | None = None
     """[B]: sample weights."""
+    kind: SampleKind = "batch"
+    """Of all its rows."""
 
     def rows(self, lo: int, hi: int) -> "Batch":
         """Rows [lo, hi), as views."""
         weight = None if self.weight is None else self.weight[lo:hi]
         ids = {name: column.rows(lo, hi) for name, column in self.ids.items()}
-        return Batch(hi - lo, ids, self.dense[lo:hi], self.labels[lo:hi], weight)
+        return Batch(hi - lo, ids, self.dense[lo:hi], self.labels[lo:hi], weight, self.kind)
 
     def take(self, order: Int64) -> "Batch":
         """Row i of the answer is row order[i] of this."""
         weight = None if self.weight is None else self.weight[order]
         ids = {name: column.take(order) for name, column in self.ids.items()}
-        return Batch(len(order), ids, self.dense[order], self.labels[order], weight)
+        return Batch(len(order), ids, self.dense[order], self.labels[order], weight, self.kind)
 
     @property
     def size_bytes(self) -> int:
@@ -144,7 +151,7 @@ class Batch:
 
 
 def concat(batches: "list[Batch]") -> Batch:
-    """One batch of all rows, in order; the batches have the same columns. At least one."""
+    """One batch of all rows, in order; the batches have the same columns, and rows of one kind. At least one."""
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
@@ -155,7 +162,20 @@ def concat(batches: "list[Batch]") -> Batch:
         np.concatenate([batch.dense for batch in batches]),
         np.concatenate([batch.labels for batch in batches]),
         np.concatenate(weights) if weights else None,
+        first.kind,
     )
+
+
+def kind_borders(tasks: Iterable[TaskRecord], kinds: Sequence[SampleKind]) -> list[int]:
+    """The positions at which samples of another kind begin, ascending: no batch may go on over one.
+
+    `kinds` are those of the dataset's views; the tasks are of one line.
+    """
+    filled = sorted((task for task in tasks if task.file is not None and task.rows), key=attrgetter("base"))
+    return [
+        later.base for task, later in pairwise(filled)
+        if task.file and later.file and kinds[task.file.view] != kinds[later.file.view]
+    ]
 
 
 def _concat_ids(columns: list[IdColumn]) -> IdColumn:

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from recmesh.data import Batch
 from recmesh.data.loading import Loader, State
-from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.dataset import DatasetSpec, SampleKind
 
 T = TypeVar("T")
 Item = tuple[dict[str, T], T, T | None]
@@ -16,6 +16,8 @@ class TensorLoader(Generic[T]):
 
     def __init__(self, loader: Loader, spec: DatasetSpec, convert: Callable[[Any], T]) -> None:
         self._loader, self.spec, self._convert = loader, spec, convert
+        self.kind: SampleKind = "batch"
+        """Of the samples of the item that was handed out last."""
 
     def __len__(self) -> int:
         """Batches that are left."""
@@ -26,6 +28,7 @@ class TensorLoader(Generic[T]):
 
     def __next__(self) -> Item[T]:
         batch = next(self._loader)
+        self.kind = batch.kind
         weight = None if batch.weight is None else self._convert(batch.weight)
         inputs = {name: self._convert(values) for name, values in arrays_of(batch, self.spec).items()}
         return inputs, self._convert(batch.labels), weight

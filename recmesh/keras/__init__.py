@@ -18,6 +18,9 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 from recmesh.keras.embedding import Embedding, EmbeddingCollection  # the backend is chosen first
 from recmesh.keras.inputs import inputs
+from recmesh.keras.mixed import AdaptTower, MemoryTower, MixedTowers
 from recmesh.keras.training import attach
 
-__all__ = ["Embedding", "EmbeddingCollection", "attach", "inputs"]
+__all__ = [
+    "AdaptTower", "Embedding", "EmbeddingCollection", "MemoryTower", "MixedTowers", "attach", "inputs",
+]

@@ -141,7 +141,7 @@ def _look_up_all(source: RowSource, tables: Sequence[EmbeddingTable], ids: Seque
     """[B, features, dim]; one gather where the source keeps the tables together."""
     together = getattr(source, "look_up_together", None)
     if together is not None:
-        return together(tables[0].dim, tf.stack(list(ids), axis=1))
+        return together(tables, tf.stack(list(ids), axis=1))
     return tf.stack([source.look_up(table, each) for table, each in zip(tables, ids, strict=True)], axis=1)
 
 

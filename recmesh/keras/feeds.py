@@ -14,7 +14,7 @@ import tensorflow as tf
 from recmesh.keras.inputs import signature
 from recmesh.trainer.layout import Arena, DenseLayout
 from recmesh.trainer.memory import aligned
-from recmesh.trainer.session import EmbeddingTable, Floats, Ints, Job
+from recmesh.trainer.session import EmbeddingTable, Floats, Ints, Job, index_of
 
 if TYPE_CHECKING:
     from recmesh.data import Batch, IdColumn
@@ -56,6 +56,27 @@ class Feeds:
             place = column.values if table is None else index[name] + arenas[table.dim].offset[table.name]
             fed |= _padded(name, place, column, weighted=bool(feature.weights))
         return lend(singles), columns.dense, fed
+
+    def twins(
+        self,
+        index: Mapping[str, Ints],
+        arenas: Mapping[int, Arena],
+        home: Mapping[str, EmbeddingTable],
+        tables: Sequence[EmbeddingTable],
+    ) -> dict[str, Any]:
+        """For each table whose features have another one as `home`: int64 [rows in that one's arena], where the rows
+        of the same ids are in its own."""
+        made: dict[str, Any] = {}
+        for table in tables:
+            first = home[table.features[0]]
+            if first is table:
+                continue
+            places = np.zeros(max(1, len(arenas[first.dim].values)), np.int64)
+            for feature in table.features:
+                there = index_of(index, first.name, feature) + arenas[first.dim].offset[first.name]
+                places[there] = index_of(index, table.name, feature) + arenas[table.dim].offset[table.name]
+            made[table.name] = places
+        return made
 
     def inputs(self, fed: Any) -> dict[str, Any]:
         """The model's inputs by name, in the graph."""

@@ -1,9 +1,10 @@
 """Keras' training loop over the job's parameter servers: `model.fit(attach(job, model))`."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import keras
 import numpy as np
@@ -13,8 +14,10 @@ from recmesh.keras.embedding import EmbeddingCollection, looking_up
 from recmesh.keras.export import export_saved_model
 from recmesh.keras.feeds import Feeds, concatenate, lend, split
 from recmesh.keras.inputs import signature
+from recmesh.keras.mixed import training_on
 from recmesh.keras.optim import translate
 from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.spec.dataset import SampleKind
 from recmesh.trainer.layout import Arena, DenseLayout, joined
 from recmesh.trainer.pooling import take_back
 from recmesh.trainer.ports import DenseDeclaration
@@ -50,7 +53,10 @@ class Attached:
             raise InvalidArgument("compile the model before it is attached: the servers need its optimizer")
         layers = [layer for layer in model.layers if isinstance(layer, EmbeddingCollection)]
         self.tables: tuple[EmbeddingTable, ...] = tuple({t.name: t for layer in layers for t in layer.tables}.values())
-        self._home = {feature: table for table in self.tables for feature in table.features}
+        self._home = {feature: table for table in reversed(self.tables) for feature in table.features}
+        """Of the tables that have a feature, the first: its rows stand for ids in what the model is fed."""
+        self._twins = [table for table in self.tables if self._home[table.features[0]] is not table]
+        _check_twins(self.tables, self._home)
         self._trained = list(model.trainable_variables)
         self._statistics = [v for v in model.non_trainable_variables if v.dtype == "float32"]
         _check(self._trained)
@@ -62,7 +68,8 @@ class Attached:
         self._dims = sorted({table.dim for table in self.tables})
         self._feeds = Feeds(job)
         self._layout = DenseLayout([DenseDeclaration(block.name, block.value.shape, None) for block in self.dense])
-        self._train = tf.function(self._train_graph, input_signature=self._step_signature(labels=True))
+        self._train = {kind: self._train_function(kind) for kind in get_args(SampleKind)}
+        self._reached: dict[SampleKind, Reached] = {}
         self._predict = tf.function(self._predict_graph, input_signature=self._step_signature(labels=False))
         self._own_metrics = [metric for metric in model.metrics if metric.name != "loss"]
 
@@ -105,27 +112,29 @@ class Attached:
         scale = columns.size / self.job.batch_size
         weight = np.ones(columns.size, np.float32) if columns.weight is None else columns.weight
         flat = getattr(step, "flat", None)
-        loss, output, grads, row_grads = self._train(
+        loss, output, grads, row_grads = self._train[columns.kind](
             self._feeds.feed(columns, step.index, arenas, self._home),
             {str(dim): lend(arenas[dim].values) for dim in self._dims},
+            self._feeds.twins(step.index, arenas, self._home, self.tables),
             lend(self._layout.flatten(step.dense) if flat is None else flat),
             columns.labels,
             weight,
             np.float32(scale),
         )
-        value = float(loss)
-        if not np.isfinite(value):
-            step.skip_nan()
-            return 0.0
-        pushed = self._layout.views(np.asarray(grads))
-        step.push(self._rows(step.rows, arenas, row_grads), pushed, loss=value, predictions=_flat(output.numpy()))
-        return value
+        value, reached = float(loss), self._reached[columns.kind]
+        pushed: dict[str, Floats | None] = dict(self._layout.views(np.asarray(grads)))
+        pushed |= dict.fromkeys(reached.not_variables)
+        pushed |= {v.path: None for v in self._statistics if not np.any(pushed[v.path])}
+        given = self._rows(step.rows, arenas, row_grads)
+        given |= {table.name: None for table in self.tables if table.name not in reached.tables}
+        step.push(given, pushed, loss=value, predictions=_flat(output.numpy()))
+        return value if np.isfinite(value) else 0.0
 
     def _rows(
         self, rows: Mapping[str, Floats], arenas: Mapping[int, Arena], sparse: Mapping[str, Any]
-    ) -> dict[str, Floats]:
+    ) -> dict[str, Floats | None]:
         """Gradients per occurrence added up to gradients of distinct rows, by table."""
-        made: dict[str, Floats] = {}
+        made: dict[str, Floats | None] = {}
         for dim in self._dims:
             arena = arenas[dim]
             summed = np.zeros_like(arena.values)
@@ -139,20 +148,33 @@ class Attached:
         rows = {str(dim): tf.TensorSpec((None, dim), tf.float32) for dim in self._dims}
         vector = tf.TensorSpec((None,), tf.float32)
         label = tf.TensorSpec((None, len(self.job.labels)), tf.float32)
-        given = [self._feeds.signature, rows, tf.TensorSpec((self._layout.size,), tf.float32)]
+        twins = {table.name: tf.TensorSpec((None,), tf.int64) for table in self._twins}
+        given = [self._feeds.signature, rows, twins, tf.TensorSpec((self._layout.size,), tf.float32)]
         return [*given, *([label, vector, tf.TensorSpec((), tf.float32)] if labels else [])]
 
     def _load(self, dense: list[Any]) -> None:
         for variable, value in zip([*self._trained, *self._statistics], dense, strict=True):
             variable.assign(value)
 
-    def _train_graph(self, given: Any, rows: dict[str, Any], flat: Any, labels: Any, weight: Any, scale: Any) -> Any:
+    def _train_function(self, kind: SampleKind) -> Any:
+        """The graph of a step on samples of this kind: towers take turns (`recmesh.keras.mixed`)."""
+
+        def graph(*given: Any) -> Any:
+            with training_on(kind):
+                return self._train_graph(kind, *given)
+
+        return tf.function(graph, input_signature=self._step_signature(labels=True))
+
+    def _train_graph(
+        self, kind: SampleKind, given: Any, rows: dict[str, Any], twins: dict[str, Any], flat: Any, labels: Any,
+        weight: Any, scale: Any,
+    ) -> Any:
         fed, dense = self._feeds.inputs(given), split(flat, self._layout)
         self._load(dense)
         with tf.GradientTape() as tape:
             for value in rows.values():
                 tape.watch(value)
-            source = StepRows(rows)
+            source = StepRows(rows, twins)
             with looking_up(source):
                 output = self.model(fed, training=True)
             loss = self.model.compute_loss(x=fed, y=labels, y_pred=output, sample_weight=weight, training=True)
@@ -160,21 +182,29 @@ class Attached:
         if self._own_metrics:
             self.model.compute_metrics(fed, labels, output, sample_weight=weight)
         trained = [variable.value for variable in self._trained]
-        grads = tape.gradient(scaled, [*trained, *source.taken], unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        dense_grads = [tf.convert_to_tensor(grad) for grad in grads[: len(trained)]]   # dense even where it was sparse
+        grads = tape.gradient(scaled, [*trained, *source.taken])
+        reached = self._reached[kind] = Reached()       # when traced: it is the same in each call
+        dense_grads = []
+        for variable, grad in zip(self._trained, grads[: len(trained)], strict=True):
+            if grad is None:
+                reached.not_variables.append(variable.path)
+            # dense even where it was sparse
+            dense_grads.append(tf.zeros(variable.shape) if grad is None else tf.convert_to_tensor(grad))
         row_grads: dict[str, list[Any]] = {key: [] for key in rows}
-        for (key, index), grad in zip(source.places, grads[len(trained):], strict=True):
-            flat = tf.reshape(grad, (-1, rows[key].shape[1]))
-            row_grads[key].append((flat, tf.reshape(index, (-1,))))
+        for (tables, key, index), grad in zip(source.places, grads[len(trained):], strict=True):
+            if grad is not None:
+                reached.tables.update(tables)
+                flat = tf.reshape(grad, (-1, rows[key].shape[1]))
+                row_grads[key].append((flat, tf.reshape(index, (-1,))))
         before = dense[len(trained):]
         deltas = [v.value - old for v, old in zip(self._statistics, before, strict=True)]
         return loss, output, concatenate([*dense_grads, *deltas]), row_grads
 
     # ---- evaluation and export
 
-    def _predict_graph(self, given: Any, rows: dict[str, Any], flat: Any) -> Any:
+    def _predict_graph(self, given: Any, rows: dict[str, Any], twins: dict[str, Any], flat: Any) -> Any:
         self._load(split(flat, self._layout))
-        with looking_up(StepRows(rows)):
+        with looking_up(StepRows(rows, twins)):
             return self.model(self._feeds.inputs(given), training=False)
 
     def predict(
@@ -189,6 +219,7 @@ class Attached:
         made = self._predict(
             self._feeds.feed(batch, index, arenas, self._home),
             {str(dim): arenas[dim].values for dim in self._dims},
+            self._feeds.twins(index, arenas, self._home, self.tables),
             self._layout.flatten(dense),
         )
         return _flat(made.numpy())
@@ -208,6 +239,15 @@ class Attached:
         )
 
 
+@dataclass
+class Reached:
+    """What a step's gradients reach; the rest stays as it is."""
+
+    tables: set[str] = field(default_factory=set)
+    not_variables: list[str] = field(default_factory=list)
+    """Paths of those that none reaches."""
+
+
 class StepRows:
     """Rows of one step; remembers what was taken, so that gradients stop there.
 
@@ -215,26 +255,44 @@ class StepRows:
     own on one core.
     """
 
-    def __init__(self, rows: Mapping[str, Any]) -> None:
-        self._rows = rows
+    def __init__(self, rows: Mapping[str, Any], twins: Mapping[str, Any]) -> None:
+        self._rows, self._twins = rows, twins
         self.taken: list[Any] = []
-        self.places: list[tuple[str, Any]] = []
+        self.places: list[tuple[list[str], str, Any]] = []
 
     def look_up(self, table: EmbeddingTable, ids: Any) -> Any:
         """See RowSource.look_up."""
-        return self.look_up_together(table.dim, ids)
+        return self._take([table], tf.gather(self._twins[table.name], ids) if table.name in self._twins else ids)
 
-    def look_up_together(self, dim: int, ids: Any) -> Any:
-        """Of any tables of one dimension: indices already point into their arena."""
-        taken = tf.gather(self._rows[str(dim)], ids)
+    def look_up_together(self, tables: Sequence[EmbeddingTable], ids: Any) -> Any:
+        """Of tables of one dimension, ids [B, tables]: indices already point into their arena, but those of twins."""
+        if any(table.name in self._twins for table in tables):
+            columns = zip(tables, tf.unstack(ids, num=len(tables), axis=1), strict=True)
+            places = [tf.gather(self._twins[t.name], each) if t.name in self._twins else each for t, each in columns]
+            ids = tf.stack(places, axis=1)
+        return self._take(tables, ids)
+
+    def _take(self, tables: Sequence[EmbeddingTable], places: Any) -> Any:
+        key = str(tables[0].dim)
+        taken = tf.gather(self._rows[key], places)
         self.taken.append(taken)
-        self.places.append((str(dim), ids))
+        self.places.append(([table.name for table in tables], key, places))
         return taken
 
 
 def _flat(output: Floats) -> Floats:
     """[B] where the model has one output."""
     return output.reshape(-1) if output.ndim > 1 and output.shape[1] == 1 else output
+
+
+def _check_twins(tables: Sequence[EmbeddingTable], home: Mapping[str, EmbeddingTable]) -> None:
+    wrong = [
+        Violation(f"tables.{table.name}.features", f"must be those of {home[feature].name}, which has {feature!r} too")
+        for table in tables for feature in table.features
+        if set(home[feature].features) != set(table.features)
+    ]
+    if wrong:
+        raise InvalidArgument("the model's embedding tables can't be fed", violations=wrong)
 
 
 def _check(variables: list[Any]) -> None:

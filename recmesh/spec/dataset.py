@@ -20,6 +20,10 @@ MESSAGE_FORMATS = ("jsonl", "protobuf", "tfrecord")
 
 FeatureKind = Literal["single", "bag", "sequence", "dense"]
 
+SampleKind = Literal["batch", "stream"]
+"""Of which kind samples are, for models that learn from each in another way: `batch` have labels that came late and are
+right, `stream` such as are known at once."""
+
 TIME_FIELDS = ("{YYYY}", "{MM}", "{DD}", "{HH}", "{mm}")
 """Of a window's begin, in paths."""
 
@@ -90,6 +94,11 @@ class Source(Spec):
         if self.format == "protobuf" and not self.message:
             yield "message", "protobuf needs the name of the messages' type"
 
+    @property
+    def sample_kind(self) -> SampleKind:
+        """Of its samples: files are batches, unless a source of a stream says otherwise."""
+        return "batch"
+
     @rule
     def _columns_are_named(self) -> Iterator[Fault]:
         if self.format in ("csv", "tsv") and not self.header and not self.columns:
@@ -134,6 +143,9 @@ class StreamSource(Source):
     window. None: as fast as it takes for all sources to end together."""
     may_be_empty: bool = False
     """A window without files is no error."""
+    kind: SampleKind | None = None
+    """`batch` or `stream`: each minibatch has samples of one kind, which the model is told (mixed training). None:
+    `batch` of files, `stream` of topics."""
 
     @model_validator(mode="before")
     @classmethod
@@ -200,6 +212,11 @@ class StreamSource(Source):
     def resolved(self, start: float) -> "StreamSource":
         """The same from that moment on."""
         return self.model_copy(update={"start": float(start)})
+
+    @property
+    def sample_kind(self) -> SampleKind:
+        """See Source.sample_kind."""
+        return self.kind or ("stream" if self.is_topic else "batch")
 
     @property
     def timed(self) -> list[tuple[str, str]]:
@@ -413,6 +430,12 @@ class DatasetSpec(Spec):
         sources = [self.source] if self.source else [source for stream in self.streams for source in stream.sources]
         fields = {name: getattr(self, name) for name in DatasetSpec.model_fields} | {"streams": []}
         return [SourceSpec.model_construct(**fields | {"source": source}) for source in sources]
+
+    @property
+    def kinds(self) -> tuple[SampleKind, ...]:
+        """By view: of which kind its samples are."""
+        sources = [self.source] if self.source else [source for stream in self.streams for source in stream.sources]
+        return tuple(source.sample_kind for source in sources)
 
     @property
     def endless(self) -> bool:

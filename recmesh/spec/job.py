@@ -81,7 +81,7 @@ class LrPoint(Spec):
 class Model(Spec):
     """What is trained: one of the zoo, or the user's own code."""
 
-    zoo: Literal["", "wide_deep", "xdeepfm", "dcn_v2", "deepfm", "torch_dcn_v2", "dlrm", "mmoe", "din"] = ""
+    zoo: Literal["", "wide_deep", "xdeepfm", "dcn_v2", "deepfm", "torch_dcn_v2", "dlrm", "mmoe", "din", "mtrm"] = ""
     entrypoint: EntryPoint | None = None
     """The user's `main(job)`: `package.module:function`."""
     code: str = ""

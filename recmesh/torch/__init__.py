@@ -13,6 +13,7 @@ The same lines train in a worker and, with `job = recmesh.local_job("job.yaml")`
 
 from recmesh.torch.batch import Batch, Embeddings, Padded
 from recmesh.torch.embedding import EmbeddingCollection
+from recmesh.torch.mixed import Memory, MixedTowers
 from recmesh.torch.trainer import Trainer, attach
 
-__all__ = ["Batch", "EmbeddingCollection", "Embeddings", "Padded", "Trainer", "attach"]
+__all__ = ["Batch", "EmbeddingCollection", "Embeddings", "Memory", "MixedTowers", "Padded", "Trainer", "attach"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from recmesh.runtime.errors import InvalidArgument
+from recmesh.spec.dataset import SampleKind
 from recmesh.trainer.session import EmbeddingTable
 
 IdKind = Literal["single", "bag", "sequence"]
@@ -52,6 +53,8 @@ class Batch:
     """float32 [B], if the dataset has sample weights."""
     lookup: Lookup = field(repr=False)
     dense_features: Sequence[str] = ()
+    kind: SampleKind = "batch"
+    """Of all its samples, as the dataset's sources say."""
 
     @property
     def label(self) -> Tensor:

@@ -22,7 +22,7 @@ from recmesh.trainer.pooling import (
     take_back,
     take_into,
 )
-from recmesh.trainer.session import EmbeddingTable, Floats, Ints
+from recmesh.trainer.session import EmbeddingTable, Floats, Ints, index_of
 
 if TYPE_CHECKING:
     from recmesh.data import IdColumn
@@ -70,16 +70,17 @@ class StepLookup:
         self._arenas, self._rows, self._index = arenas, rows, index
         self._columns, self._features, self._device = columns, features, device
         self._grads: dict[int, Floats] = {}
+        self._reached: set[str] = set()
         # What a Function returns requires grad only if an input does; the rows themselves are no tensors.
         self._anchor = torch.empty(0, requires_grad=True)
 
     def row_grads(self) -> dict[str, Floats]:
         """By table [unique ids, dim]; tables that no gradient reached are left out."""
-        grads: dict[str, Floats] = {}
-        for dim, grad in self._grads.items():
-            for table, first in self._arenas[dim].offset.items():
-                grads[table] = grad[first:first + len(self._rows[table])]
-        return grads
+        return {
+            table: grad[first:first + len(self._rows[table])]
+            for dim, grad in self._grads.items()
+            for table, first in self._arenas[dim].offset.items() if table in self._reached
+        }
 
     def kind(self, feature: str) -> IdKind:
         """See Lookup.kind."""
@@ -88,7 +89,7 @@ class StepLookup:
     def vector(self, table: EmbeddingTable, feature: str) -> Tensor:
         """See Lookup.vector."""
         if self.kind(feature) == "single":
-            return self._take(table.dim, self._place(table, feature), (-1, table.dim))
+            return self._take([table], self._place(table, feature), (-1, table.dim))
         values = self._arenas[table.dim].values
         index, column = self._place(table, feature), self._columns[feature]
         offsets = np.ascontiguousarray(column.offsets)
@@ -96,10 +97,10 @@ class StepLookup:
         if table.pooling == "max":
             winner = np.empty(out.shape, np.int64)
             bag_max_into(values, index, offsets, out, winner)
-            return self._tensor(out, lambda g: bag_max_back(g, winner, self._grad(table.dim)))
+            return self._tensor(out, lambda g: bag_max_back(g, winner, self._grad([table])))
         weights = bag_weights(table.pooling, offsets, column.weights, index.size)
         bag_sum_into(values, index, offsets, weights, out)
-        return self._tensor(out, lambda g: bag_sum_back(g, index, offsets, weights, self._grad(table.dim)))
+        return self._tensor(out, lambda g: bag_sum_back(g, index, offsets, weights, self._grad([table])))
 
     def padded(self, table: EmbeddingTable, feature: str) -> Padded:
         """See Lookup.padded; L is the longest in the batch, at least 1."""
@@ -110,7 +111,7 @@ class StepLookup:
         out = np.empty((lengths.size, longest, table.dim), np.float32)
         pad_into(self._arenas[table.dim].values, index, offsets, out)
         mask = (np.arange(longest) < lengths[:, None]).astype(np.float32)
-        values = self._tensor(out, lambda g: pad_back(g, index, offsets, self._grad(table.dim)))
+        values = self._tensor(out, lambda g: pad_back(g, index, offsets, self._grad([table])))
         return Padded(values, torch.from_numpy(mask).to(self._device))
 
     def stacked(self, tables: Sequence[EmbeddingTable], features: Sequence[str]) -> Tensor:
@@ -118,23 +119,28 @@ class StepLookup:
         offset = self._arenas[tables[0].dim].offset
         index = np.empty((len(self._index[features[0]]), len(features)), np.int64)
         for k, (table, feature) in enumerate(zip(tables, features, strict=True)):
-            np.add(self._index[feature], offset[table.name], out=index[:, k])
-        return self._take(tables[0].dim, index.ravel(), (-1, len(features), tables[0].dim))
+            np.add(index_of(self._index, table.name, feature), offset[table.name], out=index[:, k])
+        return self._take(tables, index.ravel(), (-1, len(features), tables[0].dim))
 
     def _place(self, table: EmbeddingTable, feature: str) -> Ints:
         first = self._arenas[table.dim].offset[table.name]
-        return self._index[feature] + first if first else np.ascontiguousarray(self._index[feature])
+        index = index_of(self._index, table.name, feature)
+        return index + first if first else np.ascontiguousarray(index)
 
-    def _take(self, dim: int, index: Ints, shape: tuple[int, ...]) -> Tensor:
+    def _take(self, tables: Sequence[EmbeddingTable], index: Ints, shape: tuple[int, ...]) -> Tensor:
+        dim = tables[0].dim
         out = np.empty((index.size, dim), np.float32)
         take_into(self._arenas[dim].values, index, out)
-        return self._tensor(out, lambda g: take_back(g, index, self._grad(dim))).view(shape)
+        return self._tensor(out, lambda g: take_back(g, index, self._grad(tables))).view(shape)
 
     def _tensor(self, out: Floats, back: Callable[[Floats], None]) -> Tensor:
         made = _Looked.apply(self._anchor, out, back)
         return made if self._device.type == "cpu" else made.to(self._device)
 
-    def _grad(self, dim: int) -> Floats:
+    def _grad(self, tables: Sequence[EmbeddingTable]) -> Floats:
+        """Of the rows of all tables of their dimension; the tables are marked as reached."""
+        dim = tables[0].dim
+        self._reached.update(table.name for table in tables)
         if dim not in self._grads:
             self._grads[dim] = np.zeros_like(self._arenas[dim].values)
         return self._grads[dim]

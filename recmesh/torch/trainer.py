@@ -99,7 +99,8 @@ class Trainer:
         """Backward and push. `loss` is the mean over the batch's samples.
 
         It is scaled by batch / nominal batch size, so that each sample counts the same in any batch. What the
-        model returned is reported as predictions unless they are given.
+        model returned is reported as predictions unless they are given. Parameters and tables that the loss does not
+        depend on stay bit for bit as they are, as under torch's own optimizers.
         """
         step, lookup = self._step, self._lookup
         if step is None or lookup is None:
@@ -110,26 +111,20 @@ class Trainer:
                 "a scheduler changed the optimizer's learning rate, which the servers don't see: "
                 "set training.lr_schedule in the job instead"
             )
-        value = float(loss.detach())
-        if not np.isfinite(value):
+        if not loss.requires_grad and not torch.isfinite(loss):
             step.skip_nan()
             return
         for parameter in self._parameters.values():
             parameter.grad = None
         (loss * (step.batch.size / self.job.batch_size)).backward()
-        grads = {
-            name: self._parameters[name].grad.cpu().numpy()
-            for name in self._trained if self._parameters[name].grad is not None
-        }
+        grads = {name: _gradient(self._parameters[name]) for name in self._trained}
         with torch.no_grad():
-            deltas = {
-                name: buffer.cpu().numpy() - step.dense[name] for name, buffer in self._buffers.items()
-            }
+            deltas = {name: _delta(buffer, step.dense[name]) for name, buffer in self._buffers.items()}
         made = self._output if predictions is None else predictions
         step.push(
-            lookup.row_grads(),
-            grads | deltas,
-            loss=value,
+            {**dict.fromkeys(table.name for table in self.tables), **lookup.row_grads()},
+            {**dict.fromkeys(step.dense), **grads, **deltas},
+            loss=float(loss.detach()),
             predictions=None if made is None else self._as_array(made, step.batch.size),
         )
 
@@ -202,6 +197,7 @@ class Trainer:
             weight=None if columns.weight is None else tensor(columns.weight),
             lookup=lookup,
             dense_features=self.job.dense_features,
+            kind=columns.kind,
         )
 
     def _load(self, dense: Mapping[str, Floats]) -> None:
@@ -224,6 +220,17 @@ class Trainer:
             return None
         array: Floats = made.detach().float().cpu().numpy()
         return array.reshape(size) if array.size == size else array
+
+
+def _gradient(parameter: Tensor) -> Floats | None:
+    """None where no gradient reached it."""
+    return None if parameter.grad is None else parameter.grad.cpu().numpy()
+
+
+def _delta(buffer: Tensor, before: Floats) -> Floats | None:
+    """None where it is as it was."""
+    now: Floats = buffer.cpu().numpy()
+    return None if np.array_equal(now, before) else now - before
 
 
 def _predictor(predictions: Predictions) -> Callable[[Any], Tensor]:

@@ -1,6 +1,6 @@
 """Where a model's parameters lie: numbers of tables and blocks, dense chunks, owners of a batch's parts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,15 +102,17 @@ class DenseLayout:
         self._keys = keys
         self._slots = np.concatenate(slots) if slots else np.empty(0, np.uint16)
 
-    def chunks(self, flat: Floats, owners: Owners, ps: int) -> list[Chunk]:
-        """The chunks that `ps` owns; views of `flat`."""
+    def chunks(
+        self, flat: Floats, owners: Owners, ps: int, *, without: Collection[int] = ()
+    ) -> list[Chunk]:
+        """The chunks that `ps` owns, but those of the blocks `without`; views of `flat`."""
         mine = np.flatnonzero(owners[self._slots] == ps)
         keys = [self._keys[k] for k in mine]
-        return [Chunk(block, chunk, flat[lo:hi]) for block, chunk, lo, hi in keys]
+        return [Chunk(block, chunk, flat[lo:hi]) for block, chunk, lo, hi in keys if block not in without]
 
-    def all_chunks(self, flat: Floats) -> list[Chunk]:
-        """Every chunk; views of `flat`."""
-        return [Chunk(block, chunk, flat[lo:hi]) for block, chunk, lo, hi in self._keys]
+    def all_chunks(self, flat: Floats, *, without: Collection[int] = ()) -> list[Chunk]:
+        """Every chunk, but those of the blocks `without`; views of `flat`."""
+        return [Chunk(block, chunk, flat[lo:hi]) for block, chunk, lo, hi in self._keys if block not in without]
 
     def put(self, flat: Floats, chunks: Sequence[Chunk]) -> int:
         """Writes pulled chunks to their place; returns how many float32."""
@@ -121,8 +123,8 @@ class DenseLayout:
             written += values.size
         return written
 
-    def flatten(self, values: Mapping[str, Floats]) -> Floats:
-        """One flat array; what is missing is zero."""
+    def flatten(self, values: Mapping[str, Floats | None]) -> Floats:
+        """One flat array; what is missing, or None, is zero."""
         flat = aligned((self.size,))
         for name, where in self._range.items():
             given = values.get(name)
@@ -202,7 +204,7 @@ def prepare(batch: "Batch", declared: Declared, placement: Placement) -> Prepare
             ids, count, inverse = ids[order], count[order], rank[inverse]
         start = 0
         for name, column in zip(features, columns, strict=True):
-            index[name] = inverse[start:start + column.size]
+            index[name if name not in index else f"{table.name}/{name}"] = inverse[start:start + column.size]
             start += column.size
         unique.append(ids)
         counts.append(count)
@@ -238,14 +240,17 @@ def arenas(declared: Declared, prepared: Prepared) -> tuple[dict[int, Arena], di
 
 
 def split(
-    prepared: Prepared, grads: Sequence[Floats], tables: Sequence[TableDeclaration], placement: Placement
+    prepared: Prepared, grads: Sequence[Floats | None], tables: Sequence[TableDeclaration], placement: Placement
 ) -> dict[int, list[TableGrads]]:
-    """Each server's gradients; views where the placement is still the one that ordered the ids."""
+    """Each server's gradients; views where the placement is still the one that ordered the ids. Nothing of tables
+    without gradients."""
     parts: dict[int, list[TableGrads]] = {ps: [] for ps in placement.servers}
     for number, table in enumerate(tables):
         ids, count, grad, bound = (
             prepared.unique[number], prepared.counts[number], grads[number], prepared.bounds[number]
         )
+        if grad is None:
+            continue
         if placement.version != prepared.placement.version:
             order, bound = by_owner(ids, table.name, placement)
             if order is not None:

@@ -196,11 +196,13 @@ class LocalSession:
         flat = self._flat()
 
         def finish(grads: Gradients) -> None:
-            with self.store.reserved({number: ids.size for number, ids in enumerate(prepared.unique)}):
-                for number, ids in enumerate(prepared.unique):
-                    counts = prepared.counts[number]
-                    self.store.apply(number, ids, grads.rows[number], counts, step=self._step)
-                self.store.apply_dense(self.layout.all_chunks(grads.dense), step=self._step)
+            rows = {number: part for number, part in enumerate(grads.rows) if part is not None}
+            with self.store.reserved({number: prepared.unique[number].size for number in rows}):
+                for number, part in rows.items():
+                    ids, counts = prepared.unique[number], prepared.counts[number]
+                    self.store.apply(number, ids, part, counts, step=self._step)
+                dense = self.layout.all_chunks(grads.dense, without=grads.still)
+                self.store.apply_dense(dense, step=self._step)
             self._step += 1
 
         return LiveStep(

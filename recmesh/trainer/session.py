@@ -120,7 +120,10 @@ class Step(Protocol):
 
     @property
     def index(self) -> Mapping[str, Ints]:
-        """By feature: for each of the column's values, which row of its table's `rows` it is."""
+        """By feature: for each of the column's values, which row of its table's `rows` it is.
+
+        Where several tables have the feature, that is the first of them; for the others see `index_of`.
+        """
 
     @property
     def dense(self) -> Mapping[str, Floats]:
@@ -128,8 +131,8 @@ class Step(Protocol):
 
     def push(
         self,
-        row_grads: Mapping[str, Floats],
-        dense_grads: Mapping[str, Floats],
+        row_grads: Mapping[str, Floats | None],
+        dense_grads: Mapping[str, Floats | None],
         *,
         loss: float,
         predictions: Floats | None = None,
@@ -137,13 +140,19 @@ class Step(Protocol):
         """Hands over the gradients of (sum of per-sample losses) / job.batch_size.
 
         `row_grads` [unique ids, dim] by table; `dense_grads` by block, for statistics their deltas; what is
-        missing counts as zero. `loss` is the batch's mean per sample and `predictions` float32 [B] or
-        [B, labels]; both are only reported. Returns before the servers have answered. Gradients that are not
-        finite are dealt with by `training.nan`.
+        missing counts as zero, on which an optimizer may well move (momentum, weight decay). None: the batch does not
+        train this, and it stays bit for bit as it is; of a table, its ids do not count as seen either. `loss` is the
+        batch's mean per sample and `predictions` float32 [B] or [B, labels]; both are only reported. Returns before the
+        servers have answered. Gradients that are not finite are dealt with by `training.nan`.
         """
 
     def skip_nan(self) -> None:
         """Passes the batch over for numbers that are not finite: its ids are pushed with zero gradients."""
+
+
+def index_of(index: Mapping[str, Ints], table: str, feature: str) -> Ints:
+    """Which row of a table each value of a feature is, of `Step.index`."""
+    return index[other] if (other := f"{table}/{feature}") in index else index[feature]
 
 
 class Session(Protocol):
@@ -264,9 +273,8 @@ class Job:
 
 
 def check_tables(tables: Sequence[EmbeddingTable], id_features: Mapping[str, Feature]) -> None:
-    """InvalidArgument unless names are distinct and each feature exists, has ids and one table at most."""
+    """InvalidArgument unless names are distinct and each feature exists, has ids, and is in a table once at most."""
     violations: list[Violation] = []
-    home: dict[str, str] = {}
     names: set[str] = set()
     for table in tables:
         path = f"tables.{table.name}"
@@ -276,9 +284,7 @@ def check_tables(tables: Sequence[EmbeddingTable], id_features: Mapping[str, Fea
         for feature in table.features:
             if feature not in id_features:
                 violations.append(Violation(f"{path}.features", f"the data has no id feature {feature!r}"))
-            elif feature in home:
-                reason = f"{feature!r} already looks up in {home[feature]!r}"
-                violations.append(Violation(f"{path}.features", reason))
-            home[feature] = table.name
+            elif table.features.count(feature) > 1:
+                violations.append(Violation(f"{path}.features", f"{feature!r} is there twice"))
     if violations:
         raise InvalidArgument("the model's embedding tables don't fit the data", violations=violations)

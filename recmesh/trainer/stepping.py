@@ -25,10 +25,13 @@ class StepMistake(InvalidArgument):
 class Gradients:
     """What one batch pushes: by table number [unique ids, dim], and all dense blocks flat."""
 
-    rows: list[Floats]
+    rows: list[Floats | None]
+    """None: nothing of this table is pushed."""
     dense: Floats
     zero: bool = False
     """Skipped for numbers that are not finite."""
+    still: frozenset[int] = frozenset()
+    """Numbers of the blocks of which nothing is pushed."""
 
 
 class StepListener(Protocol):
@@ -101,16 +104,19 @@ class LiveStep:
 
     def push(
         self,
-        row_grads: Mapping[str, Floats],
-        dense_grads: Mapping[str, Floats],
+        row_grads: Mapping[str, Floats | None],
+        dense_grads: Mapping[str, Floats | None],
         *,
         loss: float,
         predictions: Floats | None = None,
     ) -> None:
         """See Step.push; StepMistake names a gradient of the wrong name or shape."""
-        grads = Gradients(self._row_grads(row_grads), self._dense_grads(dense_grads))
+        still = frozenset(
+            number for number, block in enumerate(self.declared.dense) if dense_grads.get(block.name, 0) is None
+        )
+        grads = Gradients(self._row_grads(row_grads), self._dense_grads(dense_grads), still=still)
         if not np.isfinite(loss) or not self._clip(grads):
-            self.skip_nan()
+            self._skip(grads)
             return
         self._end(grads)
         self.listener.trained(
@@ -119,17 +125,18 @@ class LiveStep:
 
     def skip_nan(self) -> None:
         """See Step.skip_nan."""
-        self.nan.skip()
-        self._push_nothing()
-        self.listener.skipped(self.batch.size)
+        self._skip(Gradients(self._row_grads({}), self.layout.flatten({})))
 
     def pass_over(self) -> None:
-        """A batch without rows, as none of them could be read: its positions are done with."""
-        self._push_nothing()
+        """A batch without rows, as none of them could be read: its positions are done with, and nothing changes."""
+        nothing: list[Floats | None] = [None] * len(self.declared.tables)
+        self._end(Gradients(nothing, self.layout.flatten({}), still=frozenset(range(len(self.declared.dense)))))
 
-    def _push_nothing(self) -> None:
-        zeros = [np.zeros((ids.size, table.dim), np.float32) for ids, table in self._unique()]
-        self._end(Gradients(zeros, np.zeros(self.layout.size, np.float32), zero=True))
+    def _skip(self, grads: Gradients) -> None:
+        self.nan.skip()
+        rows = [None if part is None else np.zeros_like(part) for part in grads.rows]
+        self._end(Gradients(rows, np.zeros_like(grads.dense), zero=True, still=grads.still))
+        self.listener.skipped(self.batch.size)
 
     def _end(self, grads: Gradients) -> None:
         if self.done:
@@ -141,27 +148,31 @@ class LiveStep:
     def _unique(self) -> Iterable[tuple[Ints, TableDeclaration]]:
         return zip(self.prepared.unique, self.declared.tables, strict=True)
 
-    def _row_grads(self, row_grads: Mapping[str, Floats]) -> list[Floats]:
+    def _row_grads(self, row_grads: Mapping[str, Floats | None]) -> list[Floats | None]:
         unknown = set(row_grads) - set(self.rows)
         if unknown:
             raise StepMistake(f"gradients for tables that were never declared: {', '.join(sorted(unknown))}")
-        grads = []
+        grads: list[Floats | None] = []
         for ids, table in self._unique():
-            grad = row_grads.get(table.name)
+            if table.name not in row_grads:
+                grads.append(np.zeros((ids.size, table.dim), np.float32))
+                continue
+            grad = row_grads[table.name]
             if grad is None:
-                grad = np.zeros((ids.size, table.dim), np.float32)
+                grads.append(None)
+                continue
             grad = np.ascontiguousarray(grad, np.float32)
             if grad.shape != (ids.size, table.dim):
                 raise StepMistake(f"table {table.name}: gradient {grad.shape}, not {(ids.size, table.dim)}")
             grads.append(grad)
         return grads
 
-    def _dense_grads(self, dense_grads: Mapping[str, Floats]) -> Floats:
+    def _dense_grads(self, dense_grads: Mapping[str, Floats | None]) -> Floats:
         unknown = set(dense_grads) - set(self.dense)
         if unknown:
             raise StepMistake(f"gradients for blocks that were never declared: {', '.join(sorted(unknown))}")
         for name, grad in dense_grads.items():
-            if np.shape(grad) != self.dense[name].shape:
+            if grad is not None and np.shape(grad) != self.dense[name].shape:
                 raise StepMistake(f"block {name}: gradient {np.shape(grad)}, not {self.dense[name].shape}")
         return self.layout.flatten(dense_grads)
 
@@ -172,16 +183,17 @@ class LiveStep:
                 self.declared.dense, self.layout.views(grads.dense).values(), strict=True
             ) if block.optimizer is not None
         ]
-        total = sum(float(np.vdot(part, part)) for part in [*grads.rows, *parameters])
+        rows = [part for part in grads.rows if part is not None]
+        total = sum(float(np.vdot(part, part)) for part in [*rows, *parameters])
         if not np.isfinite(total) or len(parameters) < len(self.declared.dense):
-            if not all(bool(np.isfinite(part).all()) for part in [*grads.rows, grads.dense]):
+            if not all(bool(np.isfinite(part).all()) for part in [*rows, grads.dense]):
                 return False
         if self.clip_norm is None:
             return True
         norm = float(np.sqrt(total))
         if norm > self.clip_norm:
             for k, part in enumerate(grads.rows):
-                grads.rows[k] = part * np.float32(self.clip_norm / norm)
+                grads.rows[k] = None if part is None else part * np.float32(self.clip_norm / norm)
             for part in parameters:
                 part *= np.float32(self.clip_norm / norm)
         return True

@@ -18,7 +18,7 @@ from recmesh.runtime.errors import DataLoss, Violation
 from recmesh.spec.job import Model
 from recmesh.trainer.exits import UserMistake
 
-TORCH_ZOO = frozenset({"torch_dcn_v2", "dlrm", "mmoe", "din"})
+TORCH_ZOO = frozenset({"torch_dcn_v2", "dlrm", "mmoe", "din", "mtrm"})
 
 
 def fetch(model: Model, *, storage_uri: str, work_dir: Path) -> None:

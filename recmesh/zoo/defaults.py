@@ -39,5 +39,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "hidden": [200, 80],
         "dropout": 0.0,
     },
+    "mtrm": {
+        **_DEEP,                    # of the memory tower
+        "adapt_hidden": [64],
+        "embedding": "separate",    # separate | shared: whether the towers have tables of their own
+        "adapt_rate": 1.0,          # the adapt tower's learning rate, in those of training.optimizer
+    },
 }
 """By `model.zoo`."""

@@ -24,6 +24,8 @@ def violations(model: Model, data: DatasetSpec) -> list[Violation]:
 def tables(model: Model, data: DatasetSpec) -> list[str]:
     """The names of the model's embedding tables; none where the data lacks what decides them."""
     ids = [feature.name for feature in data.features if feature.kind != "dense"]
+    if model.zoo == "mtrm" and model.params.get("embedding", DEFAULTS["mtrm"]["embedding"]) == "separate":
+        return [*ids, *map(adapt_table, ids)]
     if model.zoo != "din":
         return ids
     if _din_violations(model, data):
@@ -34,6 +36,11 @@ def tables(model: Model, data: DatasetSpec) -> list[str]:
     own = [name for name in ids if name not in sequences or name == history]
     shared = model.params.get("share_table", DEFAULTS["din"]["share_table"])
     return [name for name in own if not shared or name != history or name == candidate]
+
+
+def adapt_table(feature: str) -> str:
+    """The name of MTRM's adapt tower's own table of a feature; no feature can be called so."""
+    return f"adapt.{feature}"
 
 
 def _din_violations(model: Model, data: DatasetSpec) -> list[Violation]:

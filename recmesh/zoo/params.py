@@ -7,8 +7,9 @@ from recmesh.runtime.errors import InvalidArgument, Violation
 
 NORM_MOMENTUM, NORM_EPSILON = 0.95, 1e-3
 """Of `dense_norm`: averages over some 20 batches, as short jobs are judged by them too."""
-_SIZES = frozenset({"hidden", "cin", "bottom", "top", "expert_hidden", "tower_hidden", "attention_hidden"})
-_STRUCTURES = ("parallel", "stacked")
+_SIZES = frozenset({"hidden", "cin", "bottom", "top", "expert_hidden", "tower_hidden", "attention_hidden",
+                    "adapt_hidden"})
+_CHOICES = {"structure": ("parallel", "stacked"), "embedding": ("separate", "shared")}
 
 
 def embedding_scale(params: Mapping[str, Any]) -> float:
@@ -56,8 +57,11 @@ def range_fault(name: str, value: Any) -> str:
     if name == "embedding_init":
         good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
         return "" if good else "must be a number, not below 0"
-    if name == "structure":
-        return "" if value in _STRUCTURES else f"must be {' or '.join(_STRUCTURES)}"
+    if name == "adapt_rate":
+        good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        return "" if good else "must be a number above 0"
+    if name in _CHOICES:
+        return "" if value in _CHOICES[name] else f"must be {' or '.join(_CHOICES[name])}"
     return ""
 
 

@@ -6,11 +6,14 @@ from itertools import pairwise
 from recmesh.trainer.ports import AppliedSets, Piece
 
 
-def missing_batches(lease: Piece, applied: Sequence[AppliedSets], batch_size: int) -> list[Piece]:
+def missing_batches(
+    lease: Piece, applied: Sequence[AppliedSets], batch_size: int, *, between: Iterable[int] = ()
+) -> list[Piece]:
     """The lease in batches, without what every server has applied.
 
     A batch must lie wholly inside or outside each ledger, or it is refused as OVERLAP; cutting wherever some
-    server's sets begin or end makes that rare. A fresh lease is cut at lease.lo + k·batch_size.
+    server's sets begin or end makes that rare. Nor may it go on over one of the positions in `between`, where samples
+    of another kind begin. A fresh lease is cut at k·batch_size from its begin, and anew from each of those.
     """
     borders = {
         border
@@ -20,6 +23,7 @@ def missing_batches(lease: Piece, applied: Sequence[AppliedSets], batch_size: in
         for border in (piece.lo, piece.hi)
         if lease.lo < border < lease.hi
     }
+    borders |= {border for border in between if lease.lo < border < lease.hi}
     edges = [lease.lo, *sorted(borders), lease.hi]
     batches: list[Piece] = []
     for lo, hi in pairwise(edges):

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import TypeVar, cast
 
+from recmesh.data.records import kind_borders
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.gates import gate
 from recmesh.trainer.layout import Placement, arenas, prepare
@@ -195,7 +196,8 @@ class Life:
             self._ttl_s = reply.ttl_s
             for lease in reply.leases:
                 applied = self._applied(lease.piece)
-                batches = missing_batches(lease.piece, applied, self._terms.batch_size)
+                between = kind_borders(lease.tasks, self._terms.kinds)
+                batches = missing_batches(lease.piece, applied, self._terms.batch_size, between=between)
                 with self._lock:
                     self._book.take(lease, batches)
                 self._expect(len(batches))

@@ -74,7 +74,7 @@ def push_everywhere(
                 batch=[batch],
                 epoch=epoch,
                 tables=parts[ps],                                       # noqa: B023
-                dense=layout.chunks(grads.dense, under.owners, ps),     # noqa: B023
+                dense=layout.chunks(grads.dense, under.owners, ps, without=grads.still),     # noqa: B023
                 worker=worker,
                 terms=terms(ps),
             )

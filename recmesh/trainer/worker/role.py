@@ -28,7 +28,9 @@ def run(context: Context) -> None:
         raise FailedPrecondition("the assignment holds no resolved dataset")
     data = spec.data
     meter = Meter()
-    terms = Terms.of(spec.training, worker=identity.worker, fleet=fleet_without(context.broken))
+    terms = Terms.of(
+        spec.training, worker=identity.worker, fleet=fleet_without(context.broken), kinds=data.kinds
+    )
     reader = TaskReader(data)
     shards = context.shards()
 

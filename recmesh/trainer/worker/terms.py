@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from recmesh.spec.dataset import SampleKind
 from recmesh.spec.job import Training
 from recmesh.trainer.layout import DenseLayout
 from recmesh.trainer.patience import NoLongerWanted
@@ -57,9 +58,13 @@ class Terms:
     step_batches: int = 0
     """Of a synchronous step; 0: asynchronous."""
     fleet: type[Fleet] = Fleet
+    kinds: tuple[SampleKind, ...] = ("batch",)
+    """By the dataset's view: of which kind its samples are."""
 
     @staticmethod
-    def of(training: Training, *, worker: str, fleet: type[Fleet] = Fleet) -> "Terms":
+    def of(
+        training: Training, *, worker: str, fleet: type[Fleet] = Fleet, kinds: tuple[SampleKind, ...] = ("batch",)
+    ) -> "Terms":
         """As the job says."""
         return Terms(worker, training.batch_size, training.in_flight, staleness=training.staleness or 0,
-                     step_batches=training.sync.batches_per_step if training.sync else 0, fleet=fleet)
+                     step_batches=training.sync.batches_per_step if training.sync else 0, fleet=fleet, kinds=kinds)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import recmesh.torch
 from recmesh.runtime.errors import InvalidArgument
+from recmesh.spec.job import Optimizer
 from recmesh.torch import Batch, EmbeddingCollection
 from recmesh.trainer.session import EmbeddingTable, Init, Job
 from recmesh.zoo.params import NORM_EPSILON, NORM_MOMENTUM, embedding_scale
@@ -48,10 +49,15 @@ class Cross(nn.Module):
         return x
 
 
-def tables_of(job: Job, params: Mapping[str, Any]) -> list[EmbeddingTable]:
-    """One table per id feature, of one dimension; bags are averaged."""
-    start = Init.uniform(embedding_scale(params))
-    return [EmbeddingTable(name, params["embedding_dim"], pooling="mean", init=start) for name in job.id_features]
+def tables_of(
+    job: Job, params: Mapping[str, Any], *, called: Callable[[str], str] = str, optimizer: Optimizer | None = None
+) -> list[EmbeddingTable]:
+    """One table per id feature, of one dimension and `called` after it; bags are averaged."""
+    start, dim = Init.uniform(embedding_scale(params)), params["embedding_dim"]
+    return [
+        EmbeddingTable(called(name), dim, [name], pooling="mean", init=start, optimizer=optimizer)
+        for name in job.id_features
+    ]
 
 
 class Dense(nn.Module):
@@ -77,12 +83,15 @@ class Dense(nn.Module):
 class Inputs(nn.Module):
     """Pooled embeddings and dense columns side by side: [B, width]. Sequences are averaged."""
 
-    def __init__(self, job: Job, params: Mapping[str, Any]) -> None:
+    def __init__(
+        self, job: Job, params: Mapping[str, Any], *, embeddings: EmbeddingCollection | None = None
+    ) -> None:
+        """`embeddings`: a table per id feature; None: those of `tables_of`, for these inputs alone."""
         super().__init__()
-        tables = tables_of(job, params)
+        self.embeddings = EmbeddingCollection(tables_of(job, params)) if embeddings is None else embeddings
+        tables = self.embeddings.tables
         if not tables:
             raise InvalidArgument("the data has no id feature, and this model needs one")
-        self.embeddings = EmbeddingCollection(tables)
         self._sequences = [name for name, feature in job.id_features.items() if feature.kind == "sequence"]
         pooled = sum(t.dim * sum(f not in self._sequences for f in t.features) for t in tables)
         averaged = sum(t.dim * sum(f in self._sequences for f in t.features) for t in tables)
@@ -114,8 +123,10 @@ def logistic_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (losses if batch.weight is None else losses * batch.weight).mean()
 
 
-def train(job: Job, model: nn.Module, *, loss: Loss = logistic_loss) -> None:
-    """The loop; the servers apply the job's `training.optimizer`."""
-    trainer = recmesh.torch.attach(job, model)
+def train(
+    job: Job, model: nn.Module, *, loss: Loss = logistic_loss, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """The loop; the servers apply the job's `training.optimizer` to dense parameters, unless another is given."""
+    trainer = recmesh.torch.attach(job, model, optimizer)
     for batch in trainer:
         trainer.step(loss(model(batch), batch))

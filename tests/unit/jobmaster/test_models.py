@@ -71,7 +71,7 @@ def test_an_optimizer_for_a_table_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.parametrize(("zoo", "params"), [
     ("dlrm", {}), ("torch_dcn_v2", {}), ("mmoe", {}), ("din", {}), ("din", {"share_table": False}),
-    ("din", {"candidate": "item", "history": "later"}),
+    ("din", {"candidate": "item", "history": "later"}), ("mtrm", {}), ("mtrm", {"embedding": "shared"}),
 ])
 def test_the_tables_of_a_zoo_model_are_known_before_it_is_built(zoo: str, params: dict[str, Any]) -> None:
     features = [*IDS, HISTORY, {"name": "later", "kind": "sequence"}, {"name": "tags", "kind": "bag"}, PRICE]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmesh.data import TaskReader, TaskRecord
+from recmesh.data.records import kind_borders
 from recmesh.data.topics import topic_of
 from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import InvalidArgument, Unavailable
@@ -90,8 +92,11 @@ async def items(replica: Replica, spec: DatasetSpec, done: IntervalSet) -> list[
     line, reader = await replica.tasks.line(JOB), TaskReader(spec)
     found: list[int] = []
     for lo, hi in done.pairs():
-        batch = reader.batch(line.tasks_of(lo, hi), lo, hi)
-        found += batch.ids["item"].values.tolist()
+        tasks = line.tasks_of(lo, hi)
+        borders = [at for at in kind_borders(tasks, spec.kinds) if lo < at < hi]
+        for first, last in pairwise([lo, *borders, hi]):
+            batch = reader.batch(tasks, first, last)
+            found += batch.ids["item"].values.tolist()
     return found
 
 

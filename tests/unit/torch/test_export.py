@@ -14,7 +14,7 @@ from recmesh.data import IdColumn, whole_dataset
 from recmesh.trainer.evaluation import ONE_SERVER
 from recmesh.trainer.layout import prepare
 from recmesh.trainer.local import LocalJob
-from recmesh.zoo.torch import din, dlrm, mmoe, torch_dcn_v2
+from recmesh.zoo.torch import din, dlrm, mmoe, mtrm, torch_dcn_v2
 from tests.support.rows import job_over, write_rows
 
 FEATURES: list[dict[str, Any]] = [
@@ -30,6 +30,7 @@ ZOO: dict[str, tuple[Any, dict[str, Any]]] = {
     "dlrm": (dlrm, INPUTS | {"bottom": [8], "top": [8]}),
     "mmoe": (mmoe, INPUTS | {"experts": 2, "expert_hidden": [8], "tower_hidden": [4]}),
     "din": (din, INPUTS | {"candidate": "item", "hidden": [8]}),
+    "mtrm": (mtrm, INPUTS | {"hidden": [8], "adapt_hidden": [4]}),
 }
 RUN = """
 import sys, json

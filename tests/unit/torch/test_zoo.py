@@ -12,13 +12,13 @@ from recmesh.data import whole_dataset
 from recmesh.trainer.evaluation import ONE_SERVER
 from recmesh.trainer.layout import prepare
 from recmesh.trainer.local import LocalJob
-from recmesh.zoo.torch import din, dlrm, mmoe, torch_dcn_v2
+from recmesh.zoo.torch import din, dlrm, mmoe, mtrm, torch_dcn_v2
 from tests.support.rows import job_over, write_rows
 
 FEATURES: list[dict[str, Any]] = [
     {"name": "user"}, {"name": "item"}, {"name": "past", "kind": "sequence"}, {"name": "x", "kind": "dense"}
 ]
-ZOO = {"dcn": torch_dcn_v2, "dlrm": dlrm, "mmoe": mmoe, "din": din}
+ZOO = {"dcn": torch_dcn_v2, "dlrm": dlrm, "mmoe": mmoe, "din": din, "mtrm": mtrm}
 
 
 def trained(tmp_path: Path, which: str, *, rows: int = 96, epochs: int = 1, **params: Any) -> LocalJob:

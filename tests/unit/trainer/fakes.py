@@ -180,6 +180,7 @@ class FakeShards:
     def __init__(self, total: int, shard: int, gen: int = 1) -> None:
         self.gen, self.total = gen, total
         self.queue = [Piece(0, lo, min(lo + shard, total)) for lo in range(0, total, shard)]
+        self.tasks: tuple[TaskRecord, ...] = (TaskRecord(1, 0, 0, total, 0, 0, None),)
         self.leased: dict[int, Piece] = {}
         self.epoch = 0
         self.lock = threading.Lock()
@@ -199,8 +200,7 @@ class FakeShards:
             self.epoch += 1
             piece = self.queue.pop(0)
             self.leased[self.epoch] = piece
-            task = TaskRecord(1, 0, 0, self.total, 0, 0, None)
-            return LeaseReply("granted", (Lease(self.epoch, piece, (task,)),), ttl_s=0.3)
+            return LeaseReply("granted", (Lease(self.epoch, piece, self.tasks),), ttl_s=0.3)
 
     def renew(self, gen: int, leases: Sequence[LeaseProgress]) -> RenewReply:
         with self.lock:

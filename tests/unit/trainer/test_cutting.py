@@ -101,3 +101,19 @@ def test_what_is_cut_from_a_lease_is_no_longer_wanted_and_a_cut_to_what_is_done_
     [progress] = book.progress()
     assert (progress.done_to, progress.hi, progress.complete) == (10, 10, True)
     assert not book.cut(8, 10) and not book.wants(8, batches[0])
+
+
+@given(intervals, st.lists(st.integers(0, 30), max_size=4), st.integers(1, 7))
+def test_no_batch_goes_on_over_a_border_of_kinds(
+    ledger: list[tuple[int, int]], borders: list[int], size: int
+) -> None:
+    def cut(lo: int) -> list[Piece]:
+        return missing_batches(Piece(0, lo, 30), [applied(*ledger)], size, between=borders)
+
+    held = {p for lo, hi in ledger for p in range(lo, hi)}
+    batches = cut(0)
+    assert sorted(p for batch in batches for p in range(batch.lo, batch.hi)) == sorted(set(range(30)) - held)
+    for batch in batches:
+        assert batch.hi - batch.lo <= size and not any(batch.lo < border < batch.hi for border in borders)
+    for border in borders:      # what is leased again from a border on is cut as before
+        assert cut(border) == [batch for batch in batches if batch.lo >= border] or border == 30

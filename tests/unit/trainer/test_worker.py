@@ -5,12 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from recmesh.data.records import FileSlice, TaskRecord
 from recmesh.formats import SlotMap, slots_of
 from recmesh.runtime.errors import Aborted, Internal, Unavailable
+from recmesh.spec.dataset import SampleKind
 from recmesh.trainer.exits import BUG, exit_code_of
 from recmesh.trainer.ports import Piece, RunRecord
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Init, Step
@@ -71,17 +74,19 @@ def count_once(step: Step) -> None:
 
 @contextmanager
 def mesh(
-    *, servers: int = 2, total: int = TOTAL, shard: int = 12, in_flight: int = 2, **training: object
+    *, servers: int = 2, total: int = TOTAL, shard: int = 12, in_flight: int = 2,
+    tasks: tuple[TaskRecord, ...] = (), kinds: tuple[SampleKind, ...] = ("batch",), **training: object,
 ) -> Iterator[Mesh]:
     slot_map = SlotMap.even(1, servers)
     fakes = [FakeServer(ps, slot_map) for ps in range(servers)]
     shards, runs, meter = FakeShards(total, shard), FakeRuns(record_of(slot_map, servers)), Meter()
     spec = job_spec(in_flight=in_flight, **training)
+    shards.tasks = tasks or shards.tasks
 
     def begin(record: RunRecord, declaration: Declaration) -> Life:
         return Life(
             record,
-            terms=Terms.of(spec.training, worker="0-test"),
+            terms=Terms.of(spec.training, worker="0-test", kinds=kinds),
             connect=lambda member: made.servers[member.ps],
             shards=made.shards,
             runs=runs,
@@ -437,3 +442,34 @@ def test_a_session_waits_at_jobmaster_for_the_next_generation() -> None:
         made.session._life.abandon()
         wait_for_end(made)
         assert waits[0] == (1, 5.0) and made.session.gen == 2
+
+
+def test_batches_are_cut_where_samples_of_another_kind_begin() -> None:
+    borders = (0, 7, 18, 19, 30, TOTAL)
+    tasks = tuple(
+        TaskRecord(1, 0, lo, hi - lo, 0, 0, FileSlice("f", 1, "", lo, hi - lo, view=number % 2))
+        for number, (lo, hi) in enumerate(pairwise(borders))
+    )
+    with mesh(tasks=tasks, kinds=("batch", "stream")) as made:
+        wait_for_end(made)
+        assert made.counted("ta") == truth(7)
+        for piece in made.servers[0].pushed:
+            assert not any(piece.lo < border < piece.hi for border in borders), piece
+        assert len(made.servers[0].pushed) > TOTAL / 4 + 1
+
+
+def test_nothing_is_pushed_of_tables_and_blocks_that_a_batch_does_not_train() -> None:
+    with mesh(servers=3) as made:
+        threading.Thread(target=watch_until_complete, args=(made,), daemon=True).start()
+        trained = 0
+        for step in made.session.steps():
+            if step.batch.size % 2 or trained % 2:
+                step.push({"ta": None}, {"seen": None}, loss=float("nan") if trained % 3 else 0.5)
+            else:
+                count_once(step)
+            trained += 1
+        seen = sum(made.counted("ta").values())
+        assert 0 < seen < TOTAL and dense_sum(made) == seen
+        counts = [sum(server.counts["ta"].values()) for server in made.servers]
+        assert sum(counts) == seen, "what is not trained does not count as seen"
+        assert sum(sum(server.counts["tb"].values()) for server in made.servers) == TOTAL
