@@ -3,22 +3,29 @@
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import nats as client
 import pytest
+from nats.aio.msg import Msg
+from nats.js.api import StreamConfig, StreamSource
 
 from recmesh.data.topics import Topic
+from recmesh.data.topics.interface import NOT_THERE_YET
 from recmesh.data.topics.jetstream import TIME_HEADER, JetStreamTopic
 from recmesh.runtime.errors import MeshError, NotFound, Unavailable
 from tests.support.servers import NatsServer, free_port, nats_server
 from tests.support.topics import MemoryTopic
 
 TOOLS = Path(__file__).parents[3] / "shared" / "tools"
+T = TypeVar("T")
 Put = Callable[[int, bytes, float], None]
 """partition, value, time of the event in unix seconds."""
 
@@ -94,6 +101,60 @@ async def _connected(url: str):  # type: ignore[no-untyped-def]  # nats-py has n
         await connection.close()
 
 
+Reply = tuple[dict[str, str], bytes]
+
+
+class Between:
+    """Stands between a reader and the server's direct gets, and changes what is answered."""
+
+    def __init__(self, change: Callable[[int, list[Reply]], list[Reply]]) -> None:
+        """`change`: from the number of the request and the server's replies to those that are passed on."""
+        self._change = change
+        self.asked: list[int] = []
+        """Where each request began."""
+
+    def run(self, url: str, stream: str, call: Callable[[], T]) -> T:
+        return asyncio.run(self._run(url, stream, call))
+
+    async def _run(self, url: str, stream: str, call: Callable[[], T]) -> T:
+        connection = await client.connect(url)
+
+        async def answer(request: Msg) -> None:
+            number, inbox = len(self.asked), connection.new_inbox()
+            self.asked.append(json.loads(request.data)["seq"])
+            replies: list[Reply] = []
+            there = await connection.subscribe(inbox)
+            await connection.publish(f"$JS.API.DIRECT.GET.{stream}", request.data, reply=inbox)
+            while not replies or "Status" not in replies[-1][0]:
+                reply = await there.next_msg(5)
+                replies.append((dict(reply.headers or {}), reply.data))
+            for headers, data in self._change(number, replies):
+                await connection.publish(request.reply, data, headers=headers)
+            await there.unsubscribe()
+
+        await connection.subscribe(f"between.{stream}", cb=answer)
+        await connection.flush()
+        try:
+            return await asyncio.to_thread(call)
+        finally:
+            await connection.close()
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> type[Between]:
+    monkeypatch.setattr("recmesh.data.topics.direct.DIRECT", "between")
+    return Between
+
+
+def _behind(end: int, replies: list[Reply]) -> list[Reply]:
+    """What a replica answers that has not yet got the messages from `end` on."""
+    there = [reply for reply in replies if int(reply[0].get("Nats-Sequence", end)) < end]
+    if not there:
+        return [({"Status": "404", "Description": "Message Not Found"}, b"")]
+    last = {"Status": "204", "Nats-Num-Pending": "0", "Nats-Last-Sequence": there[-1][0]["Nats-Sequence"]}
+    return [*there, (last, b"")]
+
+
 def _in_kafka(name: str, servers: str) -> World:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
@@ -128,8 +189,10 @@ def test_what_is_read_is_what_was_written_in_its_order_and_again(world: World) -
         assert [each.value for each in found] == [b"2", b"3", b"4", b"5", b"6"]
         assert [each.offset - span.first for each in found] == [2, 3, 4, 5, 6]
         assert [each.time for each in found] == [1002.0, 1003.0, 1004.0, 1005.0, 1006.0]
-    assert world.topic.read(uri, span.first + 8, span.first + 50)[-1].value == b"9", "what is not there yet is left out"
-    assert world.topic.read(uri, span.end, span.end + 5) == []
+    with pytest.raises(Unavailable) as refused:
+        world.topic.read(uri, span.first + 8, span.first + 50)
+    assert refused.value.reason == NOT_THERE_YET, "it is not told apart from what was deleted else"
+    assert world.topic.read(uri, span.end, span.end) == []
 
 
 def test_offsets_are_found_by_time_and_times_by_offset(world: World) -> None:
@@ -158,7 +221,6 @@ def test_an_empty_partition_has_no_messages_and_no_times(world: World) -> None:
         if each.span.first == each.span.end:
             assert world.topic.after(each.uri, 0.0) is None
             assert world.topic.time_of(each.uri, each.span.first) is None
-            assert world.topic.read(each.uri, each.span.first, each.span.first + 3) == []
 
 
 def test_deleted_messages_are_passed_over_in_jetstream(jetstream: NatsServer) -> None:
@@ -180,10 +242,137 @@ def test_deleted_messages_are_passed_over_in_jetstream(jetstream: NatsServer) ->
 def test_more_messages_than_one_request_gives_are_read_whole_from_jetstream(
     jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recmesh.data.topics.jetstream.BATCH", 3)
+    monkeypatch.setattr("recmesh.data.topics.direct.BATCH", 3)
     world = _in_jetstream(f"t{uuid.uuid4().hex[:8]}", jetstream.url)
     uri = world.fill()[0]
     assert [each.value for each in world.topic.read(uri, 1, 11)] == [b"%d" % number for number in range(10)]
+
+
+def test_a_replica_that_lags_loses_nothing(jetstream: NatsServer, between: type[Between]) -> None:
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    lagging = between(lambda number, replies: _behind(4 + 2 * number, replies) if number != 1 else _behind(1, replies))
+    found = lagging.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
+    assert [each.offset for each in found] == list(range(1, 11))
+    assert lagging.asked[:3] == [1, 4, 4], "what came is not asked for again"
+    nothing = between(lambda number, replies: _behind(1, replies))
+    assert nothing.run(jetstream.url, f"{name}-0", lambda: world.topic.time_of(uri, 10)) == 1009.0
+    assert nothing.run(jetstream.url, f"{name}-0", lambda: world.topic.after(uri, 1004.5)) == 6
+
+
+def test_a_replica_that_stays_behind_is_unavailable_not_a_topic_with_fewer_messages(
+    jetstream: NatsServer, between: type[Between], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    monkeypatch.setattr("recmesh.data.topics.direct.READ_S", 0.5)
+    lagging = between(lambda number, replies: _behind(8, replies))
+    with pytest.raises(Unavailable, match="message 8 is with the stream's leader"):
+        lagging.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
+
+
+def test_a_mirror_that_keeps_less_than_its_stream_loses_nothing(jetstream: NatsServer) -> None:
+    name = f"t{uuid.uuid4().hex[:8]}"
+    world = _in_jetstream(name, jetstream.url)
+    uri = world.fill()[0]
+
+    async def mirrored() -> None:
+        async with _connected(jetstream.url) as js:
+            await js.add_stream(StreamConfig(
+                name=f"mirror-{name}", mirror=StreamSource(name=f"{name}-0"), mirror_direct=True, max_msgs=3
+            ))
+            async with asyncio.timeout(10):
+                while (await js.stream_info(f"mirror-{name}")).state.last_seq < 10:
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(mirrored())
+    for _ in range(20):                         # either of them may answer
+        assert [each.offset for each in world.topic.read(uri, 1, 11)] == list(range(1, 11))
+
+
+def test_a_message_that_is_lost_on_the_way_is_asked_for_again(jetstream: NatsServer, between: type[Between]) -> None:
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    losing = between(lambda number, replies: replies if number else replies[:4] + replies[5:])
+    found = losing.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
+    assert [each.value for each in found] == [b"%d" % number for number in range(10)]
+    assert losing.asked == [1, 5]
+
+
+def test_what_came_before_an_answer_broke_off_is_kept(
+    jetstream: NatsServer, between: type[Between], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recmesh.runtime.bus.link.ATTEMPT_S", 0.5)
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    slow = between(lambda number, replies: replies[:3] if number < 3 else replies)
+    found = slow.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
+    assert [each.offset for each in found] == list(range(1, 11)) and slow.asked == [1, 4, 7, 10]
+
+
+@pytest.mark.parametrize("said", ["soon", "nan", "inf", "-5", "1e300"])
+def test_a_time_that_is_none_is_the_servers_and_loses_no_event(
+    jetstream: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger("recmesh"), "propagate", True)
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri, before = f"jetstream:{name}-0", time.time()
+    for at in ("1000.5", said, said, "1003"):
+        world.put(0, b"x", at)                  # type: ignore[arg-type]  # as a publisher may write it
+    first, second, third, fourth = world.topic.read(uri, 1, 5)
+    assert (first.time, fourth.time) == (1000.5, 1003.0)
+    assert before - 5 < second.time <= third.time < time.time() + 5
+    assert world.topic.time_of(uri, 2) == second.time
+    assert caplog.text.count(f"{name}-0 has messages whose Recmesh-Time is no moment") == 1
+
+
+def test_groups_whose_names_are_alike_are_told_apart(world: World) -> None:
+    first, _ = world.fill()
+    for offset, group in enumerate(("a.b", "a_b", "a-b", "a..b"), start=2):
+        assert world.topic.committed(group) == {}
+        world.topic.commit(group, {first: offset})
+    assert [world.topic.committed(group)[first] for group in ("a.b", "a_b", "a-b", "a..b")] == [2, 3, 4, 5]
+
+
+def test_streams_of_a_pattern_are_listed_rarely_and_at_once_when_one_is_gone(
+    jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    lists: list[Msg] = []
+
+    async def looked() -> None:
+        connection = await client.connect(jetstream.url)
+        js = connection.jetstream()
+
+        async def note(request: Msg) -> None:
+            lists.append(request)
+
+        await connection.subscribe("$JS.API.STREAM.LIST", cb=note)
+        await connection.flush()
+        for number in range(4):
+            await js.publish(f"{name}.0", b"x")
+            first, _ = await asyncio.to_thread(world.topic.partitions)
+            assert first.span.end == number + 2, "spans are new each time"
+        await js.delete_stream(f"{name}-0")
+        assert [each.uri for each in await asyncio.to_thread(world.topic.partitions)] == [f"jetstream:{name}-1"]
+        monkeypatch.setattr("recmesh.data.topics.jetstream.LIST_S", 0.0)
+        await js.delete_stream(f"{name}-1")
+        await js.add_stream(name=f"{name}-2", subjects=[f"{name}.2"], allow_direct=True)
+        for _ in range(2):
+            assert [each.uri for each in await asyncio.to_thread(world.topic.partitions)] == [f"jetstream:{name}-2"]
+        await connection.flush()
+        await connection.close()
+
+    asyncio.run(looked())
+    assert len(lists) == 4
+
+
+def test_how_large_messages_are_is_told_where_it_is_cheap(jetstream: NatsServer) -> None:
+    world = _in_jetstream(f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    for _ in range(4):
+        world.put(0, b"x" * 5000, 1.0)
+    full, empty = world.topic.partitions()
+    assert 5000 < full.mean_bytes < 5500 and empty.mean_bytes == 0.0
 
 
 def test_a_stream_that_allows_no_direct_gets_is_refused_and_one_that_is_missing_is_named(jetstream: NatsServer) -> None:
