@@ -9,6 +9,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from nats.js.api import StreamConfig, StreamSource
 from recmesh.data.topics import Topic
 from recmesh.data.topics.interface import NOT_THERE_YET
 from recmesh.data.topics.jetstream import TIME_HEADER, JetStreamTopic
-from recmesh.runtime.errors import MeshError, NotFound, Unavailable
+from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Unauthenticated, Unavailable
 from tests.support.servers import NatsServer, free_port, nats_server
 from tests.support.topics import MemoryTopic
 
@@ -51,19 +52,42 @@ def jetstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextlib.contextmanager
+def _broker(folder: Path, **settings: str) -> Iterator[str]:
     """The address of a real broker."""
     pytest.importorskip("confluent_kafka")
     start = TOOLS / "kafka-broker"
     if not start.exists() or shutil.which("java") is None:
         pytest.skip("needs shared/tools/kafka-broker and a Java runtime")
-    folder = tmp_path_factory.mktemp("kafka")
-    up = subprocess.run([start, "up", folder, "--ttl", "900"], capture_output=True, text=True, timeout=120, check=True)
+    more = [word for name, value in settings.items() for word in ("--set", f"{name.replace('_', '.')}={value}")]
+    up = subprocess.run(
+        [start, "up", folder, "--ttl", "900", *more], capture_output=True, text=True, timeout=120, check=True
+    )
     try:
         yield up.stdout.strip().splitlines()[-1].split()[-1]
     finally:
         subprocess.run([start, "down", folder], capture_output=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real broker."""
+    with _broker(tmp_path_factory.mktemp("kafka")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def locked_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One that asks for a password, which is `right`."""
+    users = 'username="broker" password="own" user_broker="own" user_ads="right"'
+    with _broker(
+        tmp_path_factory.mktemp("kafka"), sasl_enabled_mechanisms="PLAIN",
+        sasl_mechanism_inter_broker_protocol="PLAIN",
+        listener_security_protocol_map="CONTROLLER:PLAINTEXT,PLAINTEXT:SASL_PLAINTEXT",
+        listener_name_plaintext_plain_sasl_jaas_config=
+        f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};",
+    ) as servers:
+        yield servers
 
 
 @pytest.fixture(params=["memory", "jetstream", "kafka"])
@@ -198,8 +222,8 @@ def test_what_is_read_is_what_was_written_in_its_order_and_again(world: World) -
 def test_offsets_are_found_by_time_and_times_by_offset(world: World) -> None:
     uri = world.fill()[0]
     first = world.topic.partitions()[0].span.first
-    for time, offset in ((0.0, 0), (1000.0, 0), (1004.0, 4), (1004.5, 5), (1009.0, 9)):
-        assert world.topic.after(uri, time) == first + offset
+    for at, offset in ((0.0, 0), (1000.0, 0), (1004.0, 4), (1004.5, 5), (1009.0, 9)):
+        assert world.topic.after(uri, at) == first + offset
     assert world.topic.after(uri, 1009.5) is None
     assert world.topic.time_of(uri, first + 3) == 1003.0
     assert world.topic.time_of(uri, first + 10) is None
@@ -281,9 +305,11 @@ def test_a_mirror_that_keeps_less_than_its_stream_loses_nothing(jetstream: NatsS
             await js.add_stream(StreamConfig(
                 name=f"mirror-{name}", mirror=StreamSource(name=f"{name}-0"), mirror_direct=True, max_msgs=3
             ))
-            async with asyncio.timeout(10):
-                while (await js.stream_info(f"mirror-{name}")).state.last_seq < 10:
-                    await asyncio.sleep(0.02)
+            for _ in range(500):
+                if (await js.stream_info(f"mirror-{name}")).state.last_seq == 10:
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError("the mirror has not come so far within 10 s")
 
     asyncio.run(mirrored())
     for _ in range(20):                         # either of them may answer
@@ -455,3 +481,71 @@ def test_messages_of_a_transaction_are_read_once_it_is_over_and_those_of_one_tak
     found = world.topic.read(partition.uri, 0, partition.span.end)
     assert [json.loads(each.value) for each in found] == [["commit", number] for number in range(3)]
     producer.abort_transaction(30)
+
+
+def _kafka_topic(name: str, servers: str, **options: str) -> Topic:
+    from recmesh.data.topics.kafka import KafkaTopic
+
+    return KafkaTopic(name, servers=servers, options={key.replace("_", "."): value for key, value in options.items()})
+
+
+def test_a_topic_of_kafka_that_was_made_again_is_another_one(kafka: str) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    name = f"t{uuid.uuid4().hex[:8]}"
+    world = _in_kafka(name, kafka)
+    uri = world.fill()[0]
+    tags = {each.tag for each in world.topic.partitions()}
+    assert {each.tag for each in _kafka_topic(name, kafka).partitions()} == tags, "whoever looks sees the same"
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.delete_topics([name])[name].result(30)
+    while name in admin.list_topics(timeout=30).topics:
+        time.sleep(0.05)
+    again = _in_kafka(name, kafka)
+    again.put(0, b"new", 1.0)
+    known = {each.tag for each in world.topic.partitions()}
+    assert len(tags) == len(known) == 1 and "" not in tags | known and tags != known
+    with pytest.raises(Unavailable, match="ends at offset 1, and 9 is asked for"):
+        world.topic.read(uri, 0, 10)
+
+
+def test_wrong_credentials_for_kafka_are_told_at_once_and_right_ones_work(locked_kafka: str) -> None:
+    def topic(password: str) -> Topic:
+        return _kafka_topic(
+            "clicks", locked_kafka, security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_username="ads",
+            sasl_password=password,
+        )
+
+    for call in (lambda it: it.partitions(), lambda it: it.commit("ads", {"kafka:clicks/0": 1})):
+        with pytest.raises(Unauthenticated) as refused:
+            call(topic("guessed"))
+        assert "guessed" not in str(refused.value)
+    with pytest.raises(NotFound, match="there is no topic clicks"):
+        topic("right").partitions()
+
+
+@pytest.mark.parametrize("option", [("socket.timeout.ms", "hidden"), ("security.protocol", "hidden")])
+def test_an_option_that_kafka_does_not_take_is_named_without_its_value(option: tuple[str, str]) -> None:
+    pytest.importorskip("confluent_kafka")
+    topic = _kafka_topic("clicks", f"127.0.0.1:{free_port()}", **dict([option]))
+    for call in (topic.partitions, lambda: topic.commit("ads", {"kafka:clicks/0": 1})):
+        with pytest.raises(InvalidArgument) as refused:
+            call()
+        assert [each.path for each in refused.value.violations] == [f"data.source.options.{option[0]}"]
+        assert "hidden" not in str(refused.value)
+
+
+def test_a_call_of_kafka_ends_by_its_deadline_also_while_another_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("confluent_kafka")
+    from recmesh.data.topics.kafka import KafkaTopic
+
+    monkeypatch.setattr("recmesh.data.topics.kafka.READ_S", 0.5)
+    topic = KafkaTopic("clicks", servers=f"127.0.0.1:{free_port()}", options={})
+    with pytest.raises(Unavailable):
+        topic.partitions()
+    with topic._lock, ThreadPoolExecutor(1) as threads:     # as a call does that hangs
+        call = threads.submit(topic.read, "kafka:clicks/0", 0, 10)
+        try:
+            assert "others have waited" in str(call.exception(60))
+        finally:
+            threads.shutdown(wait=False)
