@@ -1,5 +1,6 @@
 """`DatasetSpec`: which files a job trains on, in which order of time, and what their columns mean."""
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Literal
@@ -17,6 +18,26 @@ TABLE_FORMATS = ("delta", "iceberg")
 """One table, whose snapshot says which files it has."""
 MESSAGE_FORMATS = ("jsonl", "protobuf", "tfrecord")
 """What a message of a topic can be."""
+TOPIC_VARIABLES = "RECMESH_TOPICS_"
+"""How the names of variables begin that topics may be given: all others of whoever reads are its own."""
+VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+KAFKA_OPTIONS = frozenset((
+    "security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password", "ssl.ca.pem",
+    "ssl.certificate.pem", "ssl.key.pem", "ssl.key.password", "ssl.endpoint.identification.algorithm", "client.id",
+    "client.rack", "client.dns.lookup", "broker.address.family", "broker.address.ttl", "metadata.max.age.ms",
+    "topic.metadata.refresh.interval.ms", "connections.max.idle.ms", "reconnect.backoff.ms",
+    "reconnect.backoff.max.ms", "retry.backoff.ms", "receive.message.max.bytes", "max.partition.fetch.bytes",
+    "queued.min.messages", "queued.max.messages.kbytes", "check.crcs",
+))
+"""Of librdkafka's settings those that may be given: none that loads code, runs commands, reads files, or changes what
+is read. Besides them all that begin with KAFKA_OPTION_FAMILIES."""
+KAFKA_OPTION_FAMILIES = ("fetch.", "socket.")
+KAFKA_SECRETS = ("sasl.password", "ssl.key.pem", "ssl.key.password")
+SASL = ("sasl.mechanism", "sasl.mechanisms")
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+"""GSSAPI runs a command, OAUTHBEARER asks addresses of its own."""
+_MUST_BE_VARIABLE = f"must be a variable (${{{TOPIC_VARIABLES}NAME}}): the specification is stored and shown"
+_PASSWORD = re.compile(r"//(?:[^/@:,]*:)?([^/@,]*)@")
 
 FeatureKind = Literal["single", "bag", "sequence", "dense"]
 
@@ -120,10 +141,12 @@ class StreamSource(Source):
     kafka: str = ""
     """Instead of files, the name of a topic in Kafka."""
     servers: str = ""
-    """Of the topic, with commas between; `${NAME}` is taken from the environment of whoever reads. Kafka: where to
-    begin (`host:port`). JetStream: `nats://host:port`; empty: the mesh's own."""
+    """Of the topic, with commas between; `${RECMESH_TOPICS_NAME}` is taken from the environment of whoever reads.
+    Kafka: where to begin (`host:port`). JetStream: `nats://host:port`; empty: the mesh's own. A password in it must be
+    such a variable."""
     options: dict[str, str] = {}
-    """Kafka: further settings of the client, as librdkafka names them; `${NAME}` as in servers."""
+    """Kafka: further settings of the client, as librdkafka names them (docs/reference/data.md lists them); variables as
+    in servers. Secrets must be variables: the specification is stored and shown."""
     group: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_.-]*$")
     """Topics: under this name the offsets of what is trained, and will not be trained again, are committed. Empty: the
     job's id."""
@@ -186,6 +209,26 @@ class StreamSource(Source):
                 yield name, "belongs to topics, not to files"
         if isinstance(self.start, str):
             yield "start", f"{self.start} is for topics; files begin at a moment"
+
+    @rule
+    def _variables_are_of_topics(self) -> Iterator[Fault]:
+        for field, text in [("servers", self.servers), *((f"options.{name}", it) for name, it in self.options.items())]:
+            if foreign := [name for name in VARIABLE.findall(text) if not name.startswith(TOPIC_VARIABLES)]:
+                yield field, f"{', '.join(foreign)}: topics are given only variables that begin with {TOPIC_VARIABLES}"
+        if any(not VARIABLE.fullmatch(password) for password in _PASSWORD.findall(self.servers)):
+            yield "servers", f"a password {_MUST_BE_VARIABLE}"
+
+    @rule
+    def _options_are_harmless(self) -> Iterator[Fault]:
+        for name, text in self.options.items():
+            if name not in KAFKA_OPTIONS and not name.startswith(KAFKA_OPTION_FAMILIES):
+                yield f"options.{name}", "is none of the settings that may be given"
+            elif name in KAFKA_SECRETS and not VARIABLE.fullmatch(text):
+                yield f"options.{name}", _MUST_BE_VARIABLE
+            elif name in SASL and text not in SASL_MECHANISMS:
+                yield f"options.{name}", f"must be one of {', '.join(SASL_MECHANISMS)}"
+        if "sasl" in self.options.get("security.protocol", "").lower() and not {*SASL} & {*self.options}:
+            yield "options.sasl.mechanism", f"is missing: {', '.join(SASL_MECHANISMS)}"
 
     @rule
     def _ends_after_it_starts(self) -> Iterator[Fault]:

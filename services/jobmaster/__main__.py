@@ -14,6 +14,7 @@ from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, Loop, main
 from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer, channel
+from recmesh.spec.dataset import TOPIC_VARIABLES
 from services.jobmaster import events, ops, rpc
 from services.jobmaster.app.context import Addresses, Context
 from services.jobmaster.app.jobs import Jobs
@@ -128,7 +129,8 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         storage_uri=settings.storage,
         limits=settings.limits,
         role_env=role_environment(env, settings),
-        topics_env={name: env[name] for name in (NATS_URL, NATS_TOKEN) if env.get(name)},
+        topics_env={name: value for name, value in env.items() if name.startswith(TOPIC_VARIABLES)},
+        mesh_topics_env={name: env[name] for name in (NATS_URL, NATS_TOKEN) if env.get(name)},
         lease_ttl_s=settings.lease_ttl_s,
         max_live_jobs=settings.max_live_jobs,
     )

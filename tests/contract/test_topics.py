@@ -3,22 +3,30 @@
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import nats as client
 import pytest
+from nats.aio.msg import Msg
+from nats.js.api import StreamConfig, StreamSource
 
 from recmesh.data.topics import Topic
+from recmesh.data.topics.interface import NOT_THERE_YET
 from recmesh.data.topics.jetstream import TIME_HEADER, JetStreamTopic
-from recmesh.runtime.errors import MeshError, NotFound, Unavailable
+from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Unauthenticated, Unavailable
 from tests.support.servers import NatsServer, free_port, nats_server
 from tests.support.topics import MemoryTopic
 
 TOOLS = Path(__file__).parents[3] / "shared" / "tools"
+T = TypeVar("T")
 Put = Callable[[int, bytes, float], None]
 """partition, value, time of the event in unix seconds."""
 
@@ -44,19 +52,42 @@ def jetstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextlib.contextmanager
+def _broker(folder: Path, **settings: str) -> Iterator[str]:
     """The address of a real broker."""
     pytest.importorskip("confluent_kafka")
     start = TOOLS / "kafka-broker"
     if not start.exists() or shutil.which("java") is None:
         pytest.skip("needs shared/tools/kafka-broker and a Java runtime")
-    folder = tmp_path_factory.mktemp("kafka")
-    up = subprocess.run([start, "up", folder, "--ttl", "900"], capture_output=True, text=True, timeout=120, check=True)
+    more = [word for name, value in settings.items() for word in ("--set", f"{name.replace('_', '.')}={value}")]
+    up = subprocess.run(
+        [start, "up", folder, "--ttl", "900", *more], capture_output=True, text=True, timeout=120, check=True
+    )
     try:
         yield up.stdout.strip().splitlines()[-1].split()[-1]
     finally:
         subprocess.run([start, "down", folder], capture_output=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real broker."""
+    with _broker(tmp_path_factory.mktemp("kafka")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def locked_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One that asks for a password, which is `right`."""
+    users = 'username="broker" password="own" user_broker="own" user_ads="right"'
+    with _broker(
+        tmp_path_factory.mktemp("kafka"), sasl_enabled_mechanisms="PLAIN",
+        sasl_mechanism_inter_broker_protocol="PLAIN",
+        listener_security_protocol_map="CONTROLLER:PLAINTEXT,PLAINTEXT:SASL_PLAINTEXT",
+        listener_name_plaintext_plain_sasl_jaas_config=
+        f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};",
+    ) as servers:
+        yield servers
 
 
 @pytest.fixture(params=["memory", "jetstream", "kafka"])
@@ -94,6 +125,60 @@ async def _connected(url: str):  # type: ignore[no-untyped-def]  # nats-py has n
         await connection.close()
 
 
+Reply = tuple[dict[str, str], bytes]
+
+
+class Between:
+    """Stands between a reader and the server's direct gets, and changes what is answered."""
+
+    def __init__(self, change: Callable[[int, list[Reply]], list[Reply]]) -> None:
+        """`change`: from the number of the request and the server's replies to those that are passed on."""
+        self._change = change
+        self.asked: list[int] = []
+        """Where each request began."""
+
+    def run(self, url: str, stream: str, call: Callable[[], T]) -> T:
+        return asyncio.run(self._run(url, stream, call))
+
+    async def _run(self, url: str, stream: str, call: Callable[[], T]) -> T:
+        connection = await client.connect(url)
+
+        async def answer(request: Msg) -> None:
+            number, inbox = len(self.asked), connection.new_inbox()
+            self.asked.append(json.loads(request.data)["seq"])
+            replies: list[Reply] = []
+            there = await connection.subscribe(inbox)
+            await connection.publish(f"$JS.API.DIRECT.GET.{stream}", request.data, reply=inbox)
+            while not replies or "Status" not in replies[-1][0]:
+                reply = await there.next_msg(5)
+                replies.append((dict(reply.headers or {}), reply.data))
+            for headers, data in self._change(number, replies):
+                await connection.publish(request.reply, data, headers=headers)
+            await there.unsubscribe()
+
+        await connection.subscribe(f"between.{stream}", cb=answer)
+        await connection.flush()
+        try:
+            return await asyncio.to_thread(call)
+        finally:
+            await connection.close()
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> type[Between]:
+    monkeypatch.setattr("recmesh.data.topics.direct.DIRECT", "between")
+    return Between
+
+
+def _behind(end: int, replies: list[Reply]) -> list[Reply]:
+    """What a replica answers that has not yet got the messages from `end` on."""
+    there = [reply for reply in replies if int(reply[0].get("Nats-Sequence", end)) < end]
+    if not there:
+        return [({"Status": "404", "Description": "Message Not Found"}, b"")]
+    last = {"Status": "204", "Nats-Num-Pending": "0", "Nats-Last-Sequence": there[-1][0]["Nats-Sequence"]}
+    return [*there, (last, b"")]
+
+
 def _in_kafka(name: str, servers: str) -> World:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
@@ -128,15 +213,17 @@ def test_what_is_read_is_what_was_written_in_its_order_and_again(world: World) -
         assert [each.value for each in found] == [b"2", b"3", b"4", b"5", b"6"]
         assert [each.offset - span.first for each in found] == [2, 3, 4, 5, 6]
         assert [each.time for each in found] == [1002.0, 1003.0, 1004.0, 1005.0, 1006.0]
-    assert world.topic.read(uri, span.first + 8, span.first + 50)[-1].value == b"9", "what is not there yet is left out"
-    assert world.topic.read(uri, span.end, span.end + 5) == []
+    with pytest.raises(Unavailable) as refused:
+        world.topic.read(uri, span.first + 8, span.first + 50)
+    assert refused.value.reason == NOT_THERE_YET, "it is not told apart from what was deleted else"
+    assert world.topic.read(uri, span.end, span.end) == []
 
 
 def test_offsets_are_found_by_time_and_times_by_offset(world: World) -> None:
     uri = world.fill()[0]
     first = world.topic.partitions()[0].span.first
-    for time, offset in ((0.0, 0), (1000.0, 0), (1004.0, 4), (1004.5, 5), (1009.0, 9)):
-        assert world.topic.after(uri, time) == first + offset
+    for at, offset in ((0.0, 0), (1000.0, 0), (1004.0, 4), (1004.5, 5), (1009.0, 9)):
+        assert world.topic.after(uri, at) == first + offset
     assert world.topic.after(uri, 1009.5) is None
     assert world.topic.time_of(uri, first + 3) == 1003.0
     assert world.topic.time_of(uri, first + 10) is None
@@ -158,7 +245,6 @@ def test_an_empty_partition_has_no_messages_and_no_times(world: World) -> None:
         if each.span.first == each.span.end:
             assert world.topic.after(each.uri, 0.0) is None
             assert world.topic.time_of(each.uri, each.span.first) is None
-            assert world.topic.read(each.uri, each.span.first, each.span.first + 3) == []
 
 
 def test_deleted_messages_are_passed_over_in_jetstream(jetstream: NatsServer) -> None:
@@ -180,10 +266,139 @@ def test_deleted_messages_are_passed_over_in_jetstream(jetstream: NatsServer) ->
 def test_more_messages_than_one_request_gives_are_read_whole_from_jetstream(
     jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recmesh.data.topics.jetstream.BATCH", 3)
+    monkeypatch.setattr("recmesh.data.topics.direct.BATCH", 3)
     world = _in_jetstream(f"t{uuid.uuid4().hex[:8]}", jetstream.url)
     uri = world.fill()[0]
     assert [each.value for each in world.topic.read(uri, 1, 11)] == [b"%d" % number for number in range(10)]
+
+
+def test_a_replica_that_lags_loses_nothing(jetstream: NatsServer, between: type[Between]) -> None:
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    lagging = between(lambda number, replies: _behind(4 + 2 * number, replies) if number != 1 else _behind(1, replies))
+    found = lagging.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
+    assert [each.offset for each in found] == list(range(1, 11))
+    assert lagging.asked[:3] == [1, 4, 4], "what came is not asked for again"
+    nothing = between(lambda number, replies: _behind(1, replies))
+    assert nothing.run(jetstream.url, f"{name}-0", lambda: world.topic.time_of(uri, 10)) == 1009.0
+    assert nothing.run(jetstream.url, f"{name}-0", lambda: world.topic.after(uri, 1004.5)) == 6
+
+
+def test_a_replica_that_stays_behind_is_unavailable_not_a_topic_with_fewer_messages(
+    jetstream: NatsServer, between: type[Between], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    monkeypatch.setattr("recmesh.data.topics.direct.READ_S", 0.5)
+    lagging = between(lambda number, replies: _behind(8, replies))
+    with pytest.raises(Unavailable, match="message 8 is with the stream's leader"):
+        lagging.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
+
+
+def test_a_mirror_that_keeps_less_than_its_stream_loses_nothing(jetstream: NatsServer) -> None:
+    name = f"t{uuid.uuid4().hex[:8]}"
+    world = _in_jetstream(name, jetstream.url)
+    uri = world.fill()[0]
+
+    async def mirrored() -> None:
+        async with _connected(jetstream.url) as js:
+            await js.add_stream(StreamConfig(
+                name=f"mirror-{name}", mirror=StreamSource(name=f"{name}-0"), mirror_direct=True, max_msgs=3
+            ))
+            for _ in range(500):
+                if (await js.stream_info(f"mirror-{name}")).state.last_seq == 10:
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError("the mirror has not come so far within 10 s")
+
+    asyncio.run(mirrored())
+    for _ in range(20):                         # either of them may answer
+        assert [each.offset for each in world.topic.read(uri, 1, 11)] == list(range(1, 11))
+
+
+def test_a_message_that_is_lost_on_the_way_is_asked_for_again(jetstream: NatsServer, between: type[Between]) -> None:
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    losing = between(lambda number, replies: replies if number else replies[:4] + replies[5:])
+    found = losing.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
+    assert [each.value for each in found] == [b"%d" % number for number in range(10)]
+    assert losing.asked == [1, 5]
+
+
+def test_what_came_before_an_answer_broke_off_is_kept(
+    jetstream: NatsServer, between: type[Between], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recmesh.runtime.bus.link.ATTEMPT_S", 0.5)
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    slow = between(lambda number, replies: replies[:3] if number < 3 else replies)
+    found = slow.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
+    assert [each.offset for each in found] == list(range(1, 11)) and slow.asked == [1, 4, 7, 10]
+
+
+@pytest.mark.parametrize("said", ["soon", "nan", "inf", "-5", "1e300"])
+def test_a_time_that_is_none_is_the_servers_and_loses_no_event(
+    jetstream: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger("recmesh"), "propagate", True)
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri, before = f"jetstream:{name}-0", time.time()
+    for at in ("1000.5", said, said, "1003"):
+        world.put(0, b"x", at)                  # type: ignore[arg-type]  # as a publisher may write it
+    first, second, third, fourth = world.topic.read(uri, 1, 5)
+    assert (first.time, fourth.time) == (1000.5, 1003.0)
+    assert before - 5 < second.time <= third.time < time.time() + 5
+    assert world.topic.time_of(uri, 2) == second.time
+    assert caplog.text.count(f"{name}-0 has messages whose Recmesh-Time is no moment") == 1
+
+
+def test_groups_whose_names_are_alike_are_told_apart(world: World) -> None:
+    first, _ = world.fill()
+    for offset, group in enumerate(("a.b", "a_b", "a-b", "a..b"), start=2):
+        assert world.topic.committed(group) == {}
+        world.topic.commit(group, {first: offset})
+    assert [world.topic.committed(group)[first] for group in ("a.b", "a_b", "a-b", "a..b")] == [2, 3, 4, 5]
+
+
+def test_streams_of_a_pattern_are_listed_rarely_and_at_once_when_one_is_gone(
+    jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    lists: list[Msg] = []
+
+    async def looked() -> None:
+        connection = await client.connect(jetstream.url)
+        js = connection.jetstream()
+
+        async def note(request: Msg) -> None:
+            lists.append(request)
+
+        await connection.subscribe("$JS.API.STREAM.LIST", cb=note)
+        await connection.flush()
+        for number in range(4):
+            await js.publish(f"{name}.0", b"x")
+            first, _ = await asyncio.to_thread(world.topic.partitions)
+            assert first.span.end == number + 2, "spans are new each time"
+        await js.delete_stream(f"{name}-0")
+        assert [each.uri for each in await asyncio.to_thread(world.topic.partitions)] == [f"jetstream:{name}-1"]
+        monkeypatch.setattr("recmesh.data.topics.jetstream.LIST_S", 0.0)
+        await js.delete_stream(f"{name}-1")
+        await js.add_stream(name=f"{name}-2", subjects=[f"{name}.2"], allow_direct=True)
+        for _ in range(2):
+            assert [each.uri for each in await asyncio.to_thread(world.topic.partitions)] == [f"jetstream:{name}-2"]
+        await connection.flush()
+        await connection.close()
+
+    asyncio.run(looked())
+    assert len(lists) == 4
+
+
+def test_how_large_messages_are_is_told_where_it_is_cheap(jetstream: NatsServer) -> None:
+    world = _in_jetstream(f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    for _ in range(4):
+        world.put(0, b"x" * 5000, 1.0)
+    full, empty = world.topic.partitions()
+    assert 5000 < full.mean_bytes < 5500 and empty.mean_bytes == 0.0
 
 
 def test_a_stream_that_allows_no_direct_gets_is_refused_and_one_that_is_missing_is_named(jetstream: NatsServer) -> None:
@@ -266,3 +481,71 @@ def test_messages_of_a_transaction_are_read_once_it_is_over_and_those_of_one_tak
     found = world.topic.read(partition.uri, 0, partition.span.end)
     assert [json.loads(each.value) for each in found] == [["commit", number] for number in range(3)]
     producer.abort_transaction(30)
+
+
+def _kafka_topic(name: str, servers: str, **options: str) -> Topic:
+    from recmesh.data.topics.kafka import KafkaTopic
+
+    return KafkaTopic(name, servers=servers, options={key.replace("_", "."): value for key, value in options.items()})
+
+
+def test_a_topic_of_kafka_that_was_made_again_is_another_one(kafka: str) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    name = f"t{uuid.uuid4().hex[:8]}"
+    world = _in_kafka(name, kafka)
+    uri = world.fill()[0]
+    tags = {each.tag for each in world.topic.partitions()}
+    assert {each.tag for each in _kafka_topic(name, kafka).partitions()} == tags, "whoever looks sees the same"
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.delete_topics([name])[name].result(30)
+    while name in admin.list_topics(timeout=30).topics:
+        time.sleep(0.05)
+    again = _in_kafka(name, kafka)
+    again.put(0, b"new", 1.0)
+    known = {each.tag for each in world.topic.partitions()}
+    assert len(tags) == len(known) == 1 and "" not in tags | known and tags != known
+    with pytest.raises(Unavailable, match="ends at offset 1, and 9 is asked for"):
+        world.topic.read(uri, 0, 10)
+
+
+def test_wrong_credentials_for_kafka_are_told_at_once_and_right_ones_work(locked_kafka: str) -> None:
+    def topic(password: str) -> Topic:
+        return _kafka_topic(
+            "clicks", locked_kafka, security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_username="ads",
+            sasl_password=password,
+        )
+
+    for call in (lambda it: it.partitions(), lambda it: it.commit("ads", {"kafka:clicks/0": 1})):
+        with pytest.raises(Unauthenticated) as refused:
+            call(topic("guessed"))
+        assert "guessed" not in str(refused.value)
+    with pytest.raises(NotFound, match="there is no topic clicks"):
+        topic("right").partitions()
+
+
+@pytest.mark.parametrize("option", [("socket.timeout.ms", "hidden"), ("security.protocol", "hidden")])
+def test_an_option_that_kafka_does_not_take_is_named_without_its_value(option: tuple[str, str]) -> None:
+    pytest.importorskip("confluent_kafka")
+    topic = _kafka_topic("clicks", f"127.0.0.1:{free_port()}", **dict([option]))
+    for call in (topic.partitions, lambda: topic.commit("ads", {"kafka:clicks/0": 1})):
+        with pytest.raises(InvalidArgument) as refused:
+            call()
+        assert [each.path for each in refused.value.violations] == [f"data.source.options.{option[0]}"]
+        assert "hidden" not in str(refused.value)
+
+
+def test_a_call_of_kafka_ends_by_its_deadline_also_while_another_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("confluent_kafka")
+    from recmesh.data.topics.kafka import KafkaTopic
+
+    monkeypatch.setattr("recmesh.data.topics.kafka.READ_S", 0.5)
+    topic = KafkaTopic("clicks", servers=f"127.0.0.1:{free_port()}", options={})
+    with pytest.raises(Unavailable):
+        topic.partitions()
+    with topic._lock, ThreadPoolExecutor(1) as threads:     # as a call does that hangs
+        call = threads.submit(topic.read, "kafka:clicks/0", 0, 10)
+        try:
+            assert "others have waited" in str(call.exception(60))
+        finally:
+            threads.shutdown(wait=False)

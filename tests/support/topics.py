@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from recmesh.data.topics import Message, Partition, Span
-from recmesh.runtime.errors import NotFound
+from recmesh.data.topics.interface import NOT_THERE_YET
+from recmesh.runtime.errors import NotFound, Unavailable
 
 
 @dataclass
@@ -51,6 +52,9 @@ class MemoryTopic:
         return next((each.time for each in self._there(uri) if each.offset >= offset), None)
 
     def read(self, uri: str, lo: int, hi: int) -> list[Message]:
+        end = self._span(uri).end
+        if end < hi:
+            raise Unavailable(f"{uri} ends at {end}", reason=NOT_THERE_YET)
         return [each for each in self._there(uri) if lo <= each.offset < hi]
 
     def committed(self, group: str) -> Mapping[str, int]:

@@ -1,31 +1,32 @@
 """Topics: streams of messages that datasets are made of, besides files."""
 
 import os
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 
 from recmesh.data.faults import wrong
 from recmesh.data.topics.interface import Message, Partition, Span, Topic
 from recmesh.runtime.errors import FailedPrecondition
-from recmesh.spec.dataset import StreamSource
+from recmesh.spec.dataset import TOPIC_VARIABLES, VARIABLE, StreamSource
 
 __all__ = ["Message", "Partition", "Span", "Topic", "topic_of"]
 
 NATS_URL, NATS_TOKEN = "RECMESH_NATS_URL", "RECMESH_NATS_TOKEN"
 """The mesh's own NATS, in the environment of whoever reads its topics."""
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 
 
 def topic_of(source: StreamSource, env: Mapping[str, str] | None = None) -> Topic:
     """The topic of a source, connected when it is first asked. One for all who name the same.
 
-    InvalidArgument: a variable is not set, or the address is none. FailedPrecondition: a library is missing.
+    InvalidArgument: a variable is not set, or none of topics, or the address is none. FailedPrecondition: a library is
+    missing.
     """
     env = os.environ if env is None else env
     servers = _filled("servers", source.servers, env)
     if source.kafka:
-        options = tuple((name, _filled("options", value, env)) for name, value in sorted(source.options.items()))
+        options = tuple(
+            (name, _filled(f"options.{name}", value, env)) for name, value in sorted(source.options.items())
+        )
         return _kafka(source.kafka, servers, options)
     if not servers and not env.get(NATS_URL):
         raise wrong("data.source.servers", "is empty, and there is no mesh here whose NATS could be meant")
@@ -34,10 +35,12 @@ def topic_of(source: StreamSource, env: Mapping[str, str] | None = None) -> Topi
 
 
 def _filled(field: str, text: str, env: Mapping[str, str]) -> str:
-    missing = [name for name in _VARIABLE.findall(text) if name not in env]
-    if missing:
+    names = VARIABLE.findall(text)
+    if foreign := [name for name in names if not name.startswith(TOPIC_VARIABLES)]:
+        raise wrong(f"data.source.{field}", f"{', '.join(foreign)}: only {TOPIC_VARIABLES}... is given to topics")
+    if missing := [name for name in names if name not in env]:
         raise wrong(f"data.source.{field}", f"{', '.join(missing)} is not set in the environment")
-    return _VARIABLE.sub(lambda found: env[found[1]], text)
+    return VARIABLE.sub(lambda found: env[found[1]], text)
 
 
 @lru_cache(maxsize=64)

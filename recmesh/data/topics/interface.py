@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 READ_S = 30.0
 """Within it a topic answers, or it is Unavailable."""
+NOT_THERE_YET = "NOT_THERE_YET"
+"""The reason of Unavailable where a partition ends before what is asked for."""
 
 
 class Span(NamedTuple):
@@ -22,6 +24,7 @@ class Message(NamedTuple):
     time: float
     """Of the event, unix seconds."""
     value: bytes
+    """Empty where it has none (a tombstone of Kafka, a message without a body): that is no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,10 @@ class Partition:
     uri: str
     """`jetstream:STREAM` or `kafka:TOPIC/NUMBER`."""
     tag: str
-    """Another one after it was deleted and made again."""
+    """Another one after it was deleted and made again; empty where the broker is too old to tell."""
     span: Span
+    mean_bytes: float = 0.0
+    """Of its messages, as they are stored; 0: not known."""
 
 
 class Topic(Protocol):
@@ -54,7 +59,11 @@ class Topic(Protocol):
         ...
 
     def read(self, uri: str, lo: int, hi: int) -> list[Message]:
-        """The messages at offsets [lo, hi) that are there, in order."""
+        """The messages at offsets [lo, hi) that are there, in order; others have been deleted.
+
+        Unavailable: some may be there all the same, as whoever answers knows less than the one that leads, or offset
+        `hi - 1` is not there yet (reason NOT_THERE_YET).
+        """
         ...
 
     def committed(self, group: str) -> Mapping[str, int]:

@@ -1,7 +1,7 @@
 """Topics in JetStream: each partition is a stream, whose sequences are its offsets.
 
-Messages are got directly, by sequence and many at a time (ADR-31 of NATS, servers from 2.11 on): the server keeps
-nothing of who reads, so any worker reads any part, again if it must.
+Messages are got directly, by sequence and many at a time (direct.py): the server keeps nothing of who reads, so any
+worker reads any part, again if it must.
 """
 
 import asyncio
@@ -9,27 +9,28 @@ import fnmatch
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from nats.aio.msg import Msg
 from nats.js import errors as js_errors
 
+from recmesh.data.topics import direct
+from recmesh.data.topics.direct import TIME_HEADER, stream_info
 from recmesh.data.topics.interface import READ_S, Message, Partition, Span
 from recmesh.data.topics.loop import Loop, shared_loop
-from recmesh.runtime.bus.link import Link, LinkLost, Session
+from recmesh.runtime.bus.link import Link, Session
 from recmesh.runtime.errors import FailedPrecondition, NotFound
 
+__all__ = ["BUCKET", "SCHEME", "TIME_HEADER", "JetStreamTopic"]
+
 SCHEME = "jetstream:"
-TIME_HEADER = "Recmesh-Time"
-"""When the event was, unix seconds, where that is not when the server got the message."""
 BUCKET = "recmesh_offsets"
 """Where offsets of groups are committed: key GROUP.STREAM."""
-BATCH = 4096
-BATCH_BYTES = 32 << 20
+LIST_S = 10.0
+"""So often the streams of a pattern are listed anew."""
+_AT_ONCE = 64
 _LIST = "$JS.API.STREAM.LIST"
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+_UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
 
 
 class JetStreamTopic:
@@ -39,6 +40,8 @@ class JetStreamTopic:
         """`pattern`: a stream's name, or with `*` and `?` of those that are the partitions."""
         self._pattern, self._url, self._token = pattern, url, token
         self._loop = loop or shared_loop()
+        self._known: tuple[list[str], float] = [], 0.0
+        """The streams of the pattern, and when they are to be listed again."""
 
     def partitions(self) -> Sequence[Partition]:
         """See Topic. FailedPrecondition: a stream does not allow direct gets."""
@@ -65,7 +68,7 @@ class JetStreamTopic:
 
     def read(self, uri: str, lo: int, hi: int) -> list[Message]:
         """See Topic."""
-        return self._loop.call(self._read(_stream(uri), lo, hi, most=hi - lo), timeout_s=READ_S) if lo < hi else []
+        return self._loop.call(self._read(_stream(uri), lo, hi), timeout_s=READ_S) if lo < hi else []
 
     def committed(self, group: str) -> Mapping[str, int]:
         """See Topic. Streams without an entry of ours: where a durable consumer of the group's name has come to."""
@@ -81,8 +84,8 @@ class JetStreamTopic:
     # ---- inside the loop
 
     def _first(self, uri: str, offset: int) -> Message | None:
-        found = self._loop.call(self._read(_stream(uri), offset, None, most=1), timeout_s=READ_S)
-        return found[0] if found else None
+        """As the leader knows it: a replica that lags would say that there is none, or another one."""
+        return self._loop.call(self._next(_stream(uri), offset), timeout_s=READ_S)
 
     def _span(self, uri: str) -> Span:
         return self._loop.call(self._span_of(_stream(uri)), timeout_s=READ_S)
@@ -91,35 +94,36 @@ class JetStreamTopic:
         return await self._loop.link(self._url, self._token)
 
     async def _partitions(self) -> list[Partition]:
-        async def listed(session: Session) -> list[dict[str, Any]]:
+        async def infos(session: Session) -> list[dict[str, Any]]:
             if not any(mark in self._pattern for mark in "*?["):
-                return [await _info(session, self._pattern)]
-            found: list[dict[str, Any]] = []
-            while True:
-                answer = await session.client.request(_LIST, orjson.dumps({"offset": len(found)}), timeout=READ_S / 3)
-                page = orjson.loads(answer.data)
-                found += page.get("streams") or []
-                if len(found) >= page.get("total", 0) or not page.get("streams"):
-                    return [info for info in found if fnmatch.fnmatchcase(info["config"]["name"], self._pattern)]
+                return [await stream_info(session, self._pattern)]
+            now = asyncio.get_running_loop().time()
+            names, until = self._known
+            if names and now < until:
+                try:
+                    return await _infos(session, names)
+                except NotFound:                # one was deleted
+                    pass
+            found = await _listed(session, self._pattern)
+            self._known = [info["config"]["name"] for info in found], now + LIST_S
+            return found
 
-        infos = await (await self._link()).call(f"streams {self._pattern}", listed, timeout_s=READ_S)
-        if not infos:
+        found = await (await self._link()).call(f"streams {self._pattern}", infos, timeout_s=READ_S)
+        if not found:
             raise NotFound(f"no JetStream stream is named {self._pattern}", reason="NO_TOPIC")
-        return sorted(map(_partition, infos), key=lambda each: _natural(each.uri))
+        return sorted(map(_partition, found), key=lambda each: _natural(each.uri))
 
     async def _span_of(self, stream: str) -> Span:
         async def read(session: Session) -> Span:
-            return _partition(await _info(session, stream)).span
+            return _partition(await stream_info(session, stream)).span
 
         return await (await self._link()).call(f"stream {stream}", read, timeout_s=READ_S)
 
-    async def _read(self, stream: str, lo: int, hi: int | None, *, most: int) -> list[Message]:
-        """At most so many messages from `lo` on, those from `hi` on left out."""
+    async def _read(self, stream: str, lo: int, hi: int) -> list[Message]:
+        return await direct.read(await self._link(), stream, lo, hi)
 
-        async def read(session: Session) -> list[Message]:
-            return await _direct(session, stream, lo, hi, most)
-
-        return await (await self._link()).call(f"messages of {stream}", read, timeout_s=READ_S)
+    async def _next(self, stream: str, offset: int) -> Message | None:
+        return await direct.next_message(await self._link(), stream, offset)
 
     async def _committed(self, group: str) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -132,6 +136,8 @@ class JetStreamTopic:
                     return int(entry.value or b"0")
                 except (js_errors.NotFoundError, js_errors.KeyNotFoundError, js_errors.BucketNotFoundError):
                     pass
+                if "." in group:                # no consumer may be named so
+                    return None
                 try:
                     info = await session.js.consumer_info(stream, group)
                 except js_errors.NotFoundError:
@@ -155,12 +161,22 @@ class JetStreamTopic:
         await (await self._link()).call(f"offsets of {group}", write, timeout_s=READ_S)
 
 
-async def _info(session: Session, stream: str) -> dict[str, Any]:
-    answer = await session.client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=READ_S / 3)
-    info: dict[str, Any] = orjson.loads(answer.data)
-    if "error" in info:
-        raise NotFound(f"JetStream stream {stream}: {info['error'].get('description')}", reason="NO_TOPIC")
-    return info
+async def _listed(session: Session, pattern: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while True:
+        answer = await session.client.request(_LIST, orjson.dumps({"offset": len(found)}), timeout=READ_S / 3)
+        page = orjson.loads(answer.data)
+        found += page.get("streams") or []
+        if len(found) >= page.get("total", 0) or not page.get("streams"):
+            return [info for info in found if fnmatch.fnmatchcase(info["config"]["name"], pattern)]
+
+
+async def _infos(session: Session, streams: Sequence[str]) -> list[dict[str, Any]]:
+    """NotFound: one of them is gone."""
+    found: list[dict[str, Any]] = []
+    for at in range(0, len(streams), _AT_ONCE):
+        found += await asyncio.gather(*(stream_info(session, name) for name in streams[at:at + _AT_ONCE]))
+    return found
 
 
 def _partition(info: Mapping[str, Any]) -> Partition:
@@ -172,72 +188,8 @@ def _partition(info: Mapping[str, Any]) -> Partition:
         )
     tag = hashlib.sha256(info["created"].encode()).hexdigest()[:12]
     span = Span(max(1, int(state["first_seq"])), int(state["last_seq"]) + 1)
-    return Partition(f"{SCHEME}{config['name']}", tag, span)
-
-
-async def _direct(session: Session, stream: str, lo: int, hi: int | None, most: int) -> list[Message]:
-    """Batch after batch. An error of the link when one does not come whole: the caller begins again."""
-    found: list[Message] = []
-    batch = _Batch()
-    inbox = session.client.new_inbox()
-    subscription = await session.client.subscribe(
-        inbox, cb=batch.put, pending_msgs_limit=2 * BATCH, pending_bytes_limit=4 * BATCH_BYTES
-    )
-    try:
-        at = lo
-        while len(found) < most and (hi is None or at < hi):
-            batch.begin()
-            request = {"seq": at, "batch": min(BATCH, most - len(found)), "max_bytes": BATCH_BYTES}
-            await session.client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), reply=inbox)
-            is_last = await asyncio.wait_for(batch.ended, READ_S / 3)
-            found += batch.messages
-            if is_last or not batch.messages:
-                break
-            at = found[-1].offset + 1
-        return [each for each in found if hi is None or each.offset < hi]
-    finally:
-        await subscription.unsubscribe()
-
-
-class _Batch:
-    """What a request for messages is answered with: them, then a message of status."""
-
-    messages: list[Message]
-    ended: "asyncio.Future[bool]"
-    """Whether there are no more behind."""
-
-    def begin(self) -> None:
-        self.messages, self.ended = [], asyncio.get_running_loop().create_future()
-
-    async def put(self, message: Msg) -> None:
-        headers = message.headers or {}
-        status = headers.get("Status")
-        if status is None or message.data:
-            self.messages.append(_message(message, headers))
-        elif self.ended.done():
-            return
-        elif status == "404":
-            self.ended.set_result(True)
-        elif status == "204" and int(headers.get("Nats-Last-Sequence") or 0) == self._last:
-            self.ended.set_result(headers.get("Nats-Num-Pending") == "0")
-        else:                                   # refused, or some were lost on the way
-            self.ended.set_exception(LinkLost(f"{status} after {len(self.messages)} messages"))
-
-    @property
-    def _last(self) -> int:
-        return self.messages[-1].offset if self.messages else 0
-
-
-def _message(message: Msg, headers: Mapping[str, str]) -> Message:
-    at = headers.get(TIME_HEADER)
-    time = float(at) if at else _unix(headers["Nats-Time-Stamp"])
-    return Message(int(headers["Nats-Sequence"]), time, message.data)
-
-
-def _unix(stamp: str) -> float:
-    """Of RFC 3339 with nanoseconds, of which Python reads six digits."""
-    whole, _, rest = stamp.rstrip("Z").partition(".")
-    return datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp() + float(f"0.{rest or 0}")
+    mean_bytes = int(state["bytes"]) / int(state["messages"]) if state["messages"] else 0.0
+    return Partition(f"{SCHEME}{config['name']}", tag, span, mean_bytes)
 
 
 def _stream(uri: str) -> str:
@@ -245,7 +197,10 @@ def _stream(uri: str) -> str:
 
 
 def _key(group: str, stream: str) -> str:
-    return f"{_UNSAFE.sub('_', group)}.{stream}"
+    """One for each pair, of what keys may have: other bytes are `=` and two hexadecimal digits."""
+    return ".".join(
+        _UNSAFE.sub(lambda found: b"=%02X" % found[0][0], name.encode()).decode() for name in (group, stream)
+    )
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -13,8 +13,8 @@ from recmesh.data.files import unreadable
 from recmesh.data.records import FileSlice, Int64
 from recmesh.data.schema import Kind, kind_of, needed_columns
 from recmesh.data.topics import topic_of
-from recmesh.data.topics.interface import Message, Topic
-from recmesh.runtime.errors import DataLoss
+from recmesh.data.topics.interface import NOT_THERE_YET, Message, Partition, Topic
+from recmesh.runtime.errors import DataLoss, Unavailable
 from recmesh.spec.dataset import SourceSpec, StreamSource
 
 _TYPES: Mapping[str, Any] = {
@@ -45,19 +45,32 @@ class TopicReader:
     def read(self, piece: FileSlice) -> Rows:
         """DataLoss: the topic has let go of messages that are to be trained. InvalidArgument: they are no rows."""
         lo, hi = piece.first_row, piece.first_row + piece.rows
-        found = self._topic.read(piece.uri, lo, hi)
+        found = self._found(piece, lo, hi)
         if len(found) < piece.rows:
             self._check(piece, found)
+        found = [message for message in found if message.value]     # without one it is no row
         table = self._parse([message.value for message in found], piece)
         if len(found) == piece.rows:
             return Rows(table, None)
         return Rows(table, np.asarray([message.offset - lo for message in found], np.int64))
 
-    def _check(self, piece: FileSlice, found: Sequence[Message]) -> None:
-        """Offsets without messages are nothing unusual, but not at the topic's beginning: there it lets go of them."""
+    def _found(self, piece: FileSlice, lo: int, hi: int) -> Sequence[Message]:
+        try:
+            return self._topic.read(piece.uri, lo, hi)
+        except Unavailable as error:
+            if error.reason == NOT_THERE_YET:   # what was there once: another one of its name may be, which is shorter
+                self._check_tag(piece)
+            raise
+
+    def _check_tag(self, piece: FileSlice) -> Partition:
         partition = next((each for each in self._topic.partitions() if each.uri == piece.uri), None)
         if partition is None or partition.tag != piece.etag:
             raise DataLoss(f"{piece.uri} was deleted since it was read first", reason="FILE_CHANGED")
+        return partition
+
+    def _check(self, piece: FileSlice, found: Sequence[Message]) -> None:
+        """Offsets without messages are nothing unusual, but not at the topic's beginning: there it lets go of them."""
+        partition = self._check_tag(piece)
         if partition.span.first > piece.first_row and not (found and found[0].offset == piece.first_row):
             raise DataLoss(
                 f"{piece.uri} begins at offset {partition.span.first} now, and {piece.first_row} is to be trained: "

@@ -34,6 +34,8 @@ from services.jobmaster.domain.situation import (
 
 logger = get_logger(__name__)
 
+READERS = ("worker", "data")
+"""Roles that read the job's data."""
 ON_GENERATION = frozenset({"open", "snapshot", "void", "abort"})
 """Procedures that need all parameter servers of the generation."""
 ON_MEMBERS = frozenset({"move"})
@@ -132,16 +134,20 @@ class Acts:
             "NUMBA_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1",
             **context.role_env,
-            **(context.topics_env if role == "worker" and self._reads_mesh_topics() else {}),
+            **(self._topics_env() if role in READERS else {}),
             **declared.env,
             "RECMESH_ROLE": role, "RECMESH_ROLE_INDEX": str(index), "RECMESH_JOB_ID": self._run.job_id,
             "RECMESH_JOBMASTER": context.addresses.jobmaster(),
         }
 
-    def _reads_mesh_topics(self) -> bool:
-        data = self._run.spec.data
-        sources = [source for stream in data.streams for source in stream.sources] if data else []
-        return any(source.jetstream and not source.servers for source in sources)
+    def _topics_env(self) -> dict[str, str]:
+        """What it takes to read the job's topics, and nothing where it has none."""
+        context, data = self._run.context, self._run.spec.data
+        if data is None or not data.has_topics:
+            return {}
+        sources = [source for stream in data.streams for source in stream.sources]
+        of_mesh = any(source.jetstream and not source.servers for source in sources)
+        return {**context.topics_env, **(context.mesh_topics_env if of_mesh else {})}
 
     async def _note_exit(self, key: RoleKey, exit: Exit, cancel: Cancel) -> None:
         run, now = self._run, self._run.context.clock.now()

@@ -39,6 +39,8 @@ class Context:
     role_env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every role's process, tokens included."""
     topics_env: Mapping[str, str] = field(default_factory=dict)
-    """What workers that read topics of the mesh's own NATS have in addition."""
+    """What processes that read topics have in addition: variables that `servers` and `options` may name."""
+    mesh_topics_env: Mapping[str, str] = field(default_factory=dict)
+    """What those have that read topics of the mesh's own NATS."""
     lease_ttl_s: float = 30.0
     max_live_jobs: int = 1000
