@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from recmesh.plugins.registry import names
 from recmesh.spec.base import EntryPoint, Fault, Name, PositiveInt, Spec, rule
-from recmesh.spec.quantity import Duration, Moment
+from recmesh.spec.quantity import MIB, Duration, Memory, Moment
 
 FILE_FORMATS = "recmesh.file_formats"
 """The entry point group by which packages add formats."""
@@ -57,6 +57,8 @@ class Source(Spec):
     """delta and iceberg: the table's version, or snapshot. None: the newest one, as it is when its files are listed."""
     partition: dict[str, str] = {}
     """delta and iceberg: only the files with these values of partition columns."""
+    priority: float = Field(default=1.0, gt=0, le=1e6)
+    """To data executors: how much sooner this source's tasks are read than those of others that wait as long."""
     rows: tuple[float, float] | None = None
     """Only this part of the rows, as fractions of the whole in file order: [0, 0.8] is the first 80 %."""
 
@@ -272,6 +274,16 @@ class BadRecords(Spec):
     """Where they are written down, as JSON lines: file, row, reason. A path or fsspec URL; empty: nowhere."""
 
 
+class Materialised(Spec):
+    """A cache of rows as they are after the transform."""
+
+    folder: str = Field(min_length=1)
+    """On a disk of the machine (or one that machines share): every task that was decoded becomes a file in it, and is
+    read from there next time, by workers, executors and loaders alike."""
+    limit: Annotated[Memory, Field(ge=MIB)] = 16 << 30
+    """Of all files in the folder; beyond it those go that were not used for longest."""
+
+
 class DatasetSpec(Spec):
     """Rows in files, what to predict, and from what: a `source`, or `streams` of them."""
 
@@ -299,6 +311,8 @@ class DatasetSpec(Spec):
     row groups of Parquet that can have no such rows are not even read."""
     bad_records: BadRecords | None = None
     """None: a record that cannot be read fails the job."""
+    cache: Materialised | None = None
+    """None: rows are read from their files each time."""
 
     @rule
     def _names_differ(self) -> Iterator[Fault]:

@@ -59,7 +59,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
     ({"roles": {"worker": {"min": 3, "max": 2}}}, "roles.worker.min", "min 3 is above max 2"),
     ({"roles": {"worker": {"memory": "2 cups"}}}, "roles.worker.memory", "no amount of memory"),
     ({"roles": {"ps": {"replicas": 0, "min": 0}}}, "roles.ps.replicas", "at least one parameter server"),
-    ({"roles": {"data": {"max": 1}}}, "roles.data.max", "workers read files themselves"),
+    ({"roles": {"data": {"accept_below": 5}}}, "roles.data.accept_below", "above refuse_above 4"),
     ({"model": {"zoo": "dlrm", "entrypoint": "a:b"}}, "model", "either zoo or entrypoint"),
     ({"model": {"entrypoint": "not an entry"}}, "model.entrypoint", "pattern"),
     ({"dataset": "also"}, "data", "either data or dataset"),
