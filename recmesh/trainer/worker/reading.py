@@ -275,7 +275,8 @@ class FromExecutors:
                     self._awaited.pop(key, None)
                 return rows.batch
             if rows.moved_to and rows.moved_to != target:
-                target = rows.moved_to
+                # Where a task went it stays; whoever sends on from there has forgotten where it came from.
+                here, target = target != address, rows.moved_to
                 with self._lock:
                     _remember(self._moved, key, target)
             elif self._clock() >= until:
