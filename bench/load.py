@@ -1,8 +1,10 @@
-"""Parquet samples per second to a training loop in one process, beside pyarrow alone, torch's DataLoader and tf.data.
+"""Parquet samples per second to a training loop, beside pyarrow alone, torch's DataLoader and tf.data.
 
 Criteo-like rows (13 numbers, 26 ids, a label; int64 and float32, not compressed) in memory, batches of 4,096; every
 reader has one compute thread, and each runs in a process of its own, one after another. tf.data has the same rows as
 tf.Example in TFRecord files, which is what it reads itself; its service has its dispatcher and its worker beside.
+`recmesh_executors_N` is a loop that N data executors serve, processes of their own; the loop of
+`recmesh_materialised` reads from the cache that a pass before it has written.
 """
 
 import json
@@ -19,7 +21,8 @@ from bench.synthetic import criteo_like, write_parquet
 ROWS, QUICK_ROWS = 1_000_000, 200_000
 EXAMPLES, QUICK_EXAMPLES = 100_000, 20_000
 BATCH, EPOCHS = 4_096, 2
-READERS = ("pyarrow", "recmesh", "recmesh_shuffled", "recmesh_torch", "torch_dataloader", "torch_dataloader_2_workers")
+READERS = ("pyarrow", "recmesh", "recmesh_shuffled", "recmesh_materialised", "recmesh_executors_1", "recmesh_executors_2",
+           "recmesh_torch", "torch_dataloader", "torch_dataloader_2_workers")
 TF_READERS = ("tfdata", "tfdata_service")
 
 

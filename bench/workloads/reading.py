@@ -66,6 +66,30 @@ def recmesh(task: dict[str, Any], *, shuffle: bool = False) -> Sizes:
         yield batch.size, batch.labels.sum()
 
 
+def recmesh_materialised(task: dict[str, Any]) -> Sizes:
+    """From the cache of transformed rows, which is written first."""
+    from recmesh import Dataset
+
+    cache = {"folder": str(Path(task["path"]).with_name("cache")), "limit": "16Gi"}
+    dataset = Dataset(task["data"] | {"shuffle": False, "cache": cache})
+    for _ in dataset.batches(task["batch"], epochs=1, seed=1):
+        pass
+    for batch in dataset.batches(task["batch"], epochs=task["epochs"], seed=1):
+        yield batch.size, batch.labels.sum()
+
+
+def recmesh_executors(task: dict[str, Any], *, count: int) -> Sizes:
+    """By data executors, as a worker asks them."""
+    from bench.workloads.asking import batches_of, executors_of, leases_of, reader_of
+
+    data = task["data"] | {"shuffle": False}
+    with executors_of(data, [0.0] * count) as executors:
+        reader = reader_of(data, [each.address for each in executors], batch=task["batch"])
+        leases = leases_of(data, batch=task["batch"], epochs=task["epochs"])
+        for _, batch in batches_of(reader, leases, batch=task["batch"]):
+            yield batch.size, batch.labels.sum()
+
+
 def recmesh_torch(task: dict[str, Any]) -> Sizes:
     """Tensors by feature."""
     from recmesh import Dataset
@@ -138,6 +162,9 @@ READERS: dict[str, Any] = {
     "pyarrow": pyarrow_alone,
     "recmesh": recmesh,
     "recmesh_shuffled": lambda task: recmesh(task, shuffle=True),
+    "recmesh_materialised": recmesh_materialised,
+    "recmesh_executors_1": lambda task: recmesh_executors(task, count=1),
+    "recmesh_executors_2": lambda task: recmesh_executors(task, count=2),
     "recmesh_torch": recmesh_torch,
     "torch_dataloader": torch_dataloader,
     "torch_dataloader_2_workers": lambda task: torch_dataloader(task, workers=2),

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from recmesh.data import TaskReader
+from recmesh.data import TaskReader, TaskRecord
+from recmesh.data.decoded import Decoded
 from recmesh.runtime.errors import FailedPrecondition
 from recmesh.runtime.rpc import sync_channel, sync_server
 from recmesh.spec.fingerprint import job_fingerprint
@@ -89,8 +90,14 @@ def run(context: Context) -> None:
         connections.close()
 
 
-def executor_of(spec: TrainingJob, *, reach: Callable[[str], DataExecutor]) -> Executor:
-    """As the job says: a decoder for each core that it may use."""
+Decode = Callable[[TaskRecord], Decoded]
+
+
+def executor_of(
+    spec: TrainingJob, *, reach: Callable[[str], DataExecutor],
+    around: Callable[[Decode], Decode] = lambda decode: decode,
+) -> Executor:
+    """As the job says: a decoder for each core that it may use. `around`: what benchmarks put around each."""
     assert spec.data is not None
     role, data = spec.roles.data, spec.data
     readers = [
@@ -98,7 +105,8 @@ def executor_of(spec: TrainingJob, *, reach: Callable[[str], DataExecutor]) -> E
     ]
     thresholds = Thresholds(role.refuse_above, role.accept_below) if role.mode == "rebalance" else None
     shelf = Shelf([view.source.priority for view in data.views()], role.buffer)
-    return Executor(shelf, [reader.decode for reader in readers], thresholds=thresholds, reach=reach, clock=monotonic)
+    decoders = [around(reader.decode) for reader in readers]
+    return Executor(shelf, decoders, thresholds=thresholds, reach=reach, clock=monotonic)
 
 
 def peers_of(executors: tuple[ExecutorAddress, ...]) -> dict[str, Peer]:
