@@ -21,8 +21,10 @@ from bench.synthetic import criteo_like, write_parquet
 ROWS, QUICK_ROWS = 1_000_000, 200_000
 EXAMPLES, QUICK_EXAMPLES = 100_000, 20_000
 BATCH, EPOCHS = 4_096, 2
-READERS = ("pyarrow", "recmesh", "recmesh_shuffled", "recmesh_materialised", "recmesh_executors_1", "recmesh_executors_2",
-           "recmesh_torch", "torch_dataloader", "torch_dataloader_2_workers")
+READERS = (
+    "pyarrow", "recmesh", "recmesh_shuffled", "recmesh_materialised", "recmesh_executors_1", "recmesh_executors_2",
+    "recmesh_torch", "torch_dataloader", "torch_dataloader_2_workers",
+)
 TF_READERS = ("tfdata", "tfdata_service")
 
 

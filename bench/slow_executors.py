@@ -41,7 +41,8 @@ def run(*, quick: bool) -> Result:
     shown: dict[str, Any] = {}
     with scratch() as folder:
         write_parquet(folder / "rows.parquet", criteo_like(min(rows, 1 << 18), seed=1, ids=10_000), row_group=TASK_ROWS)
-        data = criteo_data([str(folder / "rows.parquet")], task_rows=TASK_ROWS, shuffle=False)
+        data = criteo_data([str(folder / "rows.parquet")], task_rows=TASK_ROWS, shuffle=True)
+        # Shuffled: the same slice in another epoch is another task, which no buffer has yet.
         epochs = max(1, rows // min(rows, 1 << 18))
         for name, mode, slowed in (
             ("control", "rebalance", 0), ("rebalance", "rebalance", SLOWED), ("forward", "forward", SLOWED),

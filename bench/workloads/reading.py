@@ -82,7 +82,7 @@ def recmesh_executors(task: dict[str, Any], *, count: int) -> Sizes:
     """By data executors, as a worker asks them."""
     from bench.workloads.asking import batches_of, executors_of, leases_of, reader_of
 
-    data = task["data"] | {"shuffle": False}
+    data = task["data"] | {"shuffle": True}     # else the buffer would still have the second epoch's tasks
     with executors_of(data, [0.0] * count) as executors:
         reader = reader_of(data, [each.address for each in executors], batch=task["batch"])
         leases = leases_of(data, batch=task["batch"], epochs=task["epochs"])

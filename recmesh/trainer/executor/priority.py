@@ -1,11 +1,8 @@
 """Which source is read next: that of the largest w·sigmoid(q/scale), where q tasks wait (Primus, section 4.2). Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-HALF_LIFE = 256.0
-"""Tasks after which what was read before counts half in a source's share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,8 @@ class Priority:
         if scale <= 0 or not 0 <= least_share <= 1:
             raise ValueError("scale must be positive, least_share a share")
         self._scale, self._least_share = scale, least_share
-        self._read: dict[int, float] = {}
+        self._passed: dict[int, int] = {}
+        """By source that had something to read: how often in a row another one was chosen."""
 
     def choose(self, waiting: Sequence[Waiting]) -> int | None:
         """The source to read one task of; None when none waits. Of equals the first.
@@ -43,23 +41,13 @@ class Priority:
         chosen = self._starved(there)
         if chosen is None:
             chosen = max(there, key=lambda each: score(each.weight, each.queued, scale=self._scale)).source
-        self._note(chosen)
+        self._passed = {each.source: self._passed.get(each.source, 0) + 1 for each in there if each.source != chosen}
         return chosen
 
-    def shares(self) -> Mapping[int, float]:
-        """Of the last tasks read, by source."""
-        total = sum(self._read.values())
-        return {source: count / total for source, count in self._read.items()} if total else {}
-
     def _starved(self, there: Sequence[Waiting]) -> int | None:
-        """The one furthest below its least share."""
-        if len(there) < 2:
+        """One that would else be read less than once in 1/share tasks; the one passed over most often."""
+        least = min(self._least_share, 1 / len(there))
+        if len(there) < 2 or least == 0:
             return None
-        least, shares = min(self._least_share, 1 / len(there)), self.shares()
-        first = min(there, key=lambda each: shares.get(each.source, 0.0))
-        return first.source if shares and shares.get(first.source, 0.0) < least else None
-
-    def _note(self, source: int) -> None:
-        decay = 0.5 ** (1 / HALF_LIFE)
-        self._read = {each: count * decay for each, count in self._read.items()}
-        self._read[source] = self._read.get(source, 0.0) + 1.0
+        first = max(there, key=lambda each: self._passed.get(each.source, 0))
+        return first.source if self._passed.get(first.source, 0) + 1 >= 1 / least else None
