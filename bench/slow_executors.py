@@ -23,9 +23,9 @@ from recmesh.trainer.wire import RemoteExecutor
 
 EXECUTORS, SLOWED = 4, 1
 SLOW = 0.1
-RATE = 16_384.0
+RATE = 4_096.0
 """Rows per second of one executor."""
-TASK_ROWS, BATCH = 4_096, 512
+TASK_ROWS, BATCH = 1_024, 256
 SECONDS, QUICK_SECONDS = 90.0, 12.0
 """Of one run at whole capacity."""
 WARM_SHARE, TAIL_SHARE = 0.2, 0.1

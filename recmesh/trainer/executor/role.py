@@ -50,7 +50,7 @@ def run(context: Context) -> None:
         [add_to_server(DataExecutorServicer(executor, fingerprint=fingerprint))], token=identity.token or None,
         service_names=[SERVICE_NAME], max_workers=MOST_WAITING, lanes=LANES,
     )
-    stopped = context.stopped
+    stopped, at_once = context.stopped, threading.Event()
     try:
         register(context.runs, gone=stopped, address=listener.address)
         executor.start(listener.address)
@@ -64,6 +64,8 @@ def run(context: Context) -> None:
             if reply.directive != "continue":
                 _log.info("jobmaster says: %s", reply.directive)
                 context.commanded = True
+                if reply.directive == "exit":
+                    at_once.set()
                 stopped.set()
 
         def beat() -> Beat:
@@ -81,8 +83,7 @@ def run(context: Context) -> None:
         stopped.wait()
         executor.leave()
         heart.soon()
-        if not context.commanded:
-            threading.Event().wait(DRAIN_S)
+        at_once.wait(DRAIN_S)
         heart.stop()
     finally:
         executor.stop()
