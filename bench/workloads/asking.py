@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bench.mesh import ROOT, one_thread
@@ -128,10 +129,10 @@ def batches_of(reader: FromExecutors, leases: Iterator[Lease], *, batch: int) ->
                 pending.offer(item, most=reader.ahead, gone=gone)
         done.set()
 
-    def read() -> None:
+    def read(number: int) -> None:
         try:
             while not gone.is_set():
-                item = pending.take(reader.choose, timeout_s=0.1)
+                item = pending.take(partial(reader.choose, thread=number), timeout_s=0.1)
                 if item is None:
                     if done.is_set() and not len(pending):
                         break
@@ -144,7 +145,8 @@ def batches_of(reader: FromExecutors, leases: Iterator[Lease], *, batch: int) ->
             ready.put(error)
 
     done = threading.Event()
-    threads = [threading.Thread(target=body, daemon=True) for body in (lease, *[read] * reader.threads)]
+    bodies = [lease, *(partial(read, number) for number in range(reader.threads))]
+    threads = [threading.Thread(target=body, daemon=True) for body in bodies]
     for thread in threads:
         thread.start()
     left = reader.threads

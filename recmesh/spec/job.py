@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Spec, json_faults, rule
 from recmesh.spec.dataset import DatasetSpec
-from recmesh.spec.quantity import CPU, MIB, Memory, memory_fault
+from recmesh.spec.quantity import CPU, LEAST_MEMORY_BYTES, MIB, Memory, memory_fault
 
 RoleName = Literal["ps", "worker", "data", "evaluator"]
 
@@ -171,6 +171,11 @@ class DataRole(Role):
     def _room_begins_below_its_end(self) -> Iterator[Fault]:
         if self.accept_below > self.refuse_above:
             yield "accept_below", f"accept_below {self.accept_below} is above refuse_above {self.refuse_above}"
+
+    @rule
+    def _buffer_fits_into_memory(self) -> Iterator[Fault]:
+        if self.memory is not None and self.memory < self.buffer + LEAST_MEMORY_BYTES:
+            yield "buffer", "leaves a process less than 64 MiB of its memory"
 
 
 class Roles(Spec):

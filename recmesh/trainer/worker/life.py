@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -103,8 +104,11 @@ class Life:
         self._landed = threading.Condition(self._lock)
         self._threads = [
             threading.Thread(target=self._guarded, args=(body,), name=body.__name__.strip("_"), daemon=True)
-            for body in (self._lease, *[self._reading] * reader.threads, self._pulling, self._renewing,
-                         *([self._settling] if self._turns else []))
+            for body in (self._lease, self._pulling, self._renewing, *([self._settling] if self._turns else []))
+        ]
+        self._threads += [
+            threading.Thread(target=self._guarded, args=(partial(self._reading, number),), name="reading", daemon=True)
+            for number in range(reader.threads)
         ]
 
     def start(self) -> None:
@@ -228,9 +232,10 @@ class Life:
             except WrongMap as refusal:
                 placement = self._newer_map(refusal.since)
 
-    def _reading(self) -> None:
+    def _reading(self, number: int) -> None:
+        choose = partial(self._reader.choose, thread=number)
         while not self.gone.is_set():
-            item = self._pending.take(self._reader.choose, timeout_s=_POLL_S)
+            item = self._pending.take(choose, timeout_s=_POLL_S)
             if item is None:
                 continue
             lease, piece = item

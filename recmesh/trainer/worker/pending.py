@@ -67,8 +67,3 @@ class Pending:
         del lane[at]
         self._changed.notify_all()
         return item
-
-
-def first_of(waiting: Sequence[Item]) -> int | None:
-    """In order."""
-    return 0 if waiting else None

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 from recmesh.data.records import concat
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, MeshError
 from recmesh.trainer.ports import DataExecutor, ExecutorAddress
-from recmesh.trainer.worker.pending import Item, first_of
+from recmesh.trainer.worker.pending import Item
 
 if TYPE_CHECKING:
     from recmesh.data import Batch, TaskRecord
-    from recmesh.data.records import FileSlice
 
 _log = logging.getLogger(__name__)
-Key = tuple["FileSlice | None", int]
+Key = tuple[int, int]
+"""A task's line and base."""
 
 IN_PROCESS_AHEAD = 64
 """Batches that wait to be read: those of one lease of the default size."""
@@ -60,8 +60,8 @@ class Reader(Protocol):
     def ahead(self) -> int:
         """How many batches may wait to be read, about."""
 
-    def choose(self, waiting: Sequence[Item]) -> int | None:
-        """Which of these `batch` or `pass_over` will be called for next by this thread; None: none now."""
+    def choose(self, waiting: Sequence[Item], *, thread: int) -> int | None:
+        """Which of these the thread, one of `threads`, will call `batch` or `pass_over` for next; None: none now."""
 
     def pass_over(self, tasks: "Sequence[TaskRecord]", lo: int, hi: int) -> None:
         """Instead of `batch`: what was chosen is not wanted any more."""
@@ -106,9 +106,9 @@ class InProcess:
         """See Reader."""
         return IN_PROCESS_AHEAD
 
-    def choose(self, waiting: Sequence[Item]) -> int | None:
+    def choose(self, waiting: Sequence[Item], *, thread: int) -> int | None:
         """See Reader."""
-        return first_of(waiting)
+        return 0 if waiting else None
 
     def pass_over(self, tasks: "Sequence[TaskRecord]", lo: int, hi: int) -> None:
         """Nothing was begun."""
@@ -190,12 +190,17 @@ class FromExecutors:
 
     def ahead(self) -> int:
         """See Reader. Enough for every executor to have work, in tasks; a batch reaches no further than its lease."""
-        batches = -(-self._task_rows * TASKS_AHEAD * max(1, len(self._order)) // self._batch_size)
+        if not self._order:
+            return IN_PROCESS_AHEAD
+        batches = -(-self._task_rows * TASKS_AHEAD * len(self._order) // self._batch_size)
         return min(max(IN_PROCESS_AHEAD, batches), MOST_AHEAD)
 
-    def choose(self, waiting: Sequence[Item]) -> int | None:
-        """See Reader. The first that no other thread waits for an executor to decode."""
+    def choose(self, waiting: Sequence[Item], *, thread: int) -> int | None:
+        """See Reader. The first of a task that no other thread waits for; without executors all are one thread's, so
+        that batches keep their order."""
         with self._lock:
+            if not self._order and thread:
+                return None
             for index, (lease, piece) in enumerate(waiting):
                 keys = [_key(task) for task in _touched(lease.tasks, piece.lo, piece.hi)]
                 if not any(self._awaited[key] for key in keys):
@@ -315,7 +320,7 @@ class FromExecutors:
 
 
 def _key(task: "TaskRecord") -> Key:
-    return task.file, task.order_seed
+    return task.line, task.base
 
 
 def _touched(tasks: "Sequence[TaskRecord]", lo: int, hi: int) -> "list[TaskRecord]":

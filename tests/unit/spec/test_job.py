@@ -60,6 +60,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
     ({"roles": {"worker": {"memory": "2 cups"}}}, "roles.worker.memory", "no amount of memory"),
     ({"roles": {"ps": {"replicas": 0, "min": 0}}}, "roles.ps.replicas", "at least one parameter server"),
     ({"roles": {"data": {"accept_below": 5}}}, "roles.data.accept_below", "above refuse_above 4"),
+    ({"roles": {"data": {"memory": "300Mi"}}}, "roles.data.buffer", "less than 64 MiB"),
     ({"model": {"zoo": "dlrm", "entrypoint": "a:b"}}, "model", "either zoo or entrypoint"),
     ({"model": {"entrypoint": "not an entry"}}, "model.entrypoint", "pattern"),
     ({"dataset": "also"}, "data", "either data or dataset"),

@@ -162,14 +162,24 @@ def test_threads_wait_for_different_tasks_until_one_is_known_to_be_ready() -> No
     world = World()
     lease = Lease(1, Piece(0, 0, 60), TASKS)
     waiting = [(lease, Piece(0, lo, lo + 4)) for lo in (0, 4, 10, 14)]
-    assert world.reader.choose(waiting) == 0
-    assert world.reader.choose(waiting[1:]) == 1            # not the first task's second batch
-    assert world.reader.choose([waiting[1], waiting[3]]) is None
+    assert world.reader.choose(waiting, thread=1) == 0
+    assert world.reader.choose(waiting[1:], thread=1) == 1            # not the first task's second batch
+    assert world.reader.choose([waiting[1], waiting[3]], thread=1) is None
     world.batch(0, 4)
-    assert world.reader.choose([waiting[1], waiting[3]]) == 0
-    assert world.reader.choose([waiting[1], waiting[3]]) == 0
+    assert world.reader.choose([waiting[1], waiting[3]], thread=1) == 0
+    assert world.reader.choose([waiting[1], waiting[3]], thread=1) == 0
     world.reader.pass_over(TASKS, 10, 14)
-    assert world.reader.choose([waiting[3]]) == 0
+    assert world.reader.choose([waiting[3]], thread=1) == 0
+
+
+def test_without_executors_batches_are_one_threads_and_keep_their_order() -> None:
+    world = World()
+    world.reader.use([])
+    lease = Lease(1, Piece(0, 0, 60), TASKS)
+    waiting = [(lease, Piece(0, lo, lo + 4)) for lo in (0, 4)]
+    assert world.reader.choose(waiting, thread=1) is None
+    assert world.reader.choose(waiting, thread=0) == 0
+    assert world.reader.ahead() == 64
 
 
 def test_a_new_incarnation_gets_a_new_connection() -> None:
