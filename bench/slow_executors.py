@@ -28,34 +28,35 @@ RATE = 4_096.0
 TASK_ROWS, BATCH = 1_024, 256
 SECONDS, QUICK_SECONDS = 90.0, 12.0
 """Of one run at whole capacity."""
+EPOCHS = 4
 WARM_SHARE, TAIL_SHARE = 0.2, 0.1
 """Of the rows, left out at the begin and at the end of each run: queues fill and empty."""
-Modes = ("rebalance", "forward", "pushing_back")
 
 
 def run(*, quick: bool) -> Result:
-    """`samples_per_s_*`; `share_of_capacity_*` by the sum of the speeds; `ratio` of rebalance by forward."""
+    """`samples_per_s_*`; `share_of_capacity_*` by the sum of the speeds, `share_of_control` by what the control run has
+    of its own; `ratio` of rebalance by forward."""
     seconds = QUICK_SECONDS if quick else SECONDS
-    rows = int(seconds * RATE * EXECUTORS) // TASK_ROWS * TASK_ROWS
+    rows = int(seconds * RATE * EXECUTORS / EPOCHS) // TASK_ROWS * TASK_ROWS
     figures: dict[str, float] = {}
     shown: dict[str, Any] = {}
     with scratch() as folder:
-        write_parquet(folder / "rows.parquet", criteo_like(min(rows, 1 << 18), seed=1, ids=10_000), row_group=TASK_ROWS)
+        write_parquet(folder / "rows.parquet", criteo_like(rows, seed=1, ids=10_000), row_group=TASK_ROWS)
         data = criteo_data([str(folder / "rows.parquet")], task_rows=TASK_ROWS, shuffle=True)
         # Shuffled: the same slice in another epoch is another task, which no buffer has yet.
-        epochs = max(1, rows // min(rows, 1 << 18))
         for name, mode, slowed in (
             ("control", "rebalance", 0), ("rebalance", "rebalance", SLOWED), ("forward", "forward", SLOWED),
             ("pushing_back", "pushing_back", SLOWED),
         ):
             rates = [RATE * SLOW] * slowed + [RATE] * (EXECUTORS - slowed)
-            # The slow ones' pace makes the others' runs long: they get fewer rows, with as many seconds to settle.
-            found, shown[name] = _measured(mode, rates, data, epochs=epochs if name in ("control", "rebalance") else
-                                           max(1, epochs // 3))
+            # Where all wait for the slow one a run is long: it gets fewer rows.
+            epochs = EPOCHS if mode == "rebalance" else 1
+            found, shown[name] = _measured(mode, rates, data, epochs=epochs)
             figures[f"samples_per_s_{name}"] = found
             figures[f"share_of_capacity_{name}"] = found / sum(rates)
             say(f"  {name}: {found:,.0f} samples/s, {found / sum(rates):.1%} of the capacity")
     figures["share_of_capacity"] = figures["share_of_capacity_rebalance"]
+    figures["share_of_control"] = figures["share_of_capacity"] / figures["share_of_capacity_control"]
     figures["ratio"] = figures["samples_per_s_rebalance"] / figures["samples_per_s_forward"]
     figures["ratio_vs_pushing_back"] = figures["samples_per_s_rebalance"] / figures["samples_per_s_pushing_back"]
     return Result("slow_executors", figures, {

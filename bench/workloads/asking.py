@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -145,7 +145,7 @@ def batches_of(reader: FromExecutors, leases: Iterator[Lease], *, batch: int) ->
             ready.put(error)
 
     done = threading.Event()
-    bodies = [lease, *(partial(read, number) for number in range(reader.threads))]
+    bodies: list[Callable[[], None]] = [lease, *(partial(read, number) for number in range(reader.threads))]
     threads = [threading.Thread(target=body, daemon=True) for body in bodies]
     for thread in threads:
         thread.start()

@@ -148,21 +148,21 @@ def test_what_a_job_may_ask_for_a_parameter_server_takes(kind: str, name: str, e
 
 
 def test_rules_over_several_fields_are_all_told_each_with_its_own_path() -> None:
-    roles = {"data": {"replicas": 1, "max": 1}, "ps": {"replicas": 0}}
+    roles = {"data": {"accept_below": 9}, "ps": {"replicas": 0}}
     found = violations(roles=roles, training={"early_stopping": {}}, evaluation={"rows": [0.9, 0.1]}, dataset="also")
     assert set(found) == {
-        "roles.data.replicas", "roles.ps.replicas", "training.early_stopping", "evaluation.rows", "data"
+        "roles.data.accept_below", "roles.ps.replicas", "training.early_stopping", "evaluation.rows", "data"
     }
 
 
 def test_a_wrong_field_hides_no_rule_that_does_not_need_it() -> None:
     found = violations(
-        name="Not A Label", roles={"data": {"replicas": 1, "max": 1}, "ps": {"replicas": 0}},
+        name="Not A Label", roles={"data": {"accept_below": 9}, "ps": {"replicas": 0}},
         training={"batch_size": -4, "early_stopping": {}, "optimizer": {"lr": "much"}},
         model={"zoo": "dlrm", "entrypoint": "a:b", "params": 3},
     )
     assert set(found) == {
-        "name", "roles.data.replicas", "roles.ps.replicas", "training.batch_size", "training.early_stopping",
+        "name", "roles.data.accept_below", "roles.ps.replicas", "training.batch_size", "training.early_stopping",
         "training.optimizer.lr", "model.params", "model",
     }
 
