@@ -90,6 +90,13 @@ def recmesh_executors(task: dict[str, Any], *, count: int) -> Sizes:
             yield batch.size, batch.labels.sum()
 
 
+def _as_text(task: dict[str, Any]) -> dict[str, Any]:
+    """The rows as text; tasks small enough for both executors to have some."""
+    files = [str(Path(task["path"]).with_name("rows.tsv"))]
+    source = {"format": "tsv", "files": files, "header": False, "columns": COLUMNS}
+    return task | {"data": task["data"] | {"source": source, "task_rows": 2 * task["batch"]}}
+
+
 def recmesh_torch(task: dict[str, Any]) -> Sizes:
     """Tensors by feature."""
     from recmesh import Dataset
@@ -165,6 +172,8 @@ READERS: dict[str, Any] = {
     "recmesh_materialised": recmesh_materialised,
     "recmesh_executors_1": lambda task: recmesh_executors(task, count=1),
     "recmesh_executors_2": lambda task: recmesh_executors(task, count=2),
+    "recmesh_text": lambda task: recmesh(_as_text(task), shuffle=True),
+    "recmesh_text_executors_2": lambda task: recmesh_executors(_as_text(task), count=2),
     "recmesh_torch": recmesh_torch,
     "torch_dataloader": torch_dataloader,
     "torch_dataloader_2_workers": lambda task: torch_dataloader(task, workers=2),
