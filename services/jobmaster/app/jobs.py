@@ -16,7 +16,7 @@ from recmesh.runtime.errors import (
 )
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
-from recmesh.spec.quantity import MIB, memory_fault
+from recmesh.spec.quantity import LEAST_MEMORY_BYTES, MIB, memory_fault
 from services.jobmaster.app import submit as submission
 from services.jobmaster.app import unreadable
 from services.jobmaster.app.context import Context
@@ -378,6 +378,8 @@ def check_resize(spec: TrainingJob, role: str, *, cpu: float, memory_bytes: int)
         wrong.append(Violation("cpu", "neither cpu nor memory is given"))
     if memory_bytes and (reason := memory_fault(memory_bytes)):
         wrong.append(Violation("memory", reason))
+    elif memory_bytes and role == "data" and memory_bytes < spec.roles.data.buffer + LEAST_MEMORY_BYTES:
+        wrong.append(Violation("memory", "leaves less than 64 MiB beside the buffer (roles.data.buffer)"))
     if most is not None and memory_bytes > most:
         wrong.append(Violation("memory", f"is {memory_bytes / MIB:,.0f} MiB, above the {most / MIB:,.0f} MiB of "
                                          f"roles.{role}.memory_max"))

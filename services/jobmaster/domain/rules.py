@@ -125,7 +125,8 @@ def _misfits(at: Situation) -> list[Action]:
     first, why = unlike[0], "another size is wanted"
     if first.role == "ps":
         return [Replace(first.key, why)]
-    return [Drain(first.key, why)] if all(role.stage == "running" for role in workers) else []
+    peers = at.status.live(first.role)
+    return [Drain(first.key, why)] if all(role.stage == "running" for role in peers) else []
 
 
 def _short_of_memory(at: Situation) -> list[Action]:

@@ -70,6 +70,18 @@ async def test_scaling_drains_the_highest_and_starts_the_lowest(world: JobWorld)
         await world.jobs.scale(job_id, role="data", replicas=9, clear=False)
 
 
+async def test_executors_of_another_size_are_replaced_and_their_buffer_must_fit(world: JobWorld) -> None:
+    job_id = await running(world, with_executors(1))
+    with pytest.raises(InvalidArgument, match="beside the buffer"):
+        await world.jobs.resize(job_id, role="data", cpu=0.0, memory_bytes=300 << 20)
+    await world.jobs.resize(job_id, role="data", cpu=2.0, memory_bytes=0)
+
+    def sizes() -> list[float]:
+        return [role.size.cpu for role in world.jobs.run_of(job_id).status.live("data") if role.size is not None]
+
+    await world.until(lambda: sizes() == [2.0])
+
+
 async def test_one_that_is_told_to_go_drains_and_is_no_failure(world: JobWorld) -> None:
     job_id = await running(world, with_executors(2))
     await world.until(lambda: len(executors(world, job_id)) == 2)
