@@ -5,6 +5,7 @@
                                   └──► moved             └── asked for again: decoded again
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -113,13 +114,16 @@ class Shelf:
 
     def next_to_decode(self, *, now: float) -> Entry | None:
         """Now being decoded: what somebody waits for first, then what fits into the buffer; by priority of sources."""
-        wanted = [entry for entry in self._waiting() if entry.waiters]
-        candidates = wanted or [entry for entry in self._waiting() if self._fits(entry, now=now)]
+        wanted = [entry for entry in self._queue.values() if entry.waiters]
+        candidates = wanted
+        if not wanted and self._queue:
+            room = self._room_ahead(now=now)
+            candidates = [entry for entry in self._queue.values() if room is None or self._estimate(entry) <= room]
         first: dict[int, Entry] = {}
         for entry in candidates:
             first.setdefault(_view(entry), entry)
-        queued = [_view(entry) for entry in self._waiting()]
-        waiting = [Waiting(view, self._weight(view), queued.count(view)) for view in sorted(first)]
+        queued = Counter(_view(entry) for entry in self._queue.values())
+        waiting = [Waiting(view, self._weight(view), queued[view]) for view in sorted(first)]
         chosen = self.priority.choose(waiting)
         if chosen is None:
             return None
@@ -155,10 +159,11 @@ class Shelf:
 
     # ---- room
 
-    def _fits(self, entry: Entry, *, now: float) -> bool:
+    def _room_ahead(self, *, now: float) -> int | None:
+        """Bytes that what is read ahead may take; None: any, as nothing is held that must stay."""
         free = sum(each.size_bytes for each in self._droppable(now=now, is_wanted=False))
         coming = sum(self._estimate(each) for each in self._entries.values() if each.state == "decoding")
-        return self.held_bytes - free + coming + self._estimate(entry) <= self.limit_bytes or self.held_bytes <= free
+        return None if self.held_bytes <= free else self.limit_bytes - (self.held_bytes - free + coming)
 
     def _make_room(self, needed: int, *, now: float, is_wanted: bool, but: Entry | None = None) -> None:
         for entry in self._droppable(now=now, is_wanted=is_wanted):
