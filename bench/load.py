@@ -1,8 +1,11 @@
-"""Parquet samples per second to a training loop in one process, beside pyarrow alone, torch's DataLoader and tf.data.
+"""Parquet samples per second to a training loop, beside pyarrow alone, torch's DataLoader and tf.data.
 
 Criteo-like rows (13 numbers, 26 ids, a label; int64 and float32, not compressed) in memory, batches of 4,096; every
 reader has one compute thread, and each runs in a process of its own, one after another. tf.data has the same rows as
 tf.Example in TFRecord files, which is what it reads itself; its service has its dispatcher and its worker beside.
+`recmesh_executors_N` is a loop that N data executors serve, processes of their own; the loop of
+`recmesh_materialised` reads from the cache that a pass before it has written. `recmesh_text` has a tenth of the rows as
+tab-separated text, which is dear to read.
 """
 
 import json
@@ -14,12 +17,15 @@ from typing import Any
 
 from bench.figures import Result
 from bench.mesh import ROOT, criteo_data, one_thread, say, scratch
-from bench.synthetic import criteo_like, write_parquet
+from bench.synthetic import criteo_like, write_parquet, write_tsv
 
 ROWS, QUICK_ROWS = 1_000_000, 200_000
 EXAMPLES, QUICK_EXAMPLES = 100_000, 20_000
 BATCH, EPOCHS = 4_096, 2
-READERS = ("pyarrow", "recmesh", "recmesh_shuffled", "recmesh_torch", "torch_dataloader", "torch_dataloader_2_workers")
+READERS = (
+    "pyarrow", "recmesh", "recmesh_shuffled", "recmesh_materialised", "recmesh_executors_1", "recmesh_executors_2",
+    "recmesh_text", "recmesh_text_executors_2", "recmesh_torch", "torch_dataloader", "torch_dataloader_2_workers",
+)
 TF_READERS = ("tfdata", "tfdata_service")
 
 
@@ -31,6 +37,7 @@ def run(*, quick: bool) -> Result:
         parquet, records = folder / "rows.parquet", folder / "rows.tfrecord"
         write_parquet(parquet, criteo_like(rows, seed=1))
         say(f"  {rows:,} rows, {parquet.stat().st_size / rows:.0f} bytes each")
+        write_tsv(folder / "rows.tsv", criteo_like(rows // 10, seed=1))
         for reader in READERS:
             figures |= _figures(reader, _read(reader, parquet))
         _read("write_examples", parquet, out=str(records), rows=examples)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 TABLES, DENSE = 26, 13
@@ -44,6 +45,14 @@ def criteo_like(rows: int, *, seed: int, ids: int = IDS_PER_TABLE) -> Criteo:
     logit = weights[np.arange(TABLES), drawn].sum(1) / np.sqrt(TABLES) * 2 + dense @ dense_weights - 1.2
     label = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     return Criteo(drawn, dense, label)
+
+
+def write_tsv(path: Path, data: Criteo) -> None:
+    """The same columns as tab-separated text without a header."""
+    columns: dict[str, pa.Array] = {"label": pa.array(data.label.astype(np.int8))}
+    columns |= {f"I{k + 1}": pa.array(np.ascontiguousarray(data.dense[:, k])) for k in range(DENSE)}
+    columns |= {f"C{k + 1}": pa.array(data.ids[:, k]) for k in range(TABLES)}
+    csv.write_csv(pa.table(columns), path, csv.WriteOptions(include_header=False, delimiter="\t"))
 
 
 def write_parquet(path: Path, data: Criteo, *, row_group: int = 65_536) -> None:

@@ -66,6 +66,37 @@ def recmesh(task: dict[str, Any], *, shuffle: bool = False) -> Sizes:
         yield batch.size, batch.labels.sum()
 
 
+def recmesh_materialised(task: dict[str, Any]) -> Sizes:
+    """From the cache of transformed rows, which is written first."""
+    from recmesh import Dataset
+
+    cache = {"folder": str(Path(task["path"]).with_name("cache")), "limit": "16Gi"}
+    dataset = Dataset(task["data"] | {"shuffle": False, "cache": cache})
+    for _ in dataset.batches(task["batch"], epochs=1, seed=1):
+        pass
+    for batch in dataset.batches(task["batch"], epochs=task["epochs"], seed=1):
+        yield batch.size, batch.labels.sum()
+
+
+def recmesh_executors(task: dict[str, Any], *, count: int) -> Sizes:
+    """By data executors, as a worker asks them."""
+    from bench.workloads.asking import batches_of, executors_of, leases_of, reader_of
+
+    data = task["data"] | {"shuffle": True}     # else the buffer would still have the second epoch's tasks
+    with executors_of(data, [0.0] * count) as executors:
+        reader = reader_of(data, [each.address for each in executors], batch=task["batch"])
+        leases = leases_of(data, batch=task["batch"], epochs=task["epochs"])
+        for _, batch in batches_of(reader, leases, batch=task["batch"]):
+            yield batch.size, batch.labels.sum()
+
+
+def _as_text(task: dict[str, Any]) -> dict[str, Any]:
+    """The rows as text; tasks small enough for both executors to have some."""
+    files = [str(Path(task["path"]).with_name("rows.tsv"))]
+    source = {"format": "tsv", "files": files, "header": False, "columns": COLUMNS}
+    return task | {"data": task["data"] | {"source": source, "task_rows": 2 * task["batch"]}}
+
+
 def recmesh_torch(task: dict[str, Any]) -> Sizes:
     """Tensors by feature."""
     from recmesh import Dataset
@@ -138,6 +169,11 @@ READERS: dict[str, Any] = {
     "pyarrow": pyarrow_alone,
     "recmesh": recmesh,
     "recmesh_shuffled": lambda task: recmesh(task, shuffle=True),
+    "recmesh_materialised": recmesh_materialised,
+    "recmesh_executors_1": lambda task: recmesh_executors(task, count=1),
+    "recmesh_executors_2": lambda task: recmesh_executors(task, count=2),
+    "recmesh_text": lambda task: recmesh(_as_text(task), shuffle=True),
+    "recmesh_text_executors_2": lambda task: recmesh_executors(_as_text(task), count=2),
     "recmesh_torch": recmesh_torch,
     "torch_dataloader": torch_dataloader,
     "torch_dataloader_2_workers": lambda task: torch_dataloader(task, workers=2),

@@ -13,7 +13,7 @@ from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violatio
 
 if TYPE_CHECKING:
     from recmesh.client import Client, Job, Role
-    from recmesh.client.views import Event
+    from recmesh.client.views import Event, Serving
 
 _JOB_COLUMNS = [
     "id",
@@ -205,7 +205,7 @@ def scale(
 
 def resize(
     job: JobArgument,
-    role: Annotated[str, typer.Argument(help="ps, worker or evaluator.")],
+    role: Annotated[str, typer.Argument(help="ps, worker, data or evaluator.")],
     cpu: Annotated[str | None, typer.Option(help="Cores of each process: 2, 500m.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each process: 4Gi.")] = None,
     home: HomeOption = None,
@@ -306,8 +306,16 @@ def _role_row(role: "Role") -> list[str]:
         f"{role.role}-{role.index}", role.state, role.handle,
         output.number(role.samples_per_s) if role.samples_per_s else "",
         *([f"{seconds * 1000:.1f} ms" for seconds in times] or [""] * 4),
-        f"of {role.cpu_limit:g}" if role.cpu_limit else "", _memory(role), str(role.restarts), role.exit_reason,
+        f"of {role.cpu_limit:g}" if role.cpu_limit else "", _memory(role), str(role.restarts),
+        role.exit_reason if role.state == "exited" or not role.serving else _serving(role.serving),
     ]  # fmt: skip
+
+
+def _serving(serving: "Serving") -> str:
+    """A data executor's buffer and queue, in words."""
+    held = f"{output.size(serving.held_bytes)} of {output.size(serving.limit_bytes)} held"
+    passed = f", {serving.forwarded} passed on, {serving.taken} taken" if serving.forwarded or serving.taken else ""
+    return f"{serving.decoded} tasks read, {serving.queued} wait, {held}{passed}"
 
 
 def _memory(role: "Role") -> str:

@@ -35,7 +35,7 @@ def logs(
     ],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is written.")] = False,
     tail: Annotated[int, typer.Option("--tail", "-n", help="How many of the last lines.", min=0)] = 100,
-    role: Annotated[str, typer.Option(help="Of a job: ps, worker, evaluator or finisher.")] = "worker",
+    role: Annotated[str, typer.Option(help="Of a job: ps, worker, data, evaluator or finisher.")] = "worker",
     index: Annotated[int, typer.Option(help="Of a job: which of the role's processes.", min=0)] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Lines as they were written, even JSON.")] = False,
     home: HomeOption = None,

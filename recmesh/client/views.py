@@ -61,6 +61,18 @@ class Progress(View):
         return min(1.0, self.samples / self.total) if self.total else 0.0
 
 
+class Serving(View):
+    """What a data executor's buffer holds; the last three count tasks since its start."""
+
+    queued: int = 0
+    held_bytes: int = 0
+    limit_bytes: int = 0
+    accepting: bool = False
+    forwarded: int = 0
+    taken: int = 0
+    decoded: int = 0
+
+
 class Role(View):
     """One process of a job."""
 
@@ -82,6 +94,8 @@ class Role(View):
     rows: int = 0
     samples: int = 0
     since: float = 0.0
+    serving: Serving | None = None
+    """Data executors."""
 
 
 class Transition(View):

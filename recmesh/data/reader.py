@@ -12,11 +12,13 @@ from recmesh.data.cache import ByteCache
 from recmesh.data.columns import labels_of, weights_of
 from recmesh.data.conditions import holding
 from recmesh.data.deadletters import DeadLetters, sift
+from recmesh.data.decoded import Decoded
 from recmesh.data.faults import wrong
 from recmesh.data.fileformats import SliceReader, format_named
 from recmesh.data.index import index_dataset
 from recmesh.data.records import Batch, FileSlice, IdColumn, Int64, TaskRecord, concat, kind_borders
 from recmesh.data.schema import check_columns, kind_of
+from recmesh.data.stored import stored_tasks
 from recmesh.data.topics.reader import Rows, TopicReader, trimmed
 from recmesh.data.transform import Transform
 from recmesh.formats import permutation
@@ -38,34 +40,6 @@ class _Rows:
     """Rows that could not be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """A task's rows in order of position."""
-
-    batch: Batch
-    places: Int64 | None = None
-    """[batch.size], ascending: at which of the task's positions each row stands. None: at each one."""
-    bad: Int64 = field(default_factory=_none)
-    """Positions whose records could not be read, ascending."""
-
-    def within(self, lo: int, hi: int) -> Batch:
-        """The rows that stand at positions [lo, hi) of the task."""
-        if self.places is None:
-            return self.batch.rows(lo, hi)
-        first, last = np.searchsorted(self.places, [lo, hi])
-        return self.batch.rows(int(first), int(last))
-
-    def bad_within(self, lo: int, hi: int) -> int:
-        """How many of these positions hold what could not be read."""
-        first, last = np.searchsorted(self.bad, [lo, hi])
-        return int(last - first)
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory held."""
-        return self.batch.size_bytes + (0 if self.places is None else self.places.nbytes)
-
-
 class TaskReader:
     """Batches of a dataset by position. Safe to share between threads; one decodes at a time.
 
@@ -73,10 +47,12 @@ class TaskReader:
     batches of a task are views. Few are enough: positions are read in order.
     """
 
-    def __init__(self, spec: DatasetSpec, *, cache_bytes: int = 96 << 20) -> None:
+    def __init__(self, spec: DatasetSpec, *, cache_bytes: int = 96 << 20, code: str = "") -> None:
+        """`code`: the job's `model.code`, by which a materialised cache tells what its functions are."""
         self._spec = spec
+        self._stored = stored_tasks(spec, code=code)
         self._transform = Transform.of(spec)
-        self._tasks: ByteCache[tuple[FileSlice, int], _Decoded] = ByteCache(cache_bytes // 2)
+        self._tasks: ByteCache[tuple[FileSlice, int], Decoded] = ByteCache(cache_bytes // 2)
         self._views, self._readers = spec.views(), dict[int, SliceReader | TopicReader]()
         self._kinds = spec.kinds
         self._reader_bytes = cache_bytes // 2 // len(self._views)
@@ -93,6 +69,14 @@ class TaskReader:
         DataLoss: a file changed since it was indexed. InvalidArgument: its content is not as specified, or the
         positions hold samples of several kinds (`kind_borders` tells where to cut).
         """
+        batch, bad = self.read(tasks, lo, hi)
+        if bad:
+            with self._lock:
+                self.bad_records += bad
+        return batch
+
+    def read(self, tasks: Sequence[TaskRecord], lo: int, hi: int) -> tuple[Batch, int]:
+        """As `batch`, and how many of these positions hold what could not be read: the caller counts them."""
         parts: list[Batch] = []
         at, bad = lo, 0
         for task in sorted(tasks, key=lambda task: task.base):
@@ -107,36 +91,41 @@ class TaskReader:
             raise wrong("tasks", f"no task record covers position {at} of [{lo}, {hi})")
         if len({part.kind for part in parts}) > 1:
             raise wrong("tasks", f"[{lo}, {hi}) holds samples of several kinds, which no batch may have")
-        if bad:
-            with self._lock:
-                self.bad_records += bad
-        return concat(parts)
+        return concat(parts), bad
 
     def task(self, task: TaskRecord) -> Batch:
         """All rows of a task, in order of position."""
         return self._decoded(task).batch
 
-    def _decoded(self, task: TaskRecord) -> _Decoded:
-        if task.file is None:
-            raise wrong("tasks", f"the task record at {task.base} names no file")
-        file = task.file
-        seed = task.order_seed
+    def decode(self, task: TaskRecord) -> Decoded:
+        """A task's rows, for a caller who keeps them: nothing of them stays here."""
+        file, seed = _file_of(task), task.order_seed
         with self._lock:
-            return self._tasks.get((file, seed), lambda: self._ordered(file, seed), size_of=_size_bytes)
+            return self._made(file, seed)
 
-    def _ordered(self, piece: FileSlice, order_seed: int) -> _Decoded:
+    def _decoded(self, task: TaskRecord) -> Decoded:
+        file, seed = _file_of(task), task.order_seed
+        with self._lock:
+            return self._tasks.get((file, seed), lambda: self._made(file, seed), size_of=_size_bytes)
+
+    def _made(self, file: FileSlice, seed: int) -> Decoded:
+        if self._stored is None:
+            return self._ordered(file, seed)
+        return self._stored.get(file, seed, lambda: self._ordered(file, seed))
+
+    def _ordered(self, piece: FileSlice, order_seed: int) -> Decoded:
         there = self._sifted(piece)
         if not order_seed:
-            return _Decoded(there.batch, there.rows, there.bad)
+            return Decoded(there.batch, there.rows, there.bad)
         order = np.asarray(permutation(order_seed, piece.rows), np.int64)
         if there.rows is None:
-            return _Decoded(there.batch.take(order))
+            return Decoded(there.batch.take(order))
         at = np.full(piece.rows, -1, np.int64)
         at[there.rows] = np.arange(there.rows.size)
         is_bad = np.zeros(piece.rows, bool)
         is_bad[there.bad] = True
         places = np.flatnonzero(at[order] >= 0)
-        return _Decoded(there.batch.take(at[order][places]), places, np.flatnonzero(is_bad[order]))
+        return Decoded(there.batch.take(at[order][places]), places, np.flatnonzero(is_bad[order]))
 
     def _sifted(self, piece: FileSlice) -> _Rows:
         """What can be read of a slice, and is asked for."""
@@ -215,7 +204,13 @@ def nothing(spec: DatasetSpec, kind: SampleKind = "batch") -> Batch:
     )
 
 
-def _size_bytes(decoded: _Decoded) -> int:
+def _file_of(task: TaskRecord) -> FileSlice:
+    if task.file is None:
+        raise wrong("tasks", f"the task record at {task.base} names no file")
+    return task.file
+
+
+def _size_bytes(decoded: Decoded) -> int:
     return decoded.size_bytes
 
 

@@ -35,6 +35,11 @@ class Message:
         if value:
             self._put(_tag(field, _VARINT) + _varint(value))
 
+    def text(self, field: int, value: str) -> None:
+        """A string field."""
+        data = value.encode()
+        self._put(_tag(field, _BYTES) + _varint(len(data)) + data)
+
     def array(self, field: int, values: NDArray[Any]) -> None:
         """A bytes field of the array's memory, which must not change before `to_bytes`."""
         values = np.ascontiguousarray(values)

@@ -582,6 +582,7 @@ class Role(google.protobuf.message.Message):
     SINCE_FIELD_NUMBER: builtins.int
     CPU_LIMIT_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    SERVING_FIELD_NUMBER: builtins.int
     role: builtins.str
     index: builtins.int
     incarnation: builtins.str
@@ -603,6 +604,10 @@ class Role(google.protobuf.message.Message):
     """0: none"""
     @property
     def step(self) -> Global___StepTimes: ...
+    @property
+    def serving(self) -> Global___ServingBuffer:
+        """data executors"""
+
     def __init__(
         self,
         *,
@@ -623,9 +628,10 @@ class Role(google.protobuf.message.Message):
         since: builtins.float = ...,
         cpu_limit: builtins.float = ...,
         memory_limit_bytes: builtins.int = ...,
+        serving: Global___ServingBuffer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "cpu_limit", b"cpu_limit", "cpu_s", b"cpu_s", "exit_reason", b"exit_reason", "handle", b"handle", "incarnation", b"incarnation", "index", b"index", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "restarts", b"restarts", "role", b"role", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "since", b"since", "state", b"state", "step", b"step"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["serving", b"serving", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "cpu_limit", b"cpu_limit", "cpu_s", b"cpu_s", "exit_reason", b"exit_reason", "handle", b"handle", "incarnation", b"incarnation", "index", b"index", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "restarts", b"restarts", "role", b"role", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "serving", b"serving", "since", b"since", "state", b"state", "step", b"step"]) -> None: ...
 
 Global___Role: typing_extensions.TypeAlias = Role
 
@@ -789,6 +795,7 @@ class Assignment(google.protobuf.message.Message):
     SNAPSHOT_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
     EXPORT_URI_FIELD_NUMBER: builtins.int
+    EXECUTORS_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     heartbeat_s: builtins.float
     shardsvc: builtins.str
@@ -803,6 +810,10 @@ class Assignment(google.protobuf.message.Message):
     def record(self) -> Global___RunRecord: ...
     @property
     def parts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def executors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Executor]:
+        """that may be asked for rows"""
+
     def __init__(
         self,
         *,
@@ -816,11 +827,38 @@ class Assignment(google.protobuf.message.Message):
         snapshot: builtins.int = ...,
         parts: collections.abc.Iterable[builtins.str] | None = ...,
         export_uri: builtins.str = ...,
+        executors: collections.abc.Iterable[Global___Executor] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["record", b"record"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ckptcache", b"ckptcache", "export_uri", b"export_uri", "heartbeat_s", b"heartbeat_s", "parts", b"parts", "record", b"record", "shardsvc", b"shardsvc", "snapshot", b"snapshot", "spec_json", b"spec_json", "storage_uri", b"storage_uri", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ckptcache", b"ckptcache", "executors", b"executors", "export_uri", b"export_uri", "heartbeat_s", b"heartbeat_s", "parts", b"parts", "record", b"record", "shardsvc", b"shardsvc", "snapshot", b"snapshot", "spec_json", b"spec_json", "storage_uri", b"storage_uri", "task", b"task"]) -> None: ...
 
 Global___Assignment: typing_extensions.TypeAlias = Assignment
+
+@typing.final
+class Executor(google.protobuf.message.Message):
+    """A data executor that runs, of this job or of one that shares its own."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    ACCEPTING_FIELD_NUMBER: builtins.int
+    QUEUED_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    incarnation: builtins.str
+    accepting: builtins.bool
+    queued: builtins.int
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        incarnation: builtins.str = ...,
+        accepting: builtins.bool = ...,
+        queued: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepting", b"accepting", "address", b"address", "incarnation", b"incarnation", "queued", b"queued"]) -> None: ...
+
+Global___Executor: typing_extensions.TypeAlias = Executor
 
 @typing.final
 class HeartbeatRequest(google.protobuf.message.Message):
@@ -844,6 +882,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     NOTE_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     BAD_RECORDS_FIELD_NUMBER: builtins.int
+    SERVING_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     role: builtins.str
     index: builtins.int
@@ -865,6 +904,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
     """left out, as they could not be read"""
     @property
     def step(self) -> Global___StepTimes: ...
+    @property
+    def serving(self) -> Global___ServingBuffer:
+        """data executors"""
+
     def __init__(
         self,
         *,
@@ -886,11 +929,50 @@ class HeartbeatRequest(google.protobuf.message.Message):
         note: builtins.str = ...,
         draining: builtins.bool = ...,
         bad_records: builtins.int = ...,
+        serving: Global___ServingBuffer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["auc", b"auc", "bad_records", b"bad_records", "busy_s", b"busy_s", "cpu_s", b"cpu_s", "draining", b"draining", "gen", b"gen", "incarnation", b"incarnation", "index", b"index", "job_id", b"job_id", "loss", b"loss", "memory_bytes", b"memory_bytes", "note", b"note", "role", b"role", "rows", b"rows", "samples", b"samples", "skipped_nan", b"skipped_nan", "step", b"step", "window_samples", b"window_samples"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["serving", b"serving", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["auc", b"auc", "bad_records", b"bad_records", "busy_s", b"busy_s", "cpu_s", b"cpu_s", "draining", b"draining", "gen", b"gen", "incarnation", b"incarnation", "index", b"index", "job_id", b"job_id", "loss", b"loss", "memory_bytes", b"memory_bytes", "note", b"note", "role", b"role", "rows", b"rows", "samples", b"samples", "serving", b"serving", "skipped_nan", b"skipped_nan", "step", b"step", "window_samples", b"window_samples"]) -> None: ...
 
 Global___HeartbeatRequest: typing_extensions.TypeAlias = HeartbeatRequest
+
+@typing.final
+class ServingBuffer(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUED_FIELD_NUMBER: builtins.int
+    HELD_BYTES_FIELD_NUMBER: builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    ACCEPTING_FIELD_NUMBER: builtins.int
+    FORWARDED_FIELD_NUMBER: builtins.int
+    TAKEN_FIELD_NUMBER: builtins.int
+    DECODED_FIELD_NUMBER: builtins.int
+    queued: builtins.int
+    """tasks that wait to be decoded"""
+    held_bytes: builtins.int
+    limit_bytes: builtins.int
+    """decoded rows"""
+    accepting: builtins.bool
+    """tasks of peers"""
+    forwarded: builtins.int
+    taken: builtins.int
+    """tasks passed to peers, and taken from them, since the start"""
+    decoded: builtins.int
+    """tasks, since the start"""
+    def __init__(
+        self,
+        *,
+        queued: builtins.int = ...,
+        held_bytes: builtins.int = ...,
+        limit_bytes: builtins.int = ...,
+        accepting: builtins.bool = ...,
+        forwarded: builtins.int = ...,
+        taken: builtins.int = ...,
+        decoded: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepting", b"accepting", "decoded", b"decoded", "forwarded", b"forwarded", "held_bytes", b"held_bytes", "limit_bytes", b"limit_bytes", "queued", b"queued", "taken", b"taken"]) -> None: ...
+
+Global___ServingBuffer: typing_extensions.TypeAlias = ServingBuffer
 
 @typing.final
 class HeartbeatReply(google.protobuf.message.Message):
@@ -915,10 +997,15 @@ class HeartbeatReply(google.protobuf.message.Message):
     GEN_FIELD_NUMBER: builtins.int
     MAP_VERSION_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
+    EXECUTORS_FIELD_NUMBER: builtins.int
     directive: Global___HeartbeatReply.Directive.ValueType
     gen: builtins.int
     map_version: builtins.int
     phase: builtins.str
+    @property
+    def executors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Executor]:
+        """workers and data executors: that may be asked for rows"""
+
     def __init__(
         self,
         *,
@@ -926,8 +1013,9 @@ class HeartbeatReply(google.protobuf.message.Message):
         gen: builtins.int = ...,
         map_version: builtins.int = ...,
         phase: builtins.str = ...,
+        executors: collections.abc.Iterable[Global___Executor] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["directive", b"directive", "gen", b"gen", "map_version", b"map_version", "phase", b"phase"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["directive", b"directive", "executors", b"executors", "gen", b"gen", "map_version", b"map_version", "phase", b"phase"]) -> None: ...
 
 Global___HeartbeatReply: typing_extensions.TypeAlias = HeartbeatReply
 

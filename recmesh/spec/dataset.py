@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from recmesh.plugins.registry import names
 from recmesh.spec.base import EntryPoint, Fault, Name, PositiveInt, Spec, rule
-from recmesh.spec.quantity import Duration, Moment, Start
+from recmesh.spec.quantity import MIB, Duration, Memory, Moment, Start
 
 FILE_FORMATS = "recmesh.file_formats"
 """The entry point group by which packages add formats."""
@@ -84,6 +84,8 @@ class Source(Spec):
     """delta and iceberg: the table's version, or snapshot. None: the newest one, as it is when its files are listed."""
     partition: dict[str, str] = {}
     """delta and iceberg: only the files with these values of partition columns."""
+    priority: float = Field(default=1.0, gt=0, le=1e6)
+    """To data executors: how much sooner this source's tasks are read than those of others that wait as long."""
     rows: tuple[float, float] | None = None
     """Only this part of the rows, as fractions of the whole in file order: [0, 0.8] is the first 80 %."""
 
@@ -411,6 +413,16 @@ class BadRecords(Spec):
     """Where they are written down, as JSON lines: file, row, reason. A path or fsspec URL; empty: nowhere."""
 
 
+class Materialised(Spec):
+    """A cache of rows as they are after the transform."""
+
+    folder: str = Field(min_length=1)
+    """On a disk of the machine (or one that machines share): every task that was decoded becomes a file in it, and is
+    read from there next time, by workers, executors and loaders alike."""
+    limit: Annotated[Memory, Field(ge=MIB)] = 16 << 30
+    """Of all files in the folder; beyond it those go that were not used for longest."""
+
+
 class DatasetSpec(Spec):
     """Rows in files, what to predict, and from what: a `source`, or `streams` of them."""
 
@@ -438,6 +450,8 @@ class DatasetSpec(Spec):
     row groups of Parquet that can have no such rows are not even read."""
     bad_records: BadRecords | None = None
     """None: a record that cannot be read fails the job."""
+    cache: Materialised | None = None
+    """None: rows are read from their files each time."""
 
     @rule
     def _names_differ(self) -> Iterator[Fault]:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Spec, json_faults, rule
 from recmesh.spec.dataset import DatasetSpec
-from recmesh.spec.quantity import CPU, MIB, Memory, memory_fault
+from recmesh.spec.quantity import CPU, LEAST_MEMORY_BYTES, MIB, Memory, memory_fault
 
 RoleName = Literal["ps", "worker", "data", "evaluator"]
 
@@ -150,12 +150,40 @@ class Role(Spec):
         yield from json_faults("pod_template", self.pod_template)
 
 
+class DataRole(Role):
+    """Data executors: processes that read and transform rows for workers, which read themselves where there is none."""
+
+    min: int = Field(default=0, ge=0)
+    mode: Literal["forward", "rebalance"] = "rebalance"
+    """`forward`: a task is decoded by the executor that it came to. `rebalance`: one whose queue is long passes tasks,
+    not decoded yet, to others that have announced room; none is passed on twice."""
+    refuse_above: int = Field(default=4, ge=1, le=256)
+    """rebalance: with more tasks waiting, an executor announces that it has no room, and passes tasks on."""
+    accept_below: int = Field(default=2, ge=1, le=256)
+    """rebalance: with fewer tasks waiting, it announces room again."""
+    buffer: Annotated[Memory, Field(ge=MIB)] = 256 * MIB
+    """Decoded rows that one executor keeps for workers, at most; one task more for each that it decodes at once."""
+    shared: bool = False
+    """Executors are shared with the other jobs that say so and read their data in the same way: what several of them
+    ask for is decoded once. A job may have none of its own then."""
+
+    @rule
+    def _room_begins_below_its_end(self) -> Iterator[Fault]:
+        if self.accept_below > self.refuse_above:
+            yield "accept_below", f"accept_below {self.accept_below} is above refuse_above {self.refuse_above}"
+
+    @rule
+    def _buffer_fits_into_memory(self) -> Iterator[Fault]:
+        if self.memory is not None and self.memory < self.buffer + LEAST_MEMORY_BYTES:
+            yield "buffer", "leaves a process less than 64 MiB of its memory"
+
+
 class Roles(Spec):
     """The processes of a job."""
 
     ps: Role = Role(min=1, max=8)
     worker: Role = Role(min=1, max=8)
-    data: Role = Role(min=0, max=0)
+    data: DataRole = DataRole()
     evaluator: Role = Role(min=0, max=1, replicas=0)
 
 
@@ -350,13 +378,6 @@ class TrainingJob(Spec):
     def _workers(self) -> Iterator[Fault]:
         if self.roles.worker.max < 1:
             yield "roles.worker.max", "a job needs at least one worker"
-
-    @rule
-    def _no_executors(self) -> Iterator[Fault]:
-        data = self.roles.data
-        if data.max or data.replicas:
-            field = "replicas" if data.replicas else "max"
-            yield f"roles.data.{field}", "data executors need a stream dataset; workers read files themselves"
 
     @rule
     def _streams_are_trained_once_and_as_they_come(self) -> Iterator[Fault]:

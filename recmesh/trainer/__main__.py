@@ -1,6 +1,6 @@
 """`python -m recmesh.trainer`: one role of one job, told by its environment.
 
-RECMESH_ROLE (ps | worker | evaluator | finisher), RECMESH_ROLE_INDEX, RECMESH_JOB_ID, RECMESH_JOBMASTER
+RECMESH_ROLE (ps | worker | data | evaluator | finisher), RECMESH_ROLE_INDEX, RECMESH_JOB_ID, RECMESH_JOBMASTER
 (gRPC address), RECMESH_TOKEN, RECMESH_WORK_DIR, RECMESH_LOG_LEVEL. Exit codes: 0 done or drained, 64 the
 user's mistake, 70 a bug, 75 another process may do better.
 """

@@ -1,7 +1,9 @@
 """Keeping memory that every step needs again, and lending it to frameworks without a copy."""
 
 import ctypes
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,3 +34,8 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
     begin = -raw.ctypes.data % _ALIGNMENT
     made: NDArray[Any] = raw[begin:begin + size].view(dtype).reshape(shape)
     return made
+
+
+def resident_bytes() -> int:
+    """This process's resident memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

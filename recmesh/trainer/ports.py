@@ -14,7 +14,7 @@ from recmesh.spec.job import LrPoint, Optimizer, TablePolicy
 from recmesh.trainer.session import Floats, Init, Ints
 
 if TYPE_CHECKING:
-    from recmesh.data import TaskRecord
+    from recmesh.data import Batch, TaskRecord
 
 Owners = NDArray[np.uint16]
 Counts = NDArray[np.uint32]
@@ -52,6 +52,31 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorAddress:
+    """A data executor that may be asked for rows."""
+
+    address: str
+    incarnation: str
+    accepting: bool = True
+    queued: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a data executor's buffer holds; the last three count tasks since its start."""
+
+    queued: int = 0
+    """Tasks that wait to be decoded."""
+    held_bytes: int = 0
+    limit_bytes: int = 0
+    accepting: bool = False
+    """Tasks of peers."""
+    forwarded: int = 0
+    taken: int = 0
+    decoded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """What a role is told when it registers."""
 
@@ -65,6 +90,7 @@ class Assignment:
     snapshot: int = 0
     parts: tuple[str, ...] = ()
     export_uri: str = ""
+    executors: tuple[ExecutorAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +181,7 @@ class Beat:
     bad_records: int = 0
     note: str = ""
     draining: bool = False
+    serving: Serving | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +192,7 @@ class BeatReply:
     gen: int
     map_version: int
     phase: str
+    executors: tuple[ExecutorAddress, ...] = ()
 
 
 class Runs(Protocol):
@@ -352,3 +380,41 @@ class Declared:
     initial: Mapping[str, Floats] = field(default_factory=dict)
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By table: the features that look up there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRows:
+    """An executor's answer: rows, or the address of the peer that has the task, or neither: they are not there yet."""
+
+    batch: "Batch | None" = None
+    bad: int = 0
+    """Of the positions asked for, how many could not be read."""
+    moved_to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A peer's answer: the first so many of the tasks that it was offered are its own now."""
+
+    count: int
+    accepting: bool
+    queued: int
+
+
+class DataExecutor(Protocol):
+    """A data executor. MeshError when it cannot be asked, or refuses; any call may be repeated, and made elsewhere."""
+
+    def announce(self, tasks: "Sequence[TaskRecord]") -> int:
+        """These will be asked for; how many of the first it reads ahead."""
+
+    def read(self, task: "TaskRecord", lo: int, hi: int, *, wait_s: float, here: bool = False) -> ExecutorRows:
+        """Rows at positions [lo, hi) of the task's line; waits for them as long as that. `here`: not from a peer."""
+
+    def take(self, tasks: "Sequence[TaskRecord]") -> Taken:
+        """From a peer: offers it tasks."""
+
+    def room(self, address: str, *, accepting: bool, queued: int) -> None:
+        """From a peer at this address: whether it has room."""
+
+    def close(self) -> None:
+        """Ends the connection."""

@@ -16,7 +16,9 @@ from recmesh.trainer.patience import DEFINITE, NoLongerWanted, patiently
 from recmesh.trainer.ports import Assignment, Beat, BeatReply, Runs
 
 _log = logging.getLogger(__name__)
-ROLES = ("ps", "worker", "evaluator", "finisher")
+ROLES = ("ps", "worker", "data", "evaluator", "finisher")
+LEAST_BEAT_S = 0.2
+"""Between two heartbeats, however soon one is asked for."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,23 @@ class Heart(threading.Thread):
         super().__init__(name="heart", daemon=True)
         self._runs, self._every_s, self._beat, self._heard, self._hurry = runs, every_s, beat, heard, hurry
         self._end = threading.Event()
+        self._due = threading.Event()
         self._away = False
 
     def run(self) -> None:
         """A beat at once, then each `every_s`; twice a second while `hurry` says that an end is near."""
         while True:
+            self._due.clear()
             self.once()
-            if self._end.wait(min(self._every_s, 0.5) if self._hurry() else self._every_s):
+            if self._end.wait(min(LEAST_BEAT_S, self._every_s)):
                 return
+            self._due.wait((min(self._every_s, 0.5) if self._hurry() else self._every_s) - LEAST_BEAT_S)
+            if self._end.is_set():
+                return
+
+    def soon(self) -> None:
+        """Something has changed that jobmaster should hear of before the next beat is due."""
+        self._due.set()
 
     def once(self) -> None:
         """One beat. What fails, also in what is made of the answer, is tried again with the next."""
@@ -105,6 +116,7 @@ class Heart(threading.Thread):
     def stop(self) -> None:
         """Ends the thread; the last beat is the caller's."""
         self._end.set()
+        self._due.set()
         self.join(timeout=6.0)
 
 

@@ -43,6 +43,8 @@ class Context:
     """The rule that a chaos run switches off."""
     proxy: str = ""
     """Through which a chaos run sends the calls to parameter servers."""
+    commanded: bool = False
+    """jobmaster said itself that this process is to go."""
     in_user_code: bool = False
     stepped: bool = False
 
@@ -101,14 +103,16 @@ def run(env: Mapping[str, str]) -> int:
         context = Context(identity, assignment, spec, runs, channel, stopped, on_stop, broken, proxy)
         _role(identity.role)(context)
     except (NoLongerWanted, BuildOnly):
-        return _done(identity, stopped)
+        return _done(identity, stopped, context)
     except BaseException as error:  # every way out has a code and a line
         return _failed(error, context, runs)
-    return _done(identity, stopped)
+    return _done(identity, stopped, context)
 
 
-def _done(identity: Identity, stopped: threading.Event) -> int:
-    """A worker that a signal ended has left work to others; nobody else's end is worth another try."""
+def _done(identity: Identity, stopped: threading.Event, context: Context | None) -> int:
+    """A worker or executor that a signal ended has left work to others; nobody else's end is worth another try."""
+    if identity.role == "data":
+        return RETRY if stopped.is_set() and not (context is not None and context.commanded) else DONE
     return RETRY if identity.role == "worker" and stopped.is_set() else DONE
 
 
@@ -117,6 +121,10 @@ def _role(name: str) -> Callable[[Context], None]:
         from recmesh.trainer.worker.role import run as run_worker
 
         return run_worker
+    if name == "data":
+        from recmesh.trainer.executor.role import run as run_executor
+
+        return run_executor
     if name == "evaluator":
         from recmesh.trainer.evaluator.role import run as run_evaluator
 

@@ -27,7 +27,7 @@ from services.jobmaster.app.jobs import Jobs, wanted_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.domain.phase import Phase
-from services.jobmaster.domain.vitals import StepTimes, mean_step
+from services.jobmaster.domain.vitals import Serving, StepTimes, mean_step
 
 MAX_CHARTED = 8
 RATE, STEP = "rate ", "step "
@@ -191,8 +191,14 @@ def _role_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
                 text.count(beat.samples_per_s) if beat and role.role == "worker" else "",
                 *(text.duration(getattr(step, f"{name}_s")) if step else "" for name in PARTS),
                 text.size(beat.memory_bytes) if beat and beat.memory_bytes else "",
-                text.count(beat.rows) if beat and role.role == "ps" else "", role.exit_reason,
+                text.count(beat.rows) if beat and role.role == "ps" else "",
+                _serving(beat.serving) if beat and beat.serving and role.is_live else role.exit_reason,
             ]
+
+
+def _serving(serving: Serving) -> str:
+    """A data executor's buffer and queue."""
+    return f"{serving.queued} tasks wait, {text.size(serving.held_bytes)} of {text.size(serving.limit_bytes)} held"
 
 
 def recorder(jobs: Jobs) -> Recorder:

@@ -125,6 +125,7 @@ class RunsServicer(jobmaster_pb2_grpc.RunsServicer):
             spec_json=given.spec_json, record=wire.run_record(given.record), heartbeat_s=given.heartbeat_s,
             shardsvc=given.shardsvc, ckptcache=given.ckptcache, storage_uri=given.storage_uri,
             task=given.task, snapshot=given.snapshot, parts=given.parts, export_uri=given.export_uri,
+            executors=wire.executors(given.executors),
         )
 
     async def Heartbeat(
@@ -137,6 +138,7 @@ class RunsServicer(jobmaster_pb2_grpc.RunsServicer):
         return jobmaster_pb2.HeartbeatReply(
             directive=DIRECTIVES[answer.directive],
             gen=answer.gen, map_version=answer.map_version, phase=answer.phase,
+            executors=wire.executors(answer.executors),
         )
 
     async def Record(self, request: jobmaster_pb2.RecordRequest, context: Any) -> jobmaster_pb2.RunRecord:

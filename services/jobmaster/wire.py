@@ -7,9 +7,10 @@ import orjson
 
 from recmesh.pb import common_pb2, jobmaster_pb2
 from recmesh.spec.job import TrainingJob
+from services.jobmaster.domain.executors import Executor
 from services.jobmaster.domain.job import AcceptedJob, JobStatus, RoleKey, RoleState
 from services.jobmaster.domain.record import RunRecord
-from services.jobmaster.domain.vitals import Beat, StepTimes
+from services.jobmaster.domain.vitals import Beat, Serving, StepTimes
 
 
 def run_record(record: RunRecord) -> jobmaster_pb2.RunRecord:
@@ -92,6 +93,8 @@ def _role(state: RoleState, beat: Beat | None, status: JobStatus) -> jobmaster_p
         role.cpu_s = beat.cpu_s
         role.rows = beat.rows
         role.samples = state.samples + beat.samples
+        if beat.serving is not None:
+            role.serving.CopyFrom(_serving(beat.serving))
     return role
 
 
@@ -112,6 +115,31 @@ def beat(request: jobmaster_pb2.HeartbeatRequest, *, at: float) -> Beat:
         loss=request.loss, auc=request.auc, window_samples=request.window_samples,
         memory_bytes=request.memory_bytes, cpu_s=request.cpu_s, rows=request.rows, busy_s=request.busy_s,
         skipped_nan=request.skipped_nan, bad_records=request.bad_records, note=request.note, draining=request.draining,
+        serving=_serving_from(request.serving) if request.HasField("serving") else None,
+    )
+
+
+def executors(found: Sequence[Executor]) -> list[jobmaster_pb2.Executor]:
+    """Data executors, for whom they are to be used by."""
+    return [
+        jobmaster_pb2.Executor(
+            address=each.address, incarnation=each.incarnation, accepting=each.accepting, queued=each.queued
+        )
+        for each in found
+    ]
+
+
+def _serving(serving: Serving) -> jobmaster_pb2.ServingBuffer:
+    return jobmaster_pb2.ServingBuffer(
+        queued=serving.queued, held_bytes=serving.held_bytes, limit_bytes=serving.limit_bytes,
+        accepting=serving.accepting, forwarded=serving.forwarded, taken=serving.taken, decoded=serving.decoded,
+    )
+
+
+def _serving_from(message: jobmaster_pb2.ServingBuffer) -> Serving:
+    return Serving(
+        message.queued, message.held_bytes, message.limit_bytes, message.accepting, message.forwarded,
+        message.taken, message.decoded,
     )
 
 

@@ -516,7 +516,10 @@ def test_wrong_credentials_for_kafka_are_told_at_once_and_right_ones_work(locked
             sasl_password=password,
         )
 
-    for call in (lambda it: it.partitions(), lambda it: it.commit("ads", {"kafka:clicks/0": 1})):
+    calls: list[Callable[[Topic], object]] = [
+        lambda it: it.partitions(), lambda it: it.commit("ads", {"kafka:clicks/0": 1}),
+    ]
+    for call in calls:
         with pytest.raises(Unauthenticated) as refused:
             call(topic("guessed"))
         assert "guessed" not in str(refused.value)

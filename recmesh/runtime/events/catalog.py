@@ -226,6 +226,17 @@ class JobRoleNotified(Payload):
     reason: str = ""
 
 
+class JobExecutorRoomChanged(Payload):
+    """A data executor begins or ceases to accept tasks that other executors pass on."""
+
+    index: int
+    incarnation: str = ""
+    address: str = ""
+    accepting: bool
+    queued: int = 0
+    """Tasks that wait to be decoded there."""
+
+
 class JobMemoryRaised(Payload):
     """Processes of a role may use more memory from now on."""
 
@@ -276,6 +287,9 @@ JOB_STRAGGLER_RECOVERED = EVENTS.add(
 )
 JOB_ROLE_NOTIFIED = EVENTS.add(
     EventType("job.role_notified", "jobmaster", JobRoleNotified, "A process was told to go, and drains.")
+)
+JOB_EXECUTOR_ROOM_CHANGED = EVENTS.add(
+    EventType("job.executor_room_changed", "jobmaster", JobExecutorRoomChanged, "A data executor has room, or none.")
 )
 JOB_MEMORY_RAISED = EVENTS.add(
     EventType("job.memory_raised", "jobmaster", JobMemoryRaised, "A role's memory limit was raised.")

@@ -6,7 +6,6 @@ signal while its slots move away; default 25).
 """
 
 import logging
-import os
 import resource
 import sys
 import threading
@@ -19,6 +18,7 @@ from recmesh.runtime.shared_memory import remove_abandoned
 from recmesh.trainer.breaking import broken_rule
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
 from recmesh.trainer.lean import keep_pandas_out
+from recmesh.trainer.memory import resident_bytes
 from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Beat, BeatReply, RunRecord
 from recmesh.trainer.ps.moves import Target
@@ -167,10 +167,3 @@ def beat_of(server: ParameterServer, draining: bool) -> Beat:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return Beat(gen=stats.gen, rows=stats.rows, memory_bytes=resident_bytes(), busy_s=stats.busy_s,
                 cpu_s=usage.ru_utime + usage.ru_stime, draining=draining)
-
-
-def resident_bytes() -> int:
-    """This process's resident memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-

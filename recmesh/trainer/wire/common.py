@@ -52,6 +52,19 @@ def task_from(message: common_pb2.TaskRecord) -> TaskRecord:
     )
 
 
+def task_to(task: TaskRecord) -> common_pb2.TaskRecord:
+    """A task record for the wire."""
+    file = task.file
+    return common_pb2.TaskRecord(
+        sequence=task.sequence, line=task.line, base=task.base, rows=task.rows, epoch=task.epoch,
+        order_seed=task.order_seed, close=task.close,
+        file=None if file is None else common_pb2.FileSlice(
+            uri=file.uri, size_bytes=file.size_bytes, etag=file.etag, first_row=file.first_row, rows=file.rows,
+            byte_lo=file.byte_lo, byte_hi=file.byte_hi, view=file.view,
+        ),
+    )
+
+
 def record_from(message: jobmaster_pb2.RunRecord) -> RunRecord:
     """The run record; before its first generation it has no map."""
     owners = np.frombuffer(message.map.owners, "<u2").astype(np.uint16) if message.map.owners else NO_OWNERS

@@ -1,12 +1,12 @@
 """jobmaster's Runs, for one role's process."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from recmesh.pb import jobmaster_pb2 as pb
 from recmesh.pb.jobmaster_pb2_grpc import RunsStub
-from recmesh.trainer.ports import Assignment, Beat, BeatReply, RunRecord
+from recmesh.trainer.ports import Assignment, Beat, BeatReply, ExecutorAddress, RunRecord, Serving
 from recmesh.trainer.wire.common import record_from
 
 _DEADLINE_S = 5.0
@@ -48,6 +48,7 @@ class RemoteRuns:
             snapshot=reply.snapshot,
             parts=tuple(reply.parts),
             export_uri=reply.export_uri,
+            executors=_executors(reply.executors),
         )
 
     def heartbeat(self, beat: Beat) -> BeatReply:
@@ -80,10 +81,13 @@ class RemoteRuns:
                 bad_records=beat.bad_records,
                 note=beat.note,
                 draining=beat.draining,
+                serving=None if beat.serving is None else _serving(beat.serving),
             ),
             timeout=_DEADLINE_S,
         )
-        return BeatReply(_DIRECTIVES[reply.directive], reply.gen, reply.map_version, reply.phase)
+        return BeatReply(
+            _DIRECTIVES[reply.directive], reply.gen, reply.map_version, reply.phase, _executors(reply.executors)
+        )
 
     def record(self, *, newer_than_gen: int = 0, wait_s: float = 0.0) -> RunRecord:
         """See Runs.record."""
@@ -117,3 +121,16 @@ class RemoteRuns:
             ),
             timeout=_DEADLINE_S,
         )
+
+
+def _executors(messages: Iterable[pb.Executor]) -> tuple[ExecutorAddress, ...]:
+    return tuple(
+        ExecutorAddress(each.address, each.incarnation, each.accepting, each.queued) for each in messages
+    )
+
+
+def _serving(serving: Serving) -> pb.ServingBuffer:
+    return pb.ServingBuffer(
+        queued=serving.queued, held_bytes=serving.held_bytes, limit_bytes=serving.limit_bytes,
+        accepting=serving.accepting, forwarded=serving.forwarded, taken=serving.taken, decoded=serving.decoded,
+    )

@@ -13,11 +13,11 @@ import logging
 import queue
 import threading
 import uuid
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from recmesh.data.records import kind_borders
 from recmesh.runtime.errors import MeshError
@@ -44,11 +44,16 @@ from recmesh.trainer.worker.fleet import Connect, StaleGeneration, WrongMap
 from recmesh.trainer.worker.flow import Lane, Read, Ready, offer
 from recmesh.trainer.worker.leases import LeaseBook
 from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.pending import Pending
 from recmesh.trainer.worker.pulling import fill, pull_from
 from recmesh.trainer.worker.push import Applied, NotOurs, Overlap, TooOld, Waits, push_everywhere
+from recmesh.trainer.worker.reading import Reader
 from recmesh.trainer.worker.settling import Settling
-from recmesh.trainer.worker.terms import Declaration, Reader, Terms
+from recmesh.trainer.worker.terms import Declaration, Terms
 from recmesh.trainer.worker.turns import Kept, Turns
+
+if TYPE_CHECKING:
+    from recmesh.data import TaskRecord
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -87,8 +92,8 @@ class Life:
         self._book = LeaseBook()
         self._ttl_s = 60.0
         self._progressed = threading.Event()
-        self._again: deque[tuple[Lease, Piece]] = deque()
-        self._batches: queue.Queue[tuple[Lease, Piece]] = queue.Queue(maxsize=64)
+        self._pending = Pending()
+        self._readers_busy = 0
         self._turns: Turns | None = None
         self._read: Lane[Read] = queue.Queue(maxsize=terms.read_ahead)
         if terms.step_batches:
@@ -100,8 +105,11 @@ class Life:
         self._landed = threading.Condition(self._lock)
         self._threads = [
             threading.Thread(target=self._guarded, args=(body,), name=body.__name__.strip("_"), daemon=True)
-            for body in (self._lease, self._reading, self._pulling, self._renewing,
-                         *([self._settling] if self._turns else []))
+            for body in (self._lease, self._pulling, self._renewing, *([self._settling] if self._turns else []))
+        ]
+        self._threads += [
+            threading.Thread(target=self._guarded, args=(partial(self._reading, number),), name="reading", daemon=True)
+            for number in range(reader.threads)
         ]
 
     def start(self) -> None:
@@ -201,8 +209,9 @@ class Life:
                 with self._lock:
                     self._book.take(lease, batches)
                 self._expect(len(batches))
+                self._reader.announce(_touched(lease, batches))
                 for piece in batches:
-                    offer(self._batches, (lease, piece), gone=self.gone)
+                    self._pending.offer((lease, piece), most=self._reader.ahead, gone=self.gone)
                 if not batches:
                     self._progressed.set()
             if not reply.leases and not below:
@@ -225,19 +234,29 @@ class Life:
             except WrongMap as refusal:
                 placement = self._newer_map(refusal.since)
 
-    def _reading(self) -> None:
+    def _reading(self, number: int) -> None:
+        choose = partial(self._reader.choose, thread=number)
         while not self.gone.is_set():
-            try:
-                lease, piece = self._again.popleft() if self._again else self._batches.get(timeout=_POLL_S)
-            except queue.Empty:
+            item = self._pending.take(choose, timeout_s=_POLL_S)
+            if item is None:
                 continue
+            lease, piece = item
             with self._lock:
-                if not self._book.wants(lease.epoch, piece):
-                    self._expect(-1)
-                    continue
-            start = perf_counter()
-            batch = self._reader.batch(lease.tasks, piece.lo, piece.hi)
-            offer(self._read, Read(lease, piece, batch, perf_counter() - start), gone=self.gone)
+                is_wanted = self._book.wants(lease.epoch, piece)
+                self._readers_busy += is_wanted
+            if not is_wanted:
+                self._expect(-1)
+                self._reader.pass_over(lease.tasks, piece.lo, piece.hi)
+                continue
+            try:
+                start = perf_counter()
+                batch = self._reader.batch(lease.tasks, piece.lo, piece.hi)
+                data_s = (perf_counter() - start) / max(1, self._readers_busy)     # what they wait for they share
+            finally:
+                with self._lock:
+                    self._readers_busy -= 1
+                self._pending.look_again()
+            offer(self._read, Read(lease, piece, batch, data_s), gone=self.gone)
 
     def _pulling(self) -> None:
         declared = self._declaration.get(self.gone)
@@ -348,7 +367,7 @@ class Life:
     def _train_again(self, lease: Lease, parts: list[Piece]) -> None:
         """Read, pull and compute, before all others."""
         self._expect(len(parts))
-        self._again.extend((lease, part) for part in parts)
+        self._pending.again([(lease, part) for part in parts])
 
     def _expect(self, batches: int) -> None:
         if self._turns:
@@ -413,3 +432,11 @@ class Life:
             self._book.forget(reply.lost)
             if any([self._book.cut(epoch, hi) for epoch, hi in reply.cuts.items()]):
                 self._progressed.set()
+
+
+def _touched(lease: Lease, batches: Sequence[Piece]) -> list["TaskRecord"]:
+    """The tasks of which a batch holds rows."""
+    return [
+        task for task in lease.tasks
+        if not task.close and any(batch.lo < task.base + task.rows and task.base < batch.hi for batch in batches)
+    ]

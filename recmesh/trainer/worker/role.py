@@ -6,14 +6,19 @@ import threading
 from recmesh.data import TaskReader
 from recmesh.formats.inhand import InHand
 from recmesh.runtime.errors import FailedPrecondition
+from recmesh.runtime.rpc import sync_channel
+from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.fingerprint import job_fingerprint
 from recmesh.trainer.exits import UserMistake
-from recmesh.trainer.ports import Beat, RunRecord
+from recmesh.trainer.ports import Beat, BeatReply, RunRecord
 from recmesh.trainer.role import Heart
 from recmesh.trainer.session import Job
 from recmesh.trainer.start import Context
 from recmesh.trainer.usercode import fetch, resolve, seed_everything
+from recmesh.trainer.wire import RemoteExecutor
 from recmesh.trainer.worker.life import Life
 from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.reading import FromExecutors, InProcess, Reader
 from recmesh.trainer.worker.session import WorkerSession
 from recmesh.trainer.worker.terms import Declaration, Terms
 from recmesh.trainer.worker.without import fleet_without
@@ -31,7 +36,7 @@ def run(context: Context) -> None:
     terms = Terms.of(
         spec.training, worker=identity.worker, fleet=fleet_without(context.broken), kinds=data.kinds
     )
-    reader = TaskReader(data)
+    reader = _reader(context, data)
     shards = context.shards()
 
     def begin(record: RunRecord, declaration: Declaration) -> Life:
@@ -54,11 +59,15 @@ def run(context: Context) -> None:
     def beat() -> Beat:
         return meter.beat(session.gen, draining=session.stopping, bad_records=reader.bad_records)
 
+    def heard(reply: BeatReply) -> None:
+        reader.use(reply.executors)
+        session.heard(reply)
+
     heart = Heart(
         context.runs,
         every_s=context.assignment.heartbeat_s,
         beat=beat,
-        heard=session.heard,
+        heard=heard,
         hurry=lambda: session.drained,
     )
     opening = threading.Thread(target=session.open, name="open", daemon=True)
@@ -72,6 +81,26 @@ def run(context: Context) -> None:
         heart.stop()
         if not context.in_user_code:
             heart.once()   # the last samples count
+        reader.close()
+
+
+def _reader(context: Context, data: DatasetSpec) -> Reader:
+    """From executors where the job may have any."""
+    spec = context.spec
+
+    def local() -> TaskReader:
+        return TaskReader(data, code=spec.model.code)
+
+    if not spec.roles.data.max and not spec.roles.data.shared:
+        return InProcess(local())
+    fingerprint = job_fingerprint(spec, job_id=context.identity.job_id)
+    reader = FromExecutors(
+        connect=lambda address: RemoteExecutor(
+            sync_channel(address, token=context.identity.token or None), fingerprint=fingerprint),
+        local=local, batch_size=spec.training.batch_size,
+    )
+    reader.use(context.assignment.executors)
+    return reader
 
 
 def _train(context: Context, session: WorkerSession) -> None:

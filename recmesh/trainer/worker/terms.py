@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from recmesh.spec.dataset import SampleKind
 from recmesh.spec.job import Training
@@ -11,17 +10,7 @@ from recmesh.trainer.patience import NoLongerWanted
 from recmesh.trainer.ports import Declared
 from recmesh.trainer.worker.fleet import Fleet
 
-if TYPE_CHECKING:
-    from recmesh.data import Batch, TaskRecord
-
 _POLL_S = 0.1
-
-
-class Reader(Protocol):
-    """`recmesh.data.TaskReader`, or what stands for it."""
-
-    def batch(self, tasks: "tuple[TaskRecord, ...]", lo: int, hi: int) -> "Batch":
-        """The rows at positions [lo, hi)."""
 
 
 class Declaration:

@@ -211,7 +211,7 @@ class Acts:
         closing = self._run.status.closing
         if role.role == "finisher" and verdict.kind == "done" and (closing is None or not closing.reported):
             return Verdict("crash", "it ended without a report")
-        if role.role in ("ps", "evaluator") and verdict.kind == "done":
+        if role.role in ("ps", "data", "evaluator") and verdict.kind == "done":
             if self._run.record.phase == "closed" or self._run.status.ending is not None:
                 return Verdict("commanded", "asked to go")  # by the answer to its heartbeat
             return Verdict("retry", "it ended by itself")

@@ -16,7 +16,7 @@ from recmesh.runtime.errors import (
 )
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
-from recmesh.spec.quantity import MIB, memory_fault
+from recmesh.spec.quantity import LEAST_MEMORY_BYTES, MIB, memory_fault
 from services.jobmaster.app import submit as submission
 from services.jobmaster.app import unreadable
 from services.jobmaster.app.context import Context
@@ -35,6 +35,7 @@ DELETE_WAIT_S = 45.0
 CHECKPOINT_WAIT_S = 60.0
 MAX_TAIL = 2000
 MAX_PAGE = 500
+SCALABLE = ("ps", "worker", "data", "evaluator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,10 @@ class Jobs:
                 return self.unreadable[job_id]
             raise NotFound(f"there is no job {job_id}", reason="NO_SUCH_JOB")
         return runner.run
+
+    def runs(self) -> dict[str, Run]:
+        """All that this jobmaster runs."""
+        return {job_id: runner.run for job_id, runner in self.runners.items()}
 
     def held(self, job_id: str) -> Run:
         """For its processes: as `run_of`, but Unavailable when this version cannot read the job."""
@@ -351,12 +356,12 @@ def check_scale(spec: TrainingJob, role: str, replicas: int, *, clear: bool) -> 
         what = role or "this role"
         return InvalidArgument(f"{what} cannot be scaled", violations=[Violation(path, reason)])
 
-    if role not in ("ps", "worker", "evaluator"):
-        raise refuse("role", f"{role!r} is no role that can be scaled; worker, ps and evaluator are")
+    if role not in SCALABLE:
+        raise refuse("role", f"{role!r} is no role that can be scaled; worker, ps, data and evaluator are")
     if clear:
         return
     bounds = getattr(spec.roles, role)
-    least = 0 if role == "evaluator" else 1
+    least = 0 if role in ("evaluator", "data") else 1
     if not least <= replicas <= bounds.max:
         raise refuse("replicas", f"must be from {least} to {bounds.max} (roles.{role}.max)")
 
@@ -364,15 +369,17 @@ def check_scale(spec: TrainingJob, role: str, replicas: int, *, clear: bool) -> 
 def check_resize(spec: TrainingJob, role: str, *, cpu: float, memory_bytes: int) -> None:
     """InvalidArgument names what is wrong."""
     wrong = []
-    most = getattr(spec.roles, role).memory_max if role in ("ps", "worker", "evaluator") else None
-    if role not in ("ps", "worker", "evaluator"):
-        wrong.append(Violation("role", f"{role!r} is no role that can be resized; worker, ps and evaluator are"))
+    most = getattr(spec.roles, role).memory_max if role in SCALABLE else None
+    if role not in SCALABLE:
+        wrong.append(Violation("role", f"{role!r} is no role that can be resized; worker, ps, data and evaluator are"))
     if not math.isfinite(cpu) or cpu < 0:
         wrong.append(Violation("cpu", f"{cpu:g} is no number of cores"))
     if not cpu and not memory_bytes:
         wrong.append(Violation("cpu", "neither cpu nor memory is given"))
     if memory_bytes and (reason := memory_fault(memory_bytes)):
         wrong.append(Violation("memory", reason))
+    elif memory_bytes and role == "data" and memory_bytes < spec.roles.data.buffer + LEAST_MEMORY_BYTES:
+        wrong.append(Violation("memory", "leaves less than 64 MiB beside the buffer (roles.data.buffer)"))
     if most is not None and memory_bytes > most:
         wrong.append(Violation("memory", f"is {memory_bytes / MIB:,.0f} MiB, above the {most / MIB:,.0f} MiB of "
                                          f"roles.{role}.memory_max"))
@@ -384,12 +391,12 @@ def wanted_of(run: Run) -> dict[str, int]:
     """How many processes of each role are wanted."""
     return {
         role: plans.wanted(run.spec, run.job.intent, run.status.plan, role)
-        for role in ("ps", "worker", "evaluator")
+        for role in SCALABLE
     }
 
 
 def pinned_of(run: Run) -> dict[str, bool]:
     """Which roles a user has pinned."""
     return {
-        role: plans.pin(run.spec, run.job.intent, role) is not None for role in ("ps", "worker", "evaluator")
+        role: plans.pin(run.spec, run.job.intent, role) is not None for role in SCALABLE
     }

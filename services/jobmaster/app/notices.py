@@ -18,13 +18,13 @@ def is_told_to_go(run: Run, role: RoleState, *, draining: bool = False, exit: Ex
         return False
     if role.role == "ps":
         return draining and not role.leaving
-    return role.role == "worker" and (draining or (exit is not None and exit.code == EXIT_RETRY))
+    return role.role in ("worker", "data") and (draining or (exit is not None and exit.code == EXIT_RETRY))
 
 
 def note_notice(run: Run, role: RoleState) -> RoleState:
     """Its end is no failure, and its place is filled at once. The place's new state.
 
-    A worker drains from now on; a parameter server leaves when its slots have left it.
+    A worker or data executor drains from now on; a parameter server leaves when its slots have left it.
     """
     logger.info("job %s: %s is told to go: %s", run.job_id, role.name, WHY)
     now = run.context.clock.now()
@@ -34,6 +34,8 @@ def note_notice(run: Run, role: RoleState) -> RoleState:
     else:
         changed = role.model_copy(update={"stage": "draining", "since": now})
         answer = "its batches in flight are finished, its leases returned, and another process takes its place"
+        if role.role == "data":
+            answer = "workers ask others for rows, and another process takes its place"
     run.put_role(changed)
     run.telling.role_notified(role, reason=WHY)
     decide(run, matter="termination", place=role.place, seen=WHY, decision=answer)

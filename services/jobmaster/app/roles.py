@@ -1,16 +1,18 @@
 """What a job's own processes say and ask."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from recmesh.runtime.errors import FailedPrecondition, NotFound
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.executors import executors_for, tell_room
 from services.jobmaster.app.jobs import Jobs
 from services.jobmaster.app.notices import is_told_to_go, note_notice
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain.evaluation import judged
+from services.jobmaster.domain.executors import Executor
 from services.jobmaster.domain.job import RoleState
 from services.jobmaster.domain.record import RunRecord
 from services.jobmaster.domain.vitals import Beat
@@ -35,6 +37,7 @@ class Assignment:
     snapshot: int = 0
     parts: tuple[str, ...] = ()
     export_uri: str = ""
+    executors: Sequence[Executor] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Answer:
     gen: int = 0
     map_version: int = 0
     phase: str = "closed"
+    executors: Sequence[Executor] = ()
 
 
 class Roles:
@@ -75,6 +79,11 @@ class Roles:
             run.wake()
             await run.flush()
             logger.info("job %s: %s registered at %s", job_id, state.name, address or "no address")
+        elif address and state.address != address:
+            # A data executor knows what it is to serve, and so where, only after its first registration.
+            run.put_role(state.model_copy(update={"address": address}))
+            await run.flush()
+            logger.info("job %s: %s serves at %s", job_id, state.name, address)
         return await self._assignment(run, role)
 
     async def _assignment(self, run: Run, role: str) -> Assignment:
@@ -82,7 +91,7 @@ class Roles:
         assignment = Assignment(
             spec_json=run.job.spec_json, record=run.record, heartbeat_s=context.limits.heartbeat_s,
             shardsvc=context.addresses.shardsvc, ckptcache=context.addresses.ckptcache,
-            storage_uri=context.storage_uri,
+            storage_uri=context.storage_uri, executors=executors_for(self._jobs, run, role),
         )
         if role != "finisher" or closing is None:
             return assignment
@@ -101,10 +110,15 @@ class Roles:
         except NotFound:
             return Answer("exit")
         record, state = run.record, run.status.role((role, index))
-        answer = Answer("continue", record.gen, record.map_version, record.phase)
+        answer = Answer(
+            "continue", record.gen, record.map_version, record.phase, executors_for(self._jobs, run, role)
+        )
         if state is None or not state.is_live or state.incarnation != beat.incarnation:
             return Answer("exit", record.gen, record.map_version, record.phase)
+        old = run.vitals.beats.get((role, index))
         run.vitals.hear((role, index), beat)
+        if role == "data":
+            tell_room(run, state, old, beat)
         if run.status.ending is not None or (record.phase == "closed" and role != "finisher"):
             return Answer("exit", record.gen, record.map_version, record.phase)
         if is_told_to_go(run, state, draining=beat.draining):

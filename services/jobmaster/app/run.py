@@ -86,6 +86,8 @@ class Run:
         """By process name: the last words of those that told them."""
         self.effects_due: dict[int, Pending] = {}
         """By the decision's number. A jobmaster tells of the effects of its own decisions only."""
+        self.data_fingerprint: str | None = None
+        """Of the way in which its data are read, once it was asked for."""
         self.watching_since = context.clock.now()
         self.telling = Telling(context, job.job_id)
         self._wake = asyncio.Event()

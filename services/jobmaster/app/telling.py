@@ -161,6 +161,13 @@ class Telling:
         )
         self._tell(catalog.JOB_MEMORY_RAISED, data)
 
+    def executor_room(self, role: RoleState, *, accepting: bool, queued: int) -> None:
+        """A data executor has room for others' tasks, or none. Too frequent for the history."""
+        data = catalog.JobExecutorRoomChanged(
+            index=role.index, incarnation=role.incarnation, address=role.address, accepting=accepting, queued=queued
+        )
+        self._tell(catalog.JOB_EXECUTOR_ROOM_CHANGED, data, keep=False)
+
     def role_notified(self, role: RoleState, *, reason: str) -> None:
         """A process was told by others to go."""
         data = catalog.JobRoleNotified(

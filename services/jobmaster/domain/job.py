@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.domain.phase import ENDED, Phase
 
-RoleName = Literal["ps", "worker", "evaluator", "finisher"]
+RoleName = Literal["ps", "worker", "data", "evaluator", "finisher"]
 RoleStage = Literal["starting", "running", "draining", "exited"]
 RoleKey = tuple[str, int]
 """(role, index)"""
@@ -367,7 +367,7 @@ class JobStatus(Stored):
     def with_role(self, state: RoleState) -> "JobStatus":
         """The status with this place's state, in order of role and index."""
         others = [role for role in self.roles if role.key != state.key]
-        order = {"ps": 0, "worker": 1, "evaluator": 2, "finisher": 3}
+        order = {"ps": 0, "data": 1, "worker": 2, "evaluator": 3, "finisher": 4}
         roles = sorted([*others, state], key=lambda role: (order.get(role.role, 9), role.index))
         return self.model_copy(update={"roles": tuple(roles)})
 

@@ -28,6 +28,8 @@ def wanted(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role
     fixed = pin(spec, intent, role)
     if fixed is not None:
         return fixed
+    if role == "data":
+        return declared.min         # workers can do without
     planned = plan[role].replicas if role in plan else DEFAULT_REPLICAS.get(role, 0)
     return min(max(planned, declared.min, 1), declared.max)
 

@@ -118,13 +118,15 @@ def _misfits(at: Situation) -> list[Action]:
     members, workers = {member.ps for member in at.record.members}, at.status.live("worker")
     unlike = [role for role in at.status.live("ps") if role.index in members and _is_misfit(at, role)]
     unlike += [role for role in workers if role.stage == "running" and _is_misfit(at, role)]
+    unlike += [role for role in at.status.live("data") if role.stage == "running" and _is_misfit(at, role)]
     refits: list[Action] = [Refit(role.key) for role in unlike if role.name not in at.seen.unfit]
     if refits or not unlike:
         return refits
     first, why = unlike[0], "another size is wanted"
     if first.role == "ps":
         return [Replace(first.key, why)]
-    return [Drain(first.key, why)] if all(role.stage == "running" for role in workers) else []
+    peers = at.status.live(first.role)
+    return [Drain(first.key, why)] if all(role.stage == "running" for role in peers) else []
 
 
 def _short_of_memory(at: Situation) -> list[Action]:

@@ -78,10 +78,10 @@ def staff(at: Situation) -> list[Action]:
     result: list[Action] = strangers(at, keep=named)
     members = {member.ps for member in at.record.members}
     stopping = at.job.intent.stop
-    for name in ("ps", "worker", "evaluator"):
+    for name in ("ps", "data", "worker", "evaluator"):
         wanted = _places(at, name)
         for index in wanted:
-            if is_due(at, name, index) and not (name == "worker" and at.record.phase == "finishing"):
+            if is_due(at, name, index) and not (name in ("data", "worker") and at.record.phase == "finishing"):
                 result.append(Launch((name, index)))
         for role in at.status.live(name):
             lingers = at.now < role.left_at + at.limits.linger_s and not stopping

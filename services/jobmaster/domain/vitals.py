@@ -27,6 +27,20 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Serving:
+    """What a data executor's buffer holds; the last three count tasks since its start."""
+
+    queued: int = 0
+    held_bytes: int = 0
+    limit_bytes: int = 0
+    accepting: bool = False
+    """Tasks of other executors."""
+    forwarded: int = 0
+    taken: int = 0
+    decoded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """What a process last said of itself; counts are since its start."""
 
@@ -47,6 +61,8 @@ class Beat:
     note: str = ""
     draining: bool = False
     """Its machine, its scheduler or a person asks it to go; it puts its work in order."""
+    serving: Serving | None = None
+    """Data executors."""
     samples_per_s: float = 0.0
     """Between this beat and an earlier one, at least a second apart."""
     cpu_cores: float = 0.0

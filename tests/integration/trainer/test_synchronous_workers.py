@@ -27,6 +27,7 @@ from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Init, St
 from recmesh.trainer.wire import RemoteServer
 from recmesh.trainer.worker.life import Life
 from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.reading import InProcess
 from recmesh.trainer.worker.session import WorkerSession
 from recmesh.trainer.worker.terms import Declaration, Terms
 from tests.integration.trainer.test_worker_over_grpc import servers
@@ -112,7 +113,7 @@ class Job:
         def begin(now: RunRecord, declaration: Declaration) -> Life:
             return Life(now, terms=Terms.of(spec.training, worker=f"{worker}-test"), connect=connect,
                         shards=WorkerShards(self.queue, str(worker)), runs=FakeRuns(self.record),
-                        reader=PositionReader(), declaration=declaration, meter=meter)
+                        reader=InProcess(PositionReader()), declaration=declaration, meter=meter)
 
         meter = Meter()
         session = WorkerSession(spec, runs=FakeRuns(self.record), begin=begin, meter=meter)

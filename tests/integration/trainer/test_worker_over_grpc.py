@@ -21,6 +21,7 @@ from recmesh.trainer.wire import RemoteServer
 from recmesh.trainer.wire import servers as wire_servers
 from recmesh.trainer.worker.life import Life
 from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.reading import InProcess
 from recmesh.trainer.worker.session import WorkerSession
 from recmesh.trainer.worker.terms import Declaration, Terms
 from tests.unit.trainer.fakes import FakeRuns, FakeShards, PositionReader, job_spec, record_of
@@ -70,7 +71,7 @@ def test_each_sample_counts_once_in_each_row_also_in_parts_of_many_messages(
                 connect=connect,
                 shards=shards,
                 runs=runs,
-                reader=PositionReader(),
+                reader=InProcess(PositionReader()),
                 declaration=declaration,
                 meter=meter,
             )

@@ -384,7 +384,10 @@ async def test_servers_of_another_size_take_over_one_after_another(world: JobWor
 
 @pytest.mark.parametrize(
     ("wish", "path"),
-    [({"role": "ps", "cpu": 0.0}, "cpu"), ({"role": "ps", "cpu": -1.0}, "cpu"), ({"role": "data", "cpu": 1.0}, "role")],
+    [
+        ({"role": "ps", "cpu": 0.0}, "cpu"), ({"role": "ps", "cpu": -1.0}, "cpu"),
+        ({"role": "finisher", "cpu": 1.0}, "role"),
+    ],
 )
 async def test_a_size_that_cannot_be_had_is_refused_by_its_field(
     world: JobWorld, wish: dict[str, Any], path: str

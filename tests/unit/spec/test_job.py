@@ -59,7 +59,8 @@ def test_every_wrong_field_is_named_at_once() -> None:
     ({"roles": {"worker": {"min": 3, "max": 2}}}, "roles.worker.min", "min 3 is above max 2"),
     ({"roles": {"worker": {"memory": "2 cups"}}}, "roles.worker.memory", "no amount of memory"),
     ({"roles": {"ps": {"replicas": 0, "min": 0}}}, "roles.ps.replicas", "at least one parameter server"),
-    ({"roles": {"data": {"max": 1}}}, "roles.data.max", "workers read files themselves"),
+    ({"roles": {"data": {"accept_below": 5}}}, "roles.data.accept_below", "above refuse_above 4"),
+    ({"roles": {"data": {"memory": "300Mi"}}}, "roles.data.buffer", "less than 64 MiB"),
     ({"model": {"zoo": "dlrm", "entrypoint": "a:b"}}, "model", "either zoo or entrypoint"),
     ({"model": {"entrypoint": "not an entry"}}, "model.entrypoint", "pattern"),
     ({"dataset": "also"}, "data", "either data or dataset"),
@@ -147,21 +148,21 @@ def test_what_a_job_may_ask_for_a_parameter_server_takes(kind: str, name: str, e
 
 
 def test_rules_over_several_fields_are_all_told_each_with_its_own_path() -> None:
-    roles = {"data": {"replicas": 1, "max": 1}, "ps": {"replicas": 0}}
+    roles = {"data": {"accept_below": 9}, "ps": {"replicas": 0}}
     found = violations(roles=roles, training={"early_stopping": {}}, evaluation={"rows": [0.9, 0.1]}, dataset="also")
     assert set(found) == {
-        "roles.data.replicas", "roles.ps.replicas", "training.early_stopping", "evaluation.rows", "data"
+        "roles.data.accept_below", "roles.ps.replicas", "training.early_stopping", "evaluation.rows", "data"
     }
 
 
 def test_a_wrong_field_hides_no_rule_that_does_not_need_it() -> None:
     found = violations(
-        name="Not A Label", roles={"data": {"replicas": 1, "max": 1}, "ps": {"replicas": 0}},
+        name="Not A Label", roles={"data": {"accept_below": 9}, "ps": {"replicas": 0}},
         training={"batch_size": -4, "early_stopping": {}, "optimizer": {"lr": "much"}},
         model={"zoo": "dlrm", "entrypoint": "a:b", "params": 3},
     )
     assert set(found) == {
-        "name", "roles.data.replicas", "roles.ps.replicas", "training.batch_size", "training.early_stopping",
+        "name", "roles.data.accept_below", "roles.ps.replicas", "training.batch_size", "training.early_stopping",
         "training.optimizer.lr", "model.params", "model",
     }
 

@@ -50,6 +50,8 @@ def job_spec(**training: object) -> TrainingJob:
 class PositionReader:
     """Batches whose ids are a pure function of the position: a = p % 7, b = p % 3."""
 
+    bad_records = 0
+
     def batch(self, tasks: Sequence[TaskRecord], lo: int, hi: int) -> Batch:
         positions = np.arange(lo, hi, dtype=np.int64)
         return Batch(

@@ -21,6 +21,7 @@ from recmesh.trainer.stepping import StepMistake
 from recmesh.trainer.worker.fleet import Fleet, WrongMap
 from recmesh.trainer.worker.life import Life
 from recmesh.trainer.worker.meter import Meter
+from recmesh.trainer.worker.reading import InProcess
 from recmesh.trainer.worker.session import WorkerSession
 from recmesh.trainer.worker.terms import Declaration, Terms
 from tests.unit.trainer.fakes import FakeRuns, FakeServer, FakeShards, PositionReader, job_spec, record_of
@@ -90,7 +91,7 @@ def mesh(
             connect=lambda member: made.servers[member.ps],
             shards=made.shards,
             runs=runs,
-            reader=PositionReader(),
+            reader=InProcess(PositionReader()),
             declaration=declaration,
             meter=meter,
         )
