@@ -516,12 +516,9 @@ def test_wrong_credentials_for_kafka_are_told_at_once_and_right_ones_work(locked
             sasl_password=password,
         )
 
-    calls: list[Callable[[Topic], object]] = [
-        lambda it: it.partitions(), lambda it: it.commit("ads", {"kafka:clicks/0": 1}),
-    ]
-    for call in calls:
+    for call in (topic("guessed").partitions, lambda: topic("guessed").commit("ads", {"kafka:clicks/0": 1})):
         with pytest.raises(Unauthenticated) as refused:
-            call(topic("guessed"))
+            call()
         assert "guessed" not in str(refused.value)
     with pytest.raises(NotFound, match="there is no topic clicks"):
         topic("right").partitions()
@@ -552,3 +549,26 @@ def test_a_call_of_kafka_ends_by_its_deadline_also_while_another_one_hangs(monke
             assert "others have waited" in str(call.exception(60))
         finally:
             threads.shutdown(wait=False)
+
+
+def test_keys_of_offsets_are_plain_where_names_are() -> None:
+    from recmesh.data.topics.jetstream import _key
+
+    assert _key("ads", "clicks-0") == "ads.clicks-0"
+    assert len({_key("a.b", "c"), _key("a_b", "c"), _key("a=2Eb", "c"), _key("a", "b.c"), _key("a", "b_c")}) == 5
+
+
+def test_a_message_without_a_value_keeps_its_offset(world: World) -> None:
+    uri = world.fill()[0]
+    end = world.topic.partitions()[0].span.end
+    world.put(0, b"", 1010.0)
+    world.put(0, b"x", 1011.0)
+    assert [each.value for each in world.topic.read(uri, end, end + 2)] == [b"", b"x"]
+
+
+def test_a_tombstone_of_kafka_has_no_value(kafka: str) -> None:
+    name = f"t{uuid.uuid4().hex[:8]}"
+    world = _in_kafka(name, kafka)
+    world.put(0, None, 1.0)                     # type: ignore[arg-type]  # as a compacted topic has them
+    world.put(0, b"x", 2.0)
+    assert [(each.offset, each.value) for each in world.topic.read(f"kafka:{name}/0", 0, 2)] == [(0, b""), (1, b"x")]
