@@ -9,6 +9,7 @@ from its name. Everything here is for speed: whatever goes wrong is logged, and 
 import hashlib
 import json
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from recmesh.spec.fingerprint import reading_fingerprint
 _log = get_logger(__name__)
 _SWEEP_SHARE = 1 / 16
 """Of the limit: after so many written bytes a process looks whether all files together are too large."""
+_OURS = re.compile(r"[0-9a-f]{32}/(?:[0-9a-f]{40}\.arrow|\.[0-9a-f]{40}\.[0-9a-f]{32}\.new)")
+"""A file of a cache, within its folder."""
 _ABANDONED_S = 3600.0
 """A file that is still being written after it is nobody's."""
 
@@ -56,15 +59,16 @@ class StoredTasks:
     def _read(self, path: Path) -> Decoded | None:
         try:
             found = read_decoded(path)
-            os.utime(path)                      # the sweep goes by the last use
-            return found
         except FileNotFoundError:
             return None
-        except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
+        except (OSError, pa.ArrowException, KeyError, ValueError, TypeError, IndexError) as error:
             self._warn(f"{path} cannot be read: {error}")
             with suppress(OSError):
                 path.unlink()
             return None
+        with suppress(OSError):                 # another user's, or on a disk that is only read
+            os.utime(path)                      # the sweep goes by the last use
+        return found
 
     def _write(self, path: Path, made: Decoded) -> None:
         aside = path.with_name(f".{path.stem}.{uuid.uuid4().hex}.new")
@@ -114,7 +118,7 @@ def sweep(root: Path, *, limit_bytes: int) -> int:
         with suppress(OSError):
             state = path.stat()
             newest = max(newest, state.st_mtime)
-            if path.suffix in (".arrow", ".new"):
+            if _OURS.fullmatch(f"{path.parent.name}/{path.name}"):      # users' own files may lie beside
                 found.append((state.st_mtime, state.st_size, path))
     total, removed = sum(size for _, size, _ in found), 0
     for used_at, size, path in sorted(found):

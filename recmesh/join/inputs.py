@@ -13,6 +13,7 @@ from recmesh.partitions import EVENT_TIME, count_of, stream_of, subject_of
 from recmesh.runtime.bus import Link, Place, follow
 from recmesh.runtime.bus.link import Session
 from recmesh.runtime.errors import NotFound, Violation
+from recmesh.spec.quantity import LAST_MOMENT
 
 AT_HAND = 512
 """Messages of a partition that are read ahead."""
@@ -74,6 +75,8 @@ class JetStreamInput:
                 try:
                     time = float(told) if told else meta.timestamp.timestamp()
                 except ValueError:
+                    time = meta.timestamp.timestamp()
+                if not 0 <= time <= LAST_MOMENT:            # nor NaN: it would be before and after nothing
                     time = meta.timestamp.timestamp()
                 at = Position(self.side, partition, meta.sequence.stream)
                 yield Message(at, message.data, time, meta.num_pending == 0)

@@ -10,6 +10,7 @@ import orjson
 from recmesh.join.domain import Joined, Known, Label, Position, Read, Sample, Unreadable
 from recmesh.partitions import unix_seconds
 from recmesh.spec.join import Labels, Samples
+from recmesh.spec.quantity import LAST_MOMENT
 
 CONSUMED = "Recmesh-Labels"
 """Header of a joined sample: the positions of its labels, `partition:sequence` with commas between."""
@@ -65,9 +66,12 @@ def _time(row: dict[str, Any], field: str, otherwise: float) -> float:
     if not field:
         return otherwise
     try:
-        return unix_seconds(row.get(field))
-    except ValueError:
-        raise Wrong(f"{field} is {row.get(field)!r}, which is no time") from None
+        time = unix_seconds(row.get(field))
+    except (ValueError, OverflowError):
+        time = math.nan
+    if not 0 <= time <= LAST_MOMENT:
+        raise Wrong(f"{field} is {row.get(field)!r}, which is no time")
+    return time
 
 
 def _key(row: dict[str, Any], field: str) -> str:

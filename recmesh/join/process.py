@@ -142,7 +142,7 @@ class JoinProcess:
     async def _first(self, topic: Input, partition: int) -> int:
         low = self.positions.low(topic.side, partition)
         first, last = await topic.bounds(partition)
-        if low > last:
+        if max(low, first) > last:              # all of it was read, or is gone
             await self._handle(Empty(topic.side, partition))
         if first > low and self.positions.counts:
             gone = sum(

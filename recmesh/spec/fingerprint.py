@@ -9,7 +9,7 @@ import json
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import TrainingJob
 
-VERSION = 1
+VERSION = 2
 """To be raised when the same slice would give other rows."""
 _WHICH_FILES = ("files", "rows", "version", "partition", "start", "end", "done", "lateness", "offset", "weight",
                 "may_be_empty", "priority")
@@ -28,7 +28,7 @@ def reading_fingerprint(spec: DatasetSpec, *, code: str = "") -> str | None:
             return None
         fields["code"] = code
     if spec.bad_records is not None:
-        fields["bad_records"] = True            # how many may be bad is not of the rows
+        fields["bad_records"] = {"folder": spec.bad_records.folder}     # how many may be bad is not of the rows
     fields["sources"] = [
         json.loads(view.source.model_dump_json(exclude=set(_WHICH_FILES))) for view in spec.views()
     ]

@@ -125,12 +125,16 @@ class LiveStep:
 
     def skip_nan(self) -> None:
         """See Step.skip_nan."""
-        self._skip(Gradients(self._row_grads({}), self.layout.flatten({})))
+        self._skip(self._nothing())
 
     def pass_over(self) -> None:
         """A batch without rows, as none of them could be read: its positions are done with, and nothing changes."""
-        nothing: list[Floats | None] = [None] * len(self.declared.tables)
-        self._end(Gradients(nothing, self.layout.flatten({}), still=frozenset(range(len(self.declared.dense)))))
+        self._end(self._nothing())
+
+    def _nothing(self) -> Gradients:
+        """Of no table and no block."""
+        rows: list[Floats | None] = [None] * len(self.declared.tables)
+        return Gradients(rows, self.layout.flatten({}), still=frozenset(range(len(self.declared.dense))))
 
     def _skip(self, grads: Gradients) -> None:
         self.nan.skip()

@@ -18,6 +18,7 @@ class MemoryTopic:
     tags: dict[str, str] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
     """Where partitions begin that have let go of messages."""
+    mean_bytes: float = 0.0
     hidden: set[tuple[str, int]] = field(default_factory=set)
     """Offsets without messages, as Kafka's transactions have them."""
 
@@ -35,7 +36,8 @@ class MemoryTopic:
     def partitions(self) -> Sequence[Partition]:
         if not self.messages:
             raise NotFound(self.name)
-        return [Partition(uri, self.tags.get(uri, "made"), self._span(uri)) for uri in sorted(self.messages)]
+        uris = sorted(self.messages)
+        return [Partition(uri, self.tags.get(uri, "made"), self._span(uri), self.mean_bytes) for uri in uris]
 
     def _span(self, uri: str) -> Span:
         known = self.messages[uri]

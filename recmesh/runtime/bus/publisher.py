@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import nats.errors
 import orjson
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -96,7 +97,7 @@ class Publisher:
         self._pending[self._token] = sent
         self._bytes += len(payload)
         self._empty.clear()
-        if len(self._pending) >= self._most or self._bytes >= _IN_FLIGHT_BYTES:
+        if self._is_full():
             self._room.clear()
         if session is not None and not session.lost.is_set():
             await self._post(session, self._token, sent)
@@ -142,10 +143,16 @@ class Publisher:
         self.doubles += bool(answer.get("duplicate"))
         stream, sequence = str(answer["stream"]), int(answer["seq"])
         self.last[stream] = max(sequence, self.last.get(stream, 0))
-        if not self._room.is_set() and len(self._pending) < self._most and self._bytes < _IN_FLIGHT_BYTES:
+        if not self._room.is_set() and not self._is_full():
             self._room.set()
         if not self._pending:
             self._empty.set()
+
+    def _is_full(self) -> bool:
+        """By what is behind the oldest without an answer, so that it is found among the last of its stream."""
+        return bool(self._pending) and (
+            self._token - next(iter(self._pending)) + 1 >= self._most or self._bytes >= _IN_FLIGHT_BYTES
+        )
 
     def _fail(self, error: MeshError) -> None:
         self._failure = self._failure or error
@@ -173,6 +180,8 @@ class Publisher:
                     await self._subscription.unsubscribe()
                 await self._attach(await self._link.session(_AGAIN_S))
             except RETRYABLE_OR_AWAY:
+                continue
+            except nats.errors.Error:
                 continue
             except InvalidArgument as error:
                 self._fail(error)

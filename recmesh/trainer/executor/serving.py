@@ -82,8 +82,9 @@ class Executor:
         with self._changed:
             self._stopping = self._leaving = True
             self._changed.notify_all()
+        until = monotonic() + 5.0
         for thread in self._threads:
-            thread.join(timeout=5.0)
+            thread.join(timeout=max(0.0, until - monotonic()))
 
     # ---- what workers call
 

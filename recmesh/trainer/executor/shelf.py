@@ -95,6 +95,7 @@ class Shelf:
         entry = self._entries.get(key_of(task))
         if entry is None or _is_gone(entry, now=now) or (entry.state == "moved" and here):
             entry = self._add(task, now=now, taken=here)
+        entry.taken = entry.taken or here
         entry.used_at = now
         return entry
 

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from recmesh.data.records import kind_borders
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+CLOSE_S = 5.0
+"""All threads together have so long to end."""
 T = TypeVar("T")
 _DRAIN_STEP_S = 2.0
 """A worker that leaves lets others finish the step that it had a part in, but not for long: it may be the last."""
@@ -159,9 +161,10 @@ class Life:
         self._closing.set()
         self.gone.set()
         self._progressed.set()
+        until = monotonic() + CLOSE_S
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout=5.0)
+                thread.join(timeout=max(0.0, until - monotonic()))
         self._pushers.shutdown(wait=False, cancel_futures=True)
         self._fleet.close()
 

@@ -11,13 +11,15 @@ from recmesh.data.windows import Turn, active
 from recmesh.runtime.errors import DataLoss
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.dataset import DatasetSpec, StreamSource
-from services.shardsvc.domain.alignment import Place, shares
+from services.shardsvc.domain.alignment import MOST_ROWS, Place, shares
 from services.shardsvc.domain.journal import Start
 
 LINGER_S = 1.0
 """So long messages of a partition wait for others, so that tasks are not tiny."""
 FULL_ROWS = 1024
 """So many wait for no others."""
+TASK_BYTES = 16 << 20
+"""Of the messages of a task, where a topic tells how large they are."""
 MOST_TASKS = 512
 """Of topics that are written to a line at once."""
 _log = get_logger(__name__)
@@ -178,7 +180,7 @@ class Follower:
     def _cut(self, parts: "Mapping[Place, _Part]", now: float) -> tuple[FileSlice, ...]:
         """Those that have waited longest first: under a bound of tasks all have their turn."""
         waiting = {place: part.waiting for place, part in parts.items() if self._is_due(place, part, now)}
-        taken = shares(waiting)
+        taken = {place: min(rows, parts[place].most_rows) for place, rows in shares(waiting).items()}
         longest = sorted(taken, key=lambda place: (self._written.get(place, now), place))[:MOST_TASKS]
         return tuple(
             FileSlice(place[1], 0, parts[place].partition.tag, parts[place].at, taken[place], view=place[0])
@@ -204,6 +206,12 @@ class _Part:
     """Where the window begins in its own time."""
     offset_s: float
     """How far its time is behind the window's."""
+
+    @property
+    def most_rows(self) -> int:
+        """Of a task: its messages are in memory at once."""
+        mean_bytes = self.partition.mean_bytes
+        return max(1, int(TASK_BYTES / mean_bytes)) if mean_bytes else MOST_ROWS
 
     @property
     def waiting(self) -> int:

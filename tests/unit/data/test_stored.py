@@ -97,14 +97,18 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_speed(files: Path) ->
 
 
 def test_files_beyond_the_limit_go_those_that_were_not_used_for_longest_first(tmp_path: Path) -> None:
-    folder = tmp_path / "print"
-    folder.mkdir()
+    folder, beside = tmp_path / ("0f" * 16), tmp_path / "criteo" / "day0.arrow"
+    for parent in (folder, beside.parent):
+        parent.mkdir()
+    beside.write_bytes(bytes(1000))             # a user's own, older than all
+    os.utime(beside, (0, 0))
     for number in range(4):
-        path = folder / f"{number}.arrow"
+        path = folder / f"{number:040x}.arrow"
         path.write_bytes(bytes(100))
         os.utime(path, (number, number))
     assert sweep(tmp_path, limit_bytes=250) == 2
-    assert sorted(path.name for path in folder.iterdir()) == ["2.arrow", "3.arrow"]
+    assert sorted(int(path.stem) for path in folder.iterdir()) == [2, 3]
+    assert beside.exists()
 
 
 def test_the_fingerprint_is_of_what_rows_are_and_not_of_which(files: Path) -> None:

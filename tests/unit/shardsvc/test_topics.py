@@ -332,6 +332,17 @@ async def test_a_group_of_two_sources_is_committed_where_the_one_that_is_behind_
 
 
 @pytest.mark.asyncio
+async def test_tasks_of_large_messages_hold_few_of_them(world: World) -> None:
+    world.topic.mean_bytes = float(2 << 20)
+    world.send(20)
+    await world.replicas[0].runs.open(request(clicks(), epochs=1))
+    for _ in range(3):
+        await world.write()
+    records = (await world.replicas[0].tasks.line(JOB)).records
+    assert [record.rows for record in records] == [8, 8, 4]
+
+
+@pytest.mark.asyncio
 async def test_windows_in_which_nothing_happened_are_passed_at_once(world: World) -> None:
     world.send(5, time=BEGIN - 1000 * HOUR)
     world.send(5, time=BEGIN + 10)
