@@ -19,6 +19,13 @@ NUMBERS: tuple[Kind, ...] = ("int", "float", "bool", "null")
 _ANY: tuple[Kind, ...] = get_args(Kind)
 
 
+ARROW_TYPES: Mapping[str, Any] = {
+    "int": pa.int64(), "float": pa.float64(), "string": pa.string(), "list<int>": pa.list_(pa.int64()),
+    "list<float>": pa.list_(pa.float64()), "list<string>": pa.list_(pa.string()),
+}
+"""Of the types that a specification may declare."""
+
+
 def kind_of(type_: Any) -> Kind:
     """What an Arrow type means here; dictionaries are what they encode."""
     if pa.types.is_dictionary(type_):

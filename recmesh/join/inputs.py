@@ -9,11 +9,10 @@ from typing import Protocol
 
 from recmesh.join.domain import Position, Read, Side
 from recmesh.join.messages import Message
-from recmesh.partitions import EVENT_TIME, count_of, stream_of, subject_of
+from recmesh.partitions import EVENT_TIME, count_of, stream_of, subject_of, told_moment
 from recmesh.runtime.bus import Link, Place, follow
 from recmesh.runtime.bus.link import Session
 from recmesh.runtime.errors import NotFound, Violation
-from recmesh.spec.quantity import LAST_MOMENT
 
 AT_HAND = 512
 """Messages of a partition that are read ahead."""
@@ -71,12 +70,8 @@ class JetStreamInput:
         async with aclosing(follow(self._link, stream, place, to_end=to_end)) as found:
             async for message in found:
                 meta = message.metadata
-                told = (message.headers or {}).get(EVENT_TIME)
-                try:
-                    time = float(told) if told else meta.timestamp.timestamp()
-                except ValueError:
-                    time = meta.timestamp.timestamp()
-                if not 0 <= time <= LAST_MOMENT:            # nor NaN: it would be before and after nothing
+                time = told_moment((message.headers or {}).get(EVENT_TIME))
+                if time is None:
                     time = meta.timestamp.timestamp()
                 at = Position(self.side, partition, meta.sequence.stream)
                 yield Message(at, message.data, time, meta.num_pending == 0)

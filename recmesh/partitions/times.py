@@ -4,6 +4,8 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
+from recmesh.spec.quantity import LAST_MOMENT
+
 _UNITS = ((1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6), (float("inf"), 1e-9))
 
 
@@ -11,6 +13,15 @@ def unit_of(most: float) -> float:
     """Seconds in a unit, by the largest number: below 1e11 they are seconds, then milliseconds, microseconds,
     nanoseconds. In each of them that is after 1973, and in the one before it would be after 5138."""
     return next(seconds for limit, seconds in _UNITS if abs(most) < limit)
+
+
+def told_moment(text: str | None) -> float | None:
+    """Of the header `EVENT_TIME`; None where it is not there, or is no moment in unix seconds."""
+    try:
+        time = float(text) if text else math.nan
+    except ValueError:
+        return None
+    return time if 0.0 <= time <= LAST_MOMENT else None         # nor NaN: it would be before and after nothing
 
 
 def unix_seconds(value: Any) -> float:

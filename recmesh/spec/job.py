@@ -400,6 +400,8 @@ class TrainingJob(Spec):
             yield "evaluation.rows", "is a part of one source, and data has streams; give evaluation.data"
         if evaluation.data is not None and evaluation.data.endless:
             yield "evaluation.data.streams", "never end; give each source an end"
+        elif evaluation.data is not None and evaluation.data.has_topics:
+            yield "evaluation.data.streams", "have a topic, which only training follows; evaluation needs files"
 
     @rule
     def _stopping_needs_evaluation(self) -> Iterator[Fault]:

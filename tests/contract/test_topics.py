@@ -20,10 +20,12 @@ from nats.js.api import StreamConfig, StreamSource
 
 from recmesh.data.topics import Topic
 from recmesh.data.topics.interface import NOT_THERE_YET
-from recmesh.data.topics.jetstream import TIME_HEADER, JetStreamTopic
+from recmesh.data.topics.jetstream import JetStreamTopic
+from recmesh.partitions import EVENT_TIME
 from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Unauthenticated, Unavailable
 from tests.support.servers import NatsServer, free_port, nats_server
 from tests.support.topics import MemoryTopic
+from tests.support.waiting import until
 
 TOOLS = Path(__file__).parents[3] / "shared" / "tools"
 T = TypeVar("T")
@@ -109,7 +111,7 @@ def _in_jetstream(name: str, url: str) -> World:
 
     async def published(partition: int, value: bytes, time: float) -> None:
         async with _connected(url) as js:
-            await js.publish(f"{name}.{partition}", value, headers={TIME_HEADER: str(time)})
+            await js.publish(f"{name}.{partition}", value, headers={EVENT_TIME: str(time)})
 
     asyncio.run(made())
     topic = JetStreamTopic(f"{name}-*", url=url)
@@ -499,8 +501,7 @@ def test_a_topic_of_kafka_that_was_made_again_is_another_one(kafka: str) -> None
     assert {each.tag for each in _kafka_topic(name, kafka).partitions()} == tags, "whoever looks sees the same"
     admin = AdminClient({"bootstrap.servers": kafka})
     admin.delete_topics([name])[name].result(30)
-    while name in admin.list_topics(timeout=30).topics:
-        time.sleep(0.05)
+    until(lambda: name not in admin.list_topics(timeout=30).topics)
     again = _in_kafka(name, kafka)
     again.put(0, b"new", 1.0)
     known = {each.tag for each in world.topic.partitions()}

@@ -5,25 +5,31 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
+from nats.aio.client import Client as Connection
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from recmesh.cli.mesh import state
+from tests.support.servers import NatsServer, nats_server
 from tests.support.tiny_jobs import tiny_job
 from tests.support.waiting import until
 from tests.support.whole_mesh import STEP_S, WholeMesh, role
 
 pytestmark = [pytest.mark.integration, pytest.mark.e2e]
 PARTITIONS = 3
+TOKEN = "of-a-server-of-ones-own"
 
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeMesh]:
     made = WholeMesh(tmp_path_factory.mktemp("topics"))
+    made.home.root.mkdir(parents=True)
+    (made.home.root / "config.toml").write_text(f'[env]\nRECMESH_TOPICS_CLICKS = "{TOKEN}"\n')
     try:
         made.up()
         yield made
@@ -34,17 +40,21 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeMesh]:
 class Clicks:
     """A topic of several partitions, of which the first has most of the traffic."""
 
-    def __init__(self, mesh: WholeMesh, name: str) -> None:
-        self._mesh, self.name, self.sent = mesh, name, 0
+    def __init__(self, mesh: WholeMesh, name: str, *, server: NatsServer | None = None) -> None:
+        """`server`: not the mesh's own."""
+        self.name, self.sent, self._mesh, self._server = name, 0, mesh, server
 
-    def _url(self) -> str:
-        return f"nats://127.0.0.1:{state.load(self._mesh.home.mesh_file).ports['nats']}"
+    async def _connect(self) -> Connection:
+        if self._server is not None:
+            return await nats.connect(self._server.url, token=TOKEN)
+        port = state.load(self._mesh.home.mesh_file).ports["nats"]
+        return await nats.connect(f"nats://127.0.0.1:{port}", token=self._mesh.home.secrets()["nats"])
 
     def make(self) -> None:
         asyncio.run(self._make())
 
     async def _make(self) -> None:
-        connection = await nats.connect(self._url(), token=self._mesh.home.secrets()["nats"])
+        connection = await self._connect()
         for partition in range(PARTITIONS):
             await connection.jetstream().add_stream(
                 name=f"{self.name}-{partition}", subjects=[f"{self.name}.{partition}"], allow_direct=True
@@ -55,7 +65,7 @@ class Clicks:
         asyncio.run(self._send(count))
 
     async def _send(self, count: int) -> None:
-        connection = await nats.connect(self._url(), token=self._mesh.home.secrets()["nats"])
+        connection = await self._connect()
         stream = connection.jetstream()
         waiting = [await self._one(stream, number) for number in range(self.sent, self.sent + count)]
         await asyncio.gather(*waiting)
@@ -72,7 +82,7 @@ class Clicks:
         return asyncio.run(self._offsets(group))
 
     async def _offsets(self, group: str) -> dict[str, int]:
-        connection = await nats.connect(self._url(), token=self._mesh.home.secrets()["nats"])
+        connection = await self._connect()
         try:
             bucket = await connection.jetstream().key_value("recmesh_offsets")
             streams = [f"{self.name}-{partition}" for partition in range(PARTITIONS)]
@@ -126,6 +136,21 @@ def test_every_event_is_trained_once_whatever_dies_while_it_comes(mesh: WholeMes
     until(lambda: mesh.job(following).progress.samples >= 200, timeout_s=STEP_S)
     mesh.ok("stop", following)
     assert mesh.ended(following).progress.samples == 200, "it went on where the other job had come to"
+
+
+def test_a_topic_of_another_server_is_read_by_a_variable_that_workers_are_given_too(
+    mesh: WholeMesh, tmp_path: Path
+) -> None:
+    with nats_server(tmp_path / "nats", token=TOKEN) as server:
+        topic = Clicks(mesh, "elsewhere", server=server)
+        topic.make()
+        topic.send(600)
+        address = server.url.replace("nats://", "nats://${RECMESH_TOPICS_CLICKS}@")
+        job_id = mesh.submit(topic_job(mesh, topic, servers=address))
+        until(lambda: mesh.job(job_id).progress.samples == topic.sent, timeout_s=STEP_S)
+        mesh.ok("stop", job_id)
+        assert mesh.ended(job_id).progress.samples == topic.sent
+        assert TOKEN not in mesh.ok("describe", job_id, "--json")
 
 
 def test_a_topic_that_is_not_there_is_refused(mesh: WholeMesh) -> None:

@@ -12,16 +12,12 @@ from recmesh.data.fileformats.interface import Indexed
 from recmesh.data.fileformats.lines import cut, part, range_of, slice_of, whole
 from recmesh.data.files import FileInfo, unreadable
 from recmesh.data.records import FileSlice
-from recmesh.data.schema import check_columns, kind_of, needed_columns, types_are_enough
+from recmesh.data.schema import ARROW_TYPES, check_columns, kind_of, needed_columns, types_are_enough
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.spec.dataset import SourceSpec
 
 _HEAD_BYTES = 1 << 20
 """Types are inferred from this much of each file: a function of the file, never of the part that is read."""
-_TYPES = {
-    "int": pa.int64(), "float": pa.float64(), "string": pa.string(),
-    "list<int>": pa.list_(pa.int64()), "list<float>": pa.list_(pa.float64()), "list<string>": pa.list_(pa.string()),
-}
 _PLAIN: dict[str, Any] = {"delimiter": ",", "quoted": False}     # a line break inside a JSON text is written \n
 
 
@@ -71,7 +67,7 @@ def _schema_of(file: FileInfo, spec: SourceSpec) -> Any:
         if not end:
             raise unreadable(file.uri, f"its first line is longer than {_HEAD_BYTES:,} bytes")
         head = head[:end]
-    declared = {name: _TYPES[kind] for name, kind in spec.source.types.items()}
+    declared = {name: ARROW_TYPES[kind] for name, kind in spec.source.types.items()}
     try:
         inferred = {field.name: field.type for field in _parse(head, None, file.uri).schema}
     except InvalidArgument:

@@ -13,10 +13,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from recmesh.data.faults import wrong
 from recmesh.data.files import unreadable
-from recmesh.data.schema import Kind, kind_of
+from recmesh.data.schema import ARROW_TYPES, Kind, kind_of
 
-_TYPES: dict[str, Any] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
-_TYPES |= {f"list<{name}>": pa.list_(type_) for name, type_ in list(_TYPES.items())}
 _EXAMPLE = "recmesh.tensorflow.Example"
 
 
@@ -109,13 +107,13 @@ class _Examples(_Messages):
                     raise unreadable(where, f"feature {name!r} is now {kinds[name]}, now {kind}")
                 if len(getattr(feature, field).value) > 1:
                     many.add(name)
-        types = {name: _TYPES[f"list<{kind}>" if name in many else kind] for name, kind in sorted(kinds.items())}
-        return Columns({**types, **{name: _TYPES[kind] for name, kind in declared.items()}})
+        types = {name: ARROW_TYPES[f"list<{kind}>" if name in many else kind] for name, kind in sorted(kinds.items())}
+        return Columns({**types, **{name: ARROW_TYPES[kind] for name, kind in declared.items()}})
 
     def getter(self, name: str, type_: Any) -> Getter:
         """See _Messages."""
         is_list = pa.types.is_list(type_)
-        kind = next(kind for kind in self._FIELDS if _TYPES[kind] == (type_.value_type if is_list else type_))
+        kind = next(kind for kind in self._FIELDS if ARROW_TYPES[kind] == (type_.value_type if is_list else type_))
         field = self._FIELDS[kind]
 
         def get(example: Any) -> Any:
@@ -191,7 +189,7 @@ def _fields(descriptor: Any, prefix: str, inside: tuple[str, ...]) -> "list[tupl
         elif field.cpp_type == FieldDescriptor.CPPTYPE_UINT64:
             found.append((name, pa.list_(pa.uint64()) if field.is_repeated else pa.uint64()))
         else:
-            type_ = pa.bool_() if (kind := _NUMBERS[field.cpp_type]) == "bool" else _TYPES[kind]
+            type_ = pa.bool_() if (kind := _NUMBERS[field.cpp_type]) == "bool" else ARROW_TYPES[kind]
             found.append((name, pa.list_(type_) if field.is_repeated else type_))
     return found
 

@@ -6,7 +6,6 @@ less. So what they leave out at the beginning or at the end of what is read is a
 
 import asyncio
 import base64
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -16,13 +15,11 @@ import orjson
 from nats.aio.msg import Msg
 
 from recmesh.data.topics.interface import NOT_THERE_YET, READ_S, Message
+from recmesh.partitions import EVENT_TIME, told_moment
 from recmesh.runtime.bus.link import Link, LinkLost, Session
 from recmesh.runtime.errors import NotFound, Unavailable
 from recmesh.runtime.telemetry import get_logger
-from recmesh.spec.quantity import LAST_MOMENT
 
-TIME_HEADER = "Recmesh-Time"
-"""When the event was, unix seconds, where that is not when the server got the message."""
 BATCH = 4096
 BATCH_BYTES = 8 << 20
 DIRECT, API = "$JS.API.DIRECT.GET", "$JS.API"
@@ -181,14 +178,11 @@ class _Batch:
 
 def _time(stream: str, headers: Mapping[str, str], stamp: str) -> float:
     """Of the event: its header where that is a moment, else the server's stamp."""
-    said = headers.get(TIME_HEADER)
+    said = headers.get(EVENT_TIME)
+    time = told_moment(said)
+    if time is not None:
+        return time
     if said:
-        try:
-            time = float(said)
-        except ValueError:
-            time = math.nan
-        if 0.0 <= time <= LAST_MOMENT:
-            return time
         _tell_of_time(stream)
     whole, _, rest = stamp.rstrip("Z").partition(".")       # nanoseconds, of which Python reads six digits
     return datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp() + float(f"0.{rest or 0}")
@@ -198,7 +192,7 @@ def _time(stream: str, headers: Mapping[str, str], stamp: str) -> float:
 def _tell_of_time(stream: str) -> None:
     """Once for each stream."""
     _log.warning("stream %s has messages whose %s is no moment in unix seconds: the server's time is taken",
-                 stream, TIME_HEADER)
+                 stream, EVENT_TIME)
 
 
 def _headers(packed: str) -> dict[str, str]:

@@ -15,13 +15,13 @@ import orjson
 from nats.js import errors as js_errors
 
 from recmesh.data.topics import direct
-from recmesh.data.topics.direct import TIME_HEADER, stream_info
+from recmesh.data.topics.direct import stream_info
 from recmesh.data.topics.interface import READ_S, Message, Partition, Span
 from recmesh.data.topics.loop import Loop, shared_loop
 from recmesh.runtime.bus.link import Link, Session
 from recmesh.runtime.errors import FailedPrecondition, NotFound
 
-__all__ = ["BUCKET", "SCHEME", "TIME_HEADER", "JetStreamTopic"]
+__all__ = ["BUCKET", "SCHEME", "JetStreamTopic"]
 
 SCHEME = "jetstream:"
 BUCKET = "recmesh_offsets"

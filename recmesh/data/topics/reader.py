@@ -11,16 +11,11 @@ import pyarrow.json as pj
 from recmesh.data.fileformats.messages import Columns, Decoder, example_decoder, message_decoder
 from recmesh.data.files import unreadable
 from recmesh.data.records import FileSlice, Int64
-from recmesh.data.schema import Kind, kind_of, needed_columns
+from recmesh.data.schema import ARROW_TYPES, Kind, kind_of, needed_columns
 from recmesh.data.topics import topic_of
 from recmesh.data.topics.interface import NOT_THERE_YET, Message, Partition, Topic
 from recmesh.runtime.errors import DataLoss, Unavailable
 from recmesh.spec.dataset import SourceSpec, StreamSource
-
-_TYPES: Mapping[str, Any] = {
-    "int": pa.int64(), "float": pa.float64(), "string": pa.string(), "list<int>": pa.list_(pa.int64()),
-    "list<float>": pa.list_(pa.float64()), "list<string>": pa.list_(pa.string()),
-}
 
 
 class Rows(NamedTuple):
@@ -83,7 +78,7 @@ def kinds_of(spec: SourceSpec) -> Mapping[str, Kind]:
     source = spec.source
     if source.format == "protobuf":
         return message_decoder(source.descriptors, source.message).columns((), declared={}, where="messages").kinds
-    return {name: kind_of(_TYPES[kind]) for name, kind in source.types.items()}
+    return {name: kind_of(ARROW_TYPES[kind]) for name, kind in source.types.items()}
 
 
 def trimmed(piece: FileSlice, lo: int, hi: int) -> FileSlice:
@@ -98,13 +93,13 @@ def parser_of(spec: SourceSpec) -> Parse:
     """From messages to a table of the columns that the specification needs."""
     source, needed = spec.source, needed_columns(spec)
     if source.format == "jsonl":
-        schema = pa.schema([(name, _TYPES[kind]) for name, kind in source.types.items() if name in needed])
+        schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in source.types.items() if name in needed])
         return lambda values, piece: _json(values, schema, piece)
     decoder: Decoder = (
         example_decoder() if source.format == "tfrecord" else message_decoder(source.descriptors, source.message)
     )
     if source.format == "tfrecord":
-        columns = Columns({name: _TYPES[kind] for name, kind in source.types.items()})
+        columns = Columns({name: ARROW_TYPES[kind] for name, kind in source.types.items()})
     else:
         columns = decoder.columns((), declared={}, where="messages")
     return lambda values, piece: decoder.table(
