@@ -115,7 +115,7 @@ class JoinProcess:
         for topic in self._inputs.values():
             await topic.start()
         counts = {side: topic.partitions for side, topic in self._inputs.items()}
-        record = await self._record.read()
+        record = await self._record.take()         # another process of this name ends when it writes next
         if record is None:
             self.positions, known = Positions(**counts), None
         else:
@@ -131,7 +131,7 @@ class JoinProcess:
             default_label=spec.default_label, disorder_s=(spec.samples.disorder, spec.labels.disorder),
             idle_s=spec.idle, remembered=spec.limit,
         ), **counts)
-        await self._note()                        # from here on another process of this name cannot write
+        await self._note()
         for side, topic in self._inputs.items():
             begins = {}
             for partition in range(topic.partitions):

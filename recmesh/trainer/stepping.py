@@ -28,8 +28,6 @@ class Gradients:
     rows: list[Floats | None]
     """None: nothing of this table is pushed."""
     dense: Floats
-    zero: bool = False
-    """Skipped for numbers that are not finite."""
     still: frozenset[int] = frozenset()
     """Numbers of the blocks of which nothing is pushed."""
 
@@ -116,7 +114,7 @@ class LiveStep:
         )
         grads = Gradients(self._row_grads(row_grads), self._dense_grads(dense_grads), still=still)
         if not np.isfinite(loss) or not self._clip(grads):
-            self._skip(grads)
+            self._skip(grads.rows)
             return
         self._end(grads)
         self.listener.trained(
@@ -125,21 +123,20 @@ class LiveStep:
 
     def skip_nan(self) -> None:
         """See Step.skip_nan."""
-        self._skip(self._nothing())
+        self._skip(self._row_grads({}))
 
     def pass_over(self) -> None:
         """A batch without rows, as none of them could be read: its positions are done with, and nothing changes."""
-        self._end(self._nothing())
+        self._end(self._standing([None] * len(self.declared.tables)))
 
-    def _nothing(self) -> Gradients:
-        """Of no table and no block."""
-        rows: list[Floats | None] = [None] * len(self.declared.tables)
+    def _standing(self, rows: list[Floats | None]) -> Gradients:
+        """Of no dense block."""
         return Gradients(rows, self.layout.flatten({}), still=frozenset(range(len(self.declared.dense))))
 
-    def _skip(self, grads: Gradients) -> None:
+    def _skip(self, rows: Iterable[Floats | None]) -> None:
+        """Its ids have appeared, whatever its numbers: their gradients are zero (PROTOCOL: content, not values)."""
         self.nan.skip()
-        rows = [None if part is None else np.zeros_like(part) for part in grads.rows]
-        self._end(Gradients(rows, np.zeros_like(grads.dense), zero=True, still=grads.still))
+        self._end(self._standing([None if part is None else np.zeros_like(part) for part in rows]))
         self.listener.skipped(self.batch.size)
 
     def _end(self, grads: Gradients) -> None:

@@ -33,6 +33,7 @@ ATTEMPT_S = 5.0
 """One attempt of a request; a fsync per write on a busy disk takes up to seconds."""
 DEFAULT_TIMEOUT_S = 10.0
 _REDIAL_S = 0.1
+_LOOK_S = 0.25
 
 _log = get_logger(__name__)
 _reconnects = Metrics("").counter("bus_reconnects", "Connections to NATS that were lost and made again")
@@ -251,8 +252,8 @@ class Link:
     async def _keep(self) -> None:
         # The flag, because the client library's `wait_for` may swallow a cancellation (Python < 3.12).
         while not self._closing:
-            if self._session is not None:
-                await self._session.lost.wait()
+            if (session := self._session) is not None:
+                await self._until_lost(session)
                 _log.warning("NATS at %s is away", self.address)
             try:
                 await self._dial()
@@ -261,6 +262,21 @@ class Link:
             except (MeshError, OSError, TimeoutError, nats.errors.Error) as error:
                 _log.debug("NATS at %s: %s", self.address, error)
                 await self._clock.sleep(_REDIAL_S)
+
+    async def _until_lost(self, session: Session) -> None:
+        """The client library tells nobody (`closed_cb`) when what was still to be sent fails while it closes."""
+        while not session.lost.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await session.lost.wait()
+            if session.client.is_closed:
+                self._end(session.lost)
+
+    def _end(self, lost: asyncio.Event) -> None:
+        lost.set()
+        if self._session is not None and self._session.lost is lost:
+            self._session = None
+            self._connected.clear()
 
     async def _dial(self) -> None:
         """One attempt at each server in turn; the error is the last one's."""
@@ -281,10 +297,7 @@ class Link:
         lost = asyncio.Event()
 
         async def closed() -> None:
-            lost.set()
-            if self._session is not None and self._session.lost is lost:
-                self._session = None
-                self._connected.clear()
+            self._end(lost)
 
         async def failed(error: Exception) -> None:
             _log.debug("NATS client: %s", error)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +21,10 @@ from nats.aio.client import Client
 from recmesh.data.generating import Target, write
 from recmesh.data.synthetic import Synthetic
 from recmesh.data.windows import filled
+from recmesh.join.record import Record
 from recmesh.partitions import EVENT_TIME, Limits, ensure, fnv1a32, subject_of
 from recmesh.runtime.bus import Link, Publisher
+from recmesh.runtime.errors import FailedPrecondition
 from tests.support.servers import NatsServer, nats
 from tests.support.waiting import until
 
@@ -146,12 +148,28 @@ def spec(folder: Path, server: NatsServer, **fields: Any) -> Path:
     return path
 
 
+_processes: list["subprocess.Popen[str]"] = []
+
+
+@pytest.fixture(autouse=True)
+def _none_left() -> Iterator[None]:
+    yield
+    while _processes:
+        process = _processes.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
 def started(path: Path, *options: str) -> "subprocess.Popen[str]":
     with path.with_suffix(".log").open("a") as log:
-        return subprocess.Popen(
+        _processes.append(subprocess.Popen(
             [sys.executable, "-m", "recmesh.cli.main", "join", str(path), "--json", *options],
             stdout=subprocess.PIPE, stderr=log, text=True,
-        )
+        ))
+    return _processes[-1]
 
 
 def ended(process: "subprocess.Popen[str]", path: Path) -> dict[str, int]:
@@ -238,6 +256,31 @@ def test_a_second_process_takes_over_and_the_first_one_ends(nats: NatsServer, tm
     second.terminate()
     ended(second, path)
     check(data, nats, ended(started(path, "--to-end"), path))
+
+
+def test_who_takes_a_record_wins_against_who_writes_it_all_the_time(nats: NatsServer) -> None:
+    async def race(link: Link) -> None:
+        first, second = Record(link, "ads"), Record(link, "ads")
+        assert await first.take() is None
+        await first.write(b"0")
+        written = 0
+
+        async def write() -> None:
+            nonlocal written
+            while True:
+                await first.write(str(written + 1).encode())
+                written += 1
+                await asyncio.sleep(0.01)
+
+        writing = asyncio.create_task(write())
+        await asyncio.sleep(0.05)
+        taken = await second.take()
+        with pytest.raises(FailedPrecondition, match="another process runs the join ads"):
+            await asyncio.wait_for(writing, 10)
+        assert written > 0 and taken == str(written).encode()
+        await second.write(b"mine")
+
+    asyncio.run(with_link(nats, race))
 
 
 def test_less_room_than_a_window_needs_costs_no_label_and_far_too_little_ends_it(

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from recmesh.runtime.bus import DEAD_STREAM, EVENT_STREAM, Bus
-from recmesh.runtime.bus.link import Session
+from recmesh.runtime.bus.link import Link, Session
 from recmesh.runtime.errors import (
     Aborted,
     AlreadyExists,
@@ -231,6 +231,20 @@ async def test_a_wrong_nats_token_is_named(tmp_path: Path) -> None:
 async def test_a_missing_nats_is_named_by_its_address() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 "):
         await Bus("nats://127.0.0.1:1", "tests", connect_timeout_s=0.3).start()
+
+
+async def test_a_lost_connection_is_made_again_when_the_client_library_tells_nobody(nats: NatsServer) -> None:
+    """It does not when what was still to be sent fails while it closes (nats-py 2.16)."""
+    link = Link(nats.url, name="tests")
+    await link.open(30)
+    try:
+        session = await link.session()
+        session.client._closed_cb = None
+        nats.restart()
+        await until(lambda: session.lost.is_set() and link.connected)
+        assert (await link.session()).epoch > session.epoch
+    finally:
+        await link.close()
 
 
 async def test_compare_and_set_lets_one_of_two_writers_win(bus: Bus) -> None:

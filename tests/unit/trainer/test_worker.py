@@ -367,6 +367,15 @@ def test_a_worker_reports_batches_that_are_not_finite_and_leaves_the_verdict_to_
         assert skipped > 1 and made.meter.beat(1).skipped_nan == skipped
 
 
+def test_the_ids_of_a_skipped_batch_are_pushed_and_its_values_are_not() -> None:
+    with mesh(servers=1) as made:
+        for step in made.session.steps():
+            step.skip_nan()
+            made.end_when(made.complete)
+        made.session.close()
+        assert made.servers[0].counts["ta"] and not any(made.servers[0].sums["ta"].values())
+
+
 def test_a_loop_that_passes_a_step_over_is_told() -> None:
     with mesh() as made, pytest.raises(StepMistake, match="without pushing"):
         for _ in made.session.steps():
