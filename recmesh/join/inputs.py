@@ -12,10 +12,12 @@ from recmesh.join.messages import Message
 from recmesh.partitions import EVENT_TIME, count_of, stream_of, subject_of, told_moment
 from recmesh.runtime.bus import Link, Place, follow
 from recmesh.runtime.bus.link import Session
+from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import NotFound, Violation
 
 AT_HAND = 512
 """Messages of a partition that are read ahead."""
+_PATIENCE_S = 5.0
 
 
 class Input(Protocol):
@@ -79,26 +81,35 @@ class JetStreamInput:
 
 @dataclass
 class _Pump:
+    there: int
+    """The last sequence that was there when reading began."""
+    read: int = 0
     at_hand: deque[Read] = field(default_factory=deque)
     room: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
+    @property
+    def is_behind(self) -> bool:
+        """Nothing is at hand of what was there when reading began."""
+        return not self.at_hand and self.read < self.there and self.task is not None and not self.task.done()
+
 
 class Merge:
-    """Events of all partitions."""
+    """Events of all partitions: what was there at the beginning in the order of time, the rest as it comes."""
 
-    def __init__(self, parse: Callable[[Message], Read]) -> None:
-        self._parse = parse
+    def __init__(self, parse: Callable[[Message], Read], clock: Clock = system_clock) -> None:
+        self._parse, self._clock = parse, clock
+        self._held_up_at: float | None = None
         self._pumps: dict[tuple[Side, int], _Pump] = {}
         self._arrived = asyncio.Event()
         self.fresh: set[tuple[Side, int]] = set()
         """Partitions that had nothing at hand, and have now; whoever looks at them empties it."""
 
-    def open(self, topic: Input, begins: Mapping[int, int], *, to_end: bool) -> None:
-        """Read these partitions from these sequences on."""
-        for partition, begin in begins.items():
+    def open(self, topic: Input, begins: Mapping[int, tuple[int, int]], *, to_end: bool) -> None:
+        """Read these partitions from these sequences on; with each the last one that is there now."""
+        for partition, (begin, there) in begins.items():
             place: tuple[Side, int] = topic.side, partition
-            pump = self._pumps[place] = _Pump()
+            pump = self._pumps[place] = _Pump(there)
             messages = topic.messages(partition, begin, to_end=to_end)
             pump.task = asyncio.create_task(self._read(place, pump, messages), name=f"{topic.side} {partition}")
 
@@ -119,11 +130,21 @@ class Merge:
                 continue
             if side in sides and (best is None or pump.at_hand[0].time < best.at_hand[0].time):
                 best = pump
-        if best is None:
+        if best is None or self._is_held_up():
             return None
         event = best.at_hand.popleft()
         best.room.set()
         return event
+
+    def _is_held_up(self) -> bool:
+        """By a partition that may hold older events. Not for ever: what was there may be removed meanwhile."""
+        if not any(pump.is_behind for pump in self._pumps.values()):
+            self._held_up_at = None
+            return False
+        now = self._clock.monotonic()
+        if self._held_up_at is None:
+            self._held_up_at = now
+        return now - self._held_up_at < _PATIENCE_S
 
     def waiting(self) -> list[tuple[Side, int]]:
         """Partitions with something at hand."""
@@ -163,6 +184,7 @@ class Merge:
                     if not pump.at_hand:
                         self.fresh.add(place)
                     pump.at_hand.append(self._parse(message))
+                    pump.read = message.at.sequence
                     self._arrived.set()
         finally:
             self._arrived.set()

@@ -76,7 +76,7 @@ class JoinProcess:
             "samples": JetStreamInput(self.link, "samples", spec.samples.topic),
             "labels": JetStreamInput(self.link, "labels", spec.labels.topic),
         }
-        self._merge = Merge(self._parsed)
+        self._merge = Merge(self._parsed, self.clock)
         self._unnoted = 0
         self._told: dict[str, int] = {}
         self._noted_at = self._spoke_at = 0.0
@@ -137,9 +137,10 @@ class JoinProcess:
             for partition in range(topic.partitions):
                 begins[partition] = await self._first(topic, partition)
             self._merge.open(topic, begins, to_end=self.to_end)
-            _log.info("%s are read from %s on", side, begins)
+            _log.info("%s are read from %s on", side, {number: begin for number, (begin, _) in begins.items()})
 
-    async def _first(self, topic: Input, partition: int) -> int:
+    async def _first(self, topic: Input, partition: int) -> tuple[int, int]:
+        """Where it is read from, and its last sequence now."""
         low = self.positions.low(topic.side, partition)
         first, last = await topic.bounds(partition)
         if max(low, first) > last:              # all of it was read, or is gone
@@ -151,7 +152,7 @@ class JoinProcess:
             if gone:
                 _lost.labels(self.spec.name, topic.side).inc(gone)
                 _log.error("%s %d: %d messages were removed before they were joined", topic.side, partition, gone)
-        return max(low, first)
+        return max(low, first), last
 
     def _recover(self, id_: str, fate: str, labels: str) -> None:
         """A message of an output that was stored and not written down."""
