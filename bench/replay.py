@@ -6,14 +6,12 @@ for a topic made with --unsynced). nats-py gets the
 messages made ahead, in memory, so what it is measured by is publishing alone; the replay reads, and makes, its own.
 """
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,7 @@ import yaml
 
 from bench.figures import Result
 from bench.mesh import ROOT, one_thread, say, scratch
-from recmesh.cli.mesh.ports import is_free
-from recmesh.cli.mesh.servers import nats_binary
+from bench.workloads.nats import nats_server
 
 ROWS, QUICK_ROWS = 200_000, 40_000
 DELAY_S, WINDOW_S = 60.0, 300.0
@@ -38,7 +35,7 @@ def run(*, quick: bool) -> Result:
         _recmesh("generate", "--out", str(shown), "--rows", str(rows), "--days", "0.05", "--labels", str(clicks),
                  "--delay", f"{DELAY_S:.0f}s")
         for name, synced in (("", False), ("_synced", True)):
-            with _server(Path(disk) / f"nats{name}", synced=synced) as url:
+            with nats_server(Path(disk) / f"nats{name}", synced=synced) as url:
                 say(f"  {'synced' if synced else 'default'} server")
                 count = rows // 20 if synced else rows
                 done = _replayed(shown, f"{url}/shown", count)
@@ -64,27 +61,6 @@ def run(*, quick: bool) -> Result:
         "join": f"from a cold start, window {WINDOW_S:g} s, to a topic",
         "quick": f"{QUICK_ROWS:,} rows instead of {ROWS:,}" if quick else "",
     })
-
-
-@contextlib.contextmanager
-def _server(folder: Path, *, synced: bool) -> Iterator[str]:
-    folder.mkdir()
-    port = next(port for port in range(18_000 + os.getpid() % 1000, 19_999) if is_free("127.0.0.1", port))
-    config = folder / "nats.conf"
-    sync = ", sync_interval: always" if synced else ""
-    config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}"{sync} }}\n')
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([str(nats_binary()), "-c", str(config)], stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 30
-        while is_free("127.0.0.1", port):
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError((folder / "log").read_text()[-2000:])
-            time.sleep(0.05)
-        yield f"nats://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def _recmesh(*arguments: str) -> str:

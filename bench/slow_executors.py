@@ -3,12 +3,15 @@
 Every executor is a process with the role's own buffer, wire and rules, and the loop reads as a worker does. Speeds are
 set by pacing: a decoder takes at least rows/speed for each task, and sleeps for what decoding did not take. So two
 cores are no limit, slowing one speeds up no other, and capacity is known; a control run with none slowed shows it.
+
+Then executors are scaled by their buffers, from one to what a trainer needs: see bench.executor_scaling.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bench.executor_scaling import scaled
 from bench.figures import Result
 from bench.mesh import criteo_data, say, scratch
 from bench.peers.pushing_back import CREDITS
@@ -59,7 +62,10 @@ def run(*, quick: bool) -> Result:
     figures["share_of_control"] = figures["share_of_capacity"] / figures["share_of_capacity_control"]
     figures["ratio"] = figures["samples_per_s_rebalance"] / figures["samples_per_s_forward"]
     figures["ratio_vs_pushing_back"] = figures["samples_per_s_rebalance"] / figures["samples_per_s_pushing_back"]
+    fed, scaling = scaled(quick=quick)
+    figures |= fed
     return Result("slow_executors", figures, {
+        "scaling": scaling,
         "executors": EXECUTORS, "slowed": SLOWED, "slow_share": SLOW, "rows_per_s_each": RATE, "task_rows": TASK_ROWS,
         "credits_of_pushing_back": CREDITS, "speeds": "paced decoders, no CPU quotas", "executors_did": shown,
         "left_out": f"first {WARM_SHARE:.0%} and last {TAIL_SHARE:.0%} of the rows",

@@ -42,7 +42,7 @@ def source() -> Path:
 def prepare(folder: Path, *, first: int, days: int, seeds: range, every: int = 1) -> int:
     """Writes `stream/` and `batch/` with the days [first, first + days) of 2001, one flight in `every`; returns how
     many flights."""
-    table = _columns(pq.read_table(source()), first=first, days=days, every=every)
+    table = read(first=first, days=days, every=every)
     late = table["late"].to_numpy()
     seen = table
     for seed in seeds:
@@ -61,7 +61,10 @@ def prepare(folder: Path, *, first: int, days: int, seeds: range, every: int = 1
     return int(table.num_rows)
 
 
-def _columns(table: pa.Table, *, first: int, days: int, every: int) -> pa.Table:
+def read(*, first: int, days: int, every: int = 1) -> pa.Table:
+    """Flights of the days [first, first + days) of 2001, one in `every`, in the order of their departure; `late` is
+    the truth, `hour_number` counts from the first day. DataMissing: see `source`."""
+    table = pq.read_table(source())
     date = table["date"].to_numpy().astype("datetime64[m]")
     begin = np.datetime64(BEGIN.replace(tzinfo=None), "m") + np.timedelta64(first, "D")
     lo, hi = np.searchsorted(date, [begin, begin + np.timedelta64(days, "D")])

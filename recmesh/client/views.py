@@ -62,7 +62,7 @@ class Progress(View):
 
 
 class Serving(View):
-    """What a data executor's buffer holds; the last three count tasks since its start."""
+    """What a data executor's buffer holds; `forwarded`, `taken` and `decoded` count tasks since its start."""
 
     queued: int = 0
     held_bytes: int = 0
@@ -71,6 +71,7 @@ class Serving(View):
     forwarded: int = 0
     taken: int = 0
     decoded: int = 0
+    waited_s: float = 0.0
 
 
 class Role(View):

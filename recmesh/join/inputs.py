@@ -81,9 +81,12 @@ class JetStreamInput:
 
 @dataclass
 class _Pump:
+    read: int
+    """The last sequence that was read."""
     there: int
-    """The last sequence that was there when reading began."""
-    read: int = 0
+    """The last one that was there when reading began."""
+    lacks_since: float | None = None
+    """Since when others wait for it."""
     at_hand: deque[Read] = field(default_factory=deque)
     room: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -99,7 +102,6 @@ class Merge:
 
     def __init__(self, parse: Callable[[Message], Read], clock: Clock = system_clock) -> None:
         self._parse, self._clock = parse, clock
-        self._held_up_at: float | None = None
         self._pumps: dict[tuple[Side, int], _Pump] = {}
         self._arrived = asyncio.Event()
         self.fresh: set[tuple[Side, int]] = set()
@@ -109,7 +111,7 @@ class Merge:
         """Read these partitions from these sequences on; with each the last one that is there now."""
         for partition, (begin, there) in begins.items():
             place: tuple[Side, int] = topic.side, partition
-            pump = self._pumps[place] = _Pump(there)
+            pump = self._pumps[place] = _Pump(begin - 1, there)
             messages = topic.messages(partition, begin, to_end=to_end)
             pump.task = asyncio.create_task(self._read(place, pump, messages), name=f"{topic.side} {partition}")
 
@@ -138,13 +140,13 @@ class Merge:
 
     def _is_held_up(self) -> bool:
         """By a partition that may hold older events. Not for ever: what was there may be removed meanwhile."""
-        if not any(pump.is_behind for pump in self._pumps.values()):
-            self._held_up_at = None
+        behind = [pump for pump in self._pumps.values() if pump.is_behind]
+        if not behind:
             return False
         now = self._clock.monotonic()
-        if self._held_up_at is None:
-            self._held_up_at = now
-        return now - self._held_up_at < _PATIENCE_S
+        for pump in behind:
+            pump.lacks_since = now if pump.lacks_since is None else pump.lacks_since
+        return any(now - (pump.lacks_since or now) < _PATIENCE_S for pump in behind)
 
     def waiting(self) -> list[tuple[Side, int]]:
         """Partitions with something at hand."""
@@ -184,7 +186,7 @@ class Merge:
                     if not pump.at_hand:
                         self.fresh.add(place)
                     pump.at_hand.append(self._parse(message))
-                    pump.read = message.at.sequence
+                    pump.read, pump.lacks_since = message.at.sequence, None
                     self._arrived.set()
         finally:
             self._arrived.set()

@@ -407,6 +407,81 @@ class DecideReply(google.protobuf.message.Message):
 Global___DecideReply: typing_extensions.TypeAlias = DecideReply
 
 @typing.final
+class FeedRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    NOW_FIELD_NUMBER: builtins.int
+    MIN_FIELD_NUMBER: builtins.int
+    MAX_FIELD_NUMBER: builtins.int
+    BUFFER_FILL_FIELD_NUMBER: builtins.int
+    CPU_IDLE_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    FREE_CPU_FIELD_NUMBER: builtins.int
+    FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    min: builtins.int
+    max: builtins.int
+    buffer_fill: builtins.float
+    cpu_idle: builtins.float
+    memory: builtins.float
+    """means over executors and time, from 0 to 1"""
+    samples_per_s: builtins.float
+    """of the job"""
+    free_cpu: builtins.float
+    free_memory_bytes: builtins.int
+    """not set: unknown"""
+    @property
+    def now(self) -> Global___RolePlan: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        now: Global___RolePlan | None = ...,
+        min: builtins.int = ...,
+        max: builtins.int = ...,
+        buffer_fill: builtins.float = ...,
+        cpu_idle: builtins.float = ...,
+        memory: builtins.float = ...,
+        samples_per_s: builtins.float = ...,
+        free_cpu: builtins.float | None = ...,
+        free_memory_bytes: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "now", b"now"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "buffer_fill", b"buffer_fill", "cpu_idle", b"cpu_idle", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job_id", b"job_id", "max", b"max", "memory", b"memory", "min", b"min", "now", b"now", "samples_per_s", b"samples_per_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_free_memory_bytes", b"_free_memory_bytes"]) -> typing.Literal["free_memory_bytes"] | None: ...
+
+Global___FeedRequest: typing_extensions.TypeAlias = FeedRequest
+
+@typing.final
+class FeedReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
+    STRATEGY_FIELD_NUMBER: builtins.int
+    replicas: builtins.int
+    reason: builtins.str
+    explanation: builtins.str
+    strategy: builtins.str
+    def __init__(
+        self,
+        *,
+        replicas: builtins.int = ...,
+        reason: builtins.str = ...,
+        explanation: builtins.str = ...,
+        strategy: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "reason", b"reason", "replicas", b"replicas", "strategy", b"strategy"]) -> None: ...
+
+Global___FeedReply: typing_extensions.TypeAlias = FeedReply
+
+@typing.final
 class ChangeOutcome(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

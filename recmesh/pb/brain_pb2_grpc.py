@@ -49,6 +49,11 @@ class BrainStub(object):
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.DecideRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_brain__pb2.DecideReply.FromString,
                 _registered_method=True)
+        self.Feed = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/Feed',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.FeedRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.FeedReply.FromString,
+                _registered_method=True)
         self.Conclude = channel.unary_unary(
                 '/recmesh.brain.v1.Brain/Conclude',
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.SerializeToString,
@@ -89,6 +94,13 @@ class BrainServicer(object):
 
     def Decide(self, request, context):
         """What a job that trains should change to now, if to anything: chosen among all live jobs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Feed(self, request, context):
+        """How many data executors a job that trains needs, by how full their buffers are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +149,11 @@ def add_BrainServicer_to_server(servicer, server):
                     servicer.Decide,
                     request_deserializer=recmesh_dot_pb_dot_brain__pb2.DecideRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_brain__pb2.DecideReply.SerializeToString,
+            ),
+            'Feed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Feed,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.FeedRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.FeedReply.SerializeToString,
             ),
             'Conclude': grpc.unary_unary_rpc_method_handler(
                     servicer.Conclude,
@@ -240,6 +257,33 @@ class Brain(object):
             '/recmesh.brain.v1.Brain/Decide',
             recmesh_dot_pb_dot_brain__pb2.DecideRequest.SerializeToString,
             recmesh_dot_pb_dot_brain__pb2.DecideReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/Feed',
+            recmesh_dot_pb_dot_brain__pb2.FeedRequest.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.FeedReply.FromString,
             options,
             channel_credentials,
             insecure,

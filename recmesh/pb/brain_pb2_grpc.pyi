@@ -73,6 +73,22 @@ _BrainDecideType = typing_extensions.TypeVar(
     ],
 )
 
+_BrainFeedType = typing_extensions.TypeVar(
+    '_BrainFeedType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.FeedRequest,
+        recmesh.pb.brain_pb2.FeedReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.FeedRequest,
+        recmesh.pb.brain_pb2.FeedReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.FeedRequest,
+        recmesh.pb.brain_pb2.FeedReply,
+    ],
+)
+
 _BrainConcludeType = typing_extensions.TypeVar(
     '_BrainConcludeType',
     grpc.UnaryUnaryMultiCallable[
@@ -137,7 +153,7 @@ _BrainHistoryType = typing_extensions.TypeVar(
     ],
 )
 
-class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainConcludeType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
+class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainConcludeType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
     @typing.overload
     def __init__(self: BrainStub[
         grpc.UnaryUnaryMultiCallable[
@@ -151,6 +167,10 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.DecideRequest,
             recmesh.pb.brain_pb2.DecideReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.FeedRequest,
+            recmesh.pb.brain_pb2.FeedReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ChangeOutcome,
@@ -185,6 +205,10 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
             recmesh.pb.brain_pb2.DecideReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.FeedRequest,
+            recmesh.pb.brain_pb2.FeedReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ChangeOutcome,
             recmesh.pb.brain_pb2.ConcludeReply,
         ],
@@ -210,6 +234,9 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
     Decide: _BrainDecideType
     """What a job that trains should change to now, if to anything: chosen among all live jobs."""
 
+    Feed: _BrainFeedType
+    """How many data executors a job that trains needs, by how full their buffers are."""
+
     Conclude: _BrainConcludeType
     """What came of a change. Idempotent by plan."""
 
@@ -232,6 +259,10 @@ BrainAsyncStub: typing_extensions.TypeAlias = BrainStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.DecideRequest,
         recmesh.pb.brain_pb2.DecideReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.FeedRequest,
+        recmesh.pb.brain_pb2.FeedReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.ChangeOutcome,
@@ -274,6 +305,14 @@ class BrainServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.brain_pb2.DecideReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.DecideReply]]:
         """What a job that trains should change to now, if to anything: chosen among all live jobs."""
+
+    @abc.abstractmethod
+    def Feed(
+        self,
+        request: recmesh.pb.brain_pb2.FeedRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.FeedReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.FeedReply]]:
+        """How many data executors a job that trains needs, by how full their buffers are."""
 
     @abc.abstractmethod
     def Conclude(

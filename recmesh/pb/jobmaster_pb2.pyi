@@ -947,6 +947,7 @@ class ServingBuffer(google.protobuf.message.Message):
     FORWARDED_FIELD_NUMBER: builtins.int
     TAKEN_FIELD_NUMBER: builtins.int
     DECODED_FIELD_NUMBER: builtins.int
+    WAITED_S_FIELD_NUMBER: builtins.int
     queued: builtins.int
     """tasks that wait to be decoded"""
     held_bytes: builtins.int
@@ -959,6 +960,8 @@ class ServingBuffer(google.protobuf.message.Message):
     """tasks passed to peers, and taken from them, since the start"""
     decoded: builtins.int
     """tasks, since the start"""
+    waited_s: builtins.float
+    """since the start: while some call waited for rows that were not decoded yet"""
     def __init__(
         self,
         *,
@@ -969,8 +972,9 @@ class ServingBuffer(google.protobuf.message.Message):
         forwarded: builtins.int = ...,
         taken: builtins.int = ...,
         decoded: builtins.int = ...,
+        waited_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepting", b"accepting", "decoded", b"decoded", "forwarded", b"forwarded", "held_bytes", b"held_bytes", "limit_bytes", b"limit_bytes", "queued", b"queued", "taken", b"taken"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepting", b"accepting", "decoded", b"decoded", "forwarded", b"forwarded", "held_bytes", b"held_bytes", "limit_bytes", b"limit_bytes", "queued", b"queued", "taken", b"taken", "waited_s", b"waited_s"]) -> None: ...
 
 Global___ServingBuffer: typing_extensions.TypeAlias = ServingBuffer
 

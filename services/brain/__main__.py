@@ -13,8 +13,10 @@ from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
 from services.brain import ops, rpc
 from services.brain.app.deciding import Deciding, Policy
+from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
 from services.brain.config import BrainSettings
+from services.brain.domain.executors.horizontal import Rule
 from services.brain.domain.planning.built_in import PLANNERS
 from services.brain.domain.views import Sizes
 from services.brain.domain.warmstart import WarmStart
@@ -76,6 +78,13 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         store, planner(settings), policy(settings), rule=rule, seed=settings.seed,
         clock=system_clock, told=Proposals(bus),
     )
+    feeding = Feeding(
+        Rule(
+            low=settings.executors_low, high=settings.executors_high, cooldown_s=settings.executors_cooldown_s,
+            grow_after_s=settings.executors_grow_after_s,
+        ),
+        clock=system_clock,
+    )
     view = ops.View(app, clock=system_clock)
 
     async def forget() -> float:
@@ -83,7 +92,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         return FORGET_EVERY_S
 
     server = RpcServer(
-        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding))],
+        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding, feeding))],
         tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
     )
     database = Database(store)

@@ -1,6 +1,8 @@
 """What the environment may set, with prefix `RECMESH_`."""
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from recmesh.plugins.planning import INTERVAL_S
 from recmesh.runtime.settings import ServiceSettings
@@ -38,6 +40,14 @@ class BrainSettings(ServiceSettings):
     """Share of its speed that a job may lose for giving back resources."""
     resize_window_s: float = Field(default=600.0, gt=0)
     """So long the use of a job's processes is watched before their cores and memory follow it."""
+    executors_low: float = Field(default=0.3, ge=0, le=1)
+    """Data executors whose buffers are emptier get company, ..."""
+    executors_high: float = Field(default=0.8, ge=0, le=1)
+    """... and those whose are fuller become fewer, ..."""
+    executors_cooldown_s: float = Field(default=300.0, ge=0)
+    """... so long after the last change."""
+    executors_grow_after_s: float = Field(default=30.0, ge=0)
+    """The same pause before there are more."""
     cpu_min: float = Field(default=0.5, gt=0)
     """Least cores of one process, where its user names none."""
     cpu_max: float = Field(default=8.0, gt=0)
@@ -49,6 +59,12 @@ class BrainSettings(ServiceSettings):
     profiles_per_job: int = Field(default=2000, ge=1)
     profile_days: float = Field(default=30.0, gt=0)
     """Profiles and plans older than this are forgotten; histories stay."""
+
+    @model_validator(mode="after")
+    def _the_band_is_one(self) -> Self:
+        if self.executors_low >= self.executors_high:
+            raise ValueError(f"executors_low {self.executors_low} must be below executors_high {self.executors_high}")
+        return self
 
     @property
     def database(self) -> str:

@@ -9,6 +9,7 @@ from recmesh.pb import brain_pb2 as pb
 from recmesh.pb import brain_pb2_grpc as pb_grpc
 from services.brain import wire
 from services.brain.app.deciding import Deciding
+from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
@@ -17,8 +18,8 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
 class BrainServicer(pb_grpc.BrainServicer):
     """One line per method; anything longer belongs in app.py."""
 
-    def __init__(self, app: Jobs, deciding: Deciding) -> None:
-        self._app, self._deciding = app, deciding
+    def __init__(self, app: Jobs, deciding: Deciding, feeding: Feeding) -> None:
+        self._app, self._deciding, self._feeding = app, deciding, feeding
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanReply:
         """A first plan."""
@@ -34,6 +35,10 @@ class BrainServicer(pb_grpc.BrainServicer):
         """A better plan, or none."""
         return wire.decide_reply(*await self._deciding.decide(wire.ask(request)))
 
+    async def Feed(self, request: pb.FeedRequest, context: Any) -> pb.FeedReply:
+        """How many data executors."""
+        return wire.feed_reply(self._feeding.decide(wire.feed_ask(request)))
+
     async def Conclude(self, request: pb.ChangeOutcome, context: Any) -> pb.ConcludeReply:
         """What came of one."""
         await self._deciding.conclude(wire.change(request))
@@ -43,6 +48,7 @@ class BrainServicer(pb_grpc.BrainServicer):
         """A job ended."""
         await self._app.record(wire.history(request))
         self._deciding.forget(request.job.job_id)
+        self._feeding.forget(request.job.job_id)
         return pb.RecordReply()
 
     async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainReply:

@@ -3,9 +3,11 @@
 from dataclasses import asdict
 
 from recmesh.pb import brain_pb2 as pb
+from services.brain.domain.executors.horizontal import Verdict
 from services.brain.domain.model import (
     Ask,
     Change,
+    FeedAsk,
     Free,
     History,
     Job,
@@ -110,6 +112,25 @@ def ask(request: pb.DecideRequest) -> Ask:
         now={each.role: role_plan(each) for each in request.now}, samples_per_s=request.samples_per_s,
         remaining=request.remaining, free=Free(free_cpu, free_memory),
     )  # fmt: skip
+
+
+def feed_ask(request: pb.FeedRequest) -> FeedAsk:
+    """A job's data executors."""
+    return FeedAsk(
+        request.job_id, role_plan(request.now), request.min, request.max, request.buffer_fill, request.cpu_idle,
+        request.memory, request.samples_per_s,
+        Free(
+            cpu=request.free_cpu if request.HasField("free_cpu") else None,
+            memory_bytes=request.free_memory_bytes if request.HasField("free_memory_bytes") else None,
+        ),
+    )  # fmt: skip
+
+
+def feed_reply(value: Verdict) -> pb.FeedReply:
+    """How many there should be."""
+    return pb.FeedReply(
+        replicas=value.count, reason=value.reason.name, explanation=value.why, strategy=value.strategy
+    )
 
 
 def decide_reply(look: Look, plan: Plan | None) -> pb.DecideReply:

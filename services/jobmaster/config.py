@@ -84,6 +84,8 @@ class JobmasterSettings(ServiceSettings):
     """A change that makes a job slower by more than this share is taken back."""
     plan_deadline_s: float = Field(default=1800.0, gt=0)
     """A change whose processes are not there after so long is taken back."""
+    feed_window_s: float = Field(default=10.0, ge=0)
+    """Over so long the buffers of data executors are seen, before brain is asked how many there should be; 0: never."""
     effect_s: float = Field(default=30.0, ge=0)
     """So long after a decision was carried out, the job's progress is compared with that of before."""
     leader_ttl_s: float = Field(default=6.0, ge=1.0)
@@ -113,7 +115,7 @@ class JobmasterSettings(ServiceSettings):
             deaths_to_quarantine=self.deaths_to_quarantine,
             plan_interval_s=self.plan_interval_s, plan_settle_s=self.plan_settle_s,
             plan_window_s=self.plan_window_s, plan_tolerance=self.plan_tolerance,
-            plan_deadline_s=self.plan_deadline_s, effect_s=self.effect_s,
+            plan_deadline_s=self.plan_deadline_s, feed_window_s=self.feed_window_s, effect_s=self.effect_s,
         )
 
     @property

@@ -133,13 +133,14 @@ def _serving(serving: Serving) -> jobmaster_pb2.ServingBuffer:
     return jobmaster_pb2.ServingBuffer(
         queued=serving.queued, held_bytes=serving.held_bytes, limit_bytes=serving.limit_bytes,
         accepting=serving.accepting, forwarded=serving.forwarded, taken=serving.taken, decoded=serving.decoded,
+        waited_s=serving.waited_s,
     )
 
 
 def _serving_from(message: jobmaster_pb2.ServingBuffer) -> Serving:
     return Serving(
         message.queued, message.held_bytes, message.limit_bytes, message.accepting, message.forwarded,
-        message.taken, message.decoded,
+        message.taken, message.decoded, message.waited_s,
     )
 
 

@@ -34,7 +34,7 @@ from services.jobmaster.peers import (
     RunOrder,
     StoredSnapshot,
 )
-from services.jobmaster.peers.planning import Advice, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
+from services.jobmaster.peers.planning import Advice, Fed, FeedAsk, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
 from tests.support.job_servers import positions
 
 if TYPE_CHECKING:
@@ -302,6 +302,9 @@ class FakeBrain:
         self.asks: list[PlanAsk] = []
         self.advice: list[Advice | None] = []
         """What is answered to the next questions."""
+        self.feeds: list[FeedAsk] = []
+        self.fed: list[int] = []
+        """How many executors are answered to the next questions."""
         self.outcomes: list[Outcome] = []
         self.ends: list[JobEnd] = []
 
@@ -322,6 +325,13 @@ class FakeBrain:
             raise Unavailable("no brain")
         self.asks.append(ask)
         return self.advice.pop(0) if self.advice else None
+
+    async def feed(self, ask: FeedAsk) -> Fed:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        self.feeds.append(ask)
+        return Fed(self.fed.pop(0) if self.fed else ask.now.replicas, "STARVED", "L = 0.10")
 
     async def conclude(self, outcome: Outcome) -> None:
         await asyncio.sleep(0)

@@ -25,7 +25,7 @@ from services.jobmaster.app.roles import Roles
 from services.jobmaster.domain.ledgers import Interval
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.placement import SLOTS
-from services.jobmaster.domain.vitals import Beat, StepTimes
+from services.jobmaster.domain.vitals import Beat, Serving, StepTimes
 from services.jobmaster.peers import (
     Peers,
 )
@@ -70,6 +70,12 @@ class JobWorld:
         """Pushes that were sent again because their map was old."""
         self.slowness: dict[str, float] = {}
         """By process of a parameter server: how much longer its kernels take."""
+        self.unborn: set[tuple[str, int]] = set()
+        """Places whose processes never come up."""
+        self.serving: Serving | None = None
+        """What data executors tell of their buffers."""
+        self.waited_share = 0.0
+        """Of the time workers wait for them."""
         self.step = StepTimes(pull_s=0.03, push_s=0.03, total_s=0.1, steps=10)
         self.draining: set[str] = set()
         """Processes whose machine asks them to go."""
@@ -124,7 +130,7 @@ class JobWorld:
     async def behave(self, process: FakeProcess) -> int:
         order = process.order
         incarnation = f"{order.name}-{process.pid}".ljust(32, "x")
-        await asyncio.sleep(self.start_s)
+        await asyncio.sleep(self.start_s if (order.role, order.index) not in self.unborn else 1e9)
         address = f"{order.job_id}/{order.name}"
         if order.role == "ps":
             self.servers.by_address[address] = FakeServer(incarnation)
@@ -178,6 +184,7 @@ class JobWorld:
                         window_samples=max(1, samples), skipped_nan=self.skipped_nan,
                         draining=process.notified or order.name in self.draining, busy_s=self._busy_s(process),
                         step=replace(self.step, steps=round((now - told_at) / self.step.total_s)),
+                        serving=self._serving(now) if order.role == "data" else None,
                     )
                     told_at = now
                     answer = self.roles.heartbeat(
@@ -193,6 +200,9 @@ class JobWorld:
             if order.role == "evaluator" and self.evaluations:
                 await self._report(process, incarnation, metrics={"auc": self.evaluations.pop(0)})
             await asyncio.sleep(self.step_s * process.slowness)
+
+    def _serving(self, now: float) -> Serving | None:
+        return replace(self.serving, waited_s=now * self.waited_share) if self.serving is not None else None
 
     def _busy_s(self, process: FakeProcess) -> float:
         """Time in kernels: a slot takes two microseconds per push."""

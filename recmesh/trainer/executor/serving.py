@@ -54,6 +54,7 @@ class Executor:
         self._peers: dict[str, tuple[Peer, float]] = {}
         """By address: how it was last heard, and when."""
         self._silent_until: dict[str, float] = {}
+        self._waiting, self._waits_since, self._waited_s = 0, 0.0, 0.0
         self._address = ""
         self._stopping = self._leaving = self._untold = False
         self.on_room: Callable[[], None] = lambda: None
@@ -105,6 +106,7 @@ class Executor:
             entry = self._shelf.ask(task, now=self._clock(), here=here or self._room is None)
             self._news()
             entry.waiters += 1
+            self._wait(+1)
             try:
                 while entry.state in ("queued", "decoding"):
                     if self._stopping:
@@ -115,6 +117,7 @@ class Executor:
                     self._changed.wait(min(left_s, _POLL_S))
             finally:
                 entry.waiters -= 1
+                self._wait(-1)
             if entry.state == "moved":
                 return MovedTo(entry.moved_to)
             if entry.error is not None:
@@ -124,6 +127,14 @@ class Executor:
             self._changed.notify_all()          # there may be room now
         assert decoded is not None
         return Rows(decoded.within(lo - task.base, hi - task.base), decoded.bad_within(lo - task.base, hi - task.base))
+
+    def _wait(self, more: int) -> None:
+        """So many more calls wait for rows; the caller holds the lock."""
+        now = self._clock()
+        if self._waiting:
+            self._waited_s += now - self._waits_since
+        self._waits_since = now
+        self._waiting += more
 
     # ---- what peers call
 
@@ -164,6 +175,7 @@ class Executor:
             return Serving(
                 queued=shelf.queued, held_bytes=shelf.held_bytes, limit_bytes=shelf.limit_bytes, accepting=accepting,
                 forwarded=counts.forwarded, taken=counts.taken, decoded=counts.decoded,
+                waited_s=self._waited_s + (self._clock() - self._waits_since if self._waiting else 0.0),
             )
 
     # ---- threads

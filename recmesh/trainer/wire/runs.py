@@ -133,4 +133,5 @@ def _serving(serving: Serving) -> pb.ServingBuffer:
     return pb.ServingBuffer(
         queued=serving.queued, held_bytes=serving.held_bytes, limit_bytes=serving.limit_bytes,
         accepting=serving.accepting, forwarded=serving.forwarded, taken=serving.taken, decoded=serving.decoded,
+        waited_s=serving.waited_s,
     )

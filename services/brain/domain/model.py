@@ -231,3 +231,20 @@ class Ask:
     samples_per_s: float
     remaining: int
     free: Free
+
+
+@dataclass(frozen=True, slots=True)
+class FeedAsk:
+    """A job's data executors, as its jobmaster tells of them."""
+
+    job_id: str
+    now: RolePlan
+    """How many there are, and how large one is."""
+    least: int
+    most: int
+    buffer_fill: float
+    """Mean over executors and time, from 0 (workers wait) to 1 (executors wait)."""
+    cpu_idle: float = 0.0
+    memory: float = 0.0
+    samples_per_s: float = 0.0
+    free: Free = Free()

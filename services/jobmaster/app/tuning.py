@@ -57,7 +57,7 @@ class Tuner:
         trial = run.status.trial
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
             if trial is not None:
-                await self._let_go(trial, now, "the job ended first", plan=dict(trial.before))
+                await self._let_go(trial, now, "the job ended first", plan=self._as_before(trial))
         elif trial is not None:
             self._tell_why(self._unsteady(), now)
             await self._judge(trial, now, is_steady=is_steady)
@@ -88,6 +88,9 @@ class Tuner:
         training = sum(beat.samples > 0 for beat in beats)
         if len(beats) != wanted or training != wanted:
             return f"{training} of {wanted} workers have trained something"
+        executors = [line for line in status.timeline if line.matter == "data"]
+        if executors and not executors[-1].done:
+            return "data executors come or go"
         count = fleet.wanted(run.spec, run.job.intent, status, record)
         if not fleet.is_settled(record, status, fleet.places(record, status, count=count)) or record.move is not None:
             return "slots are moved"
@@ -240,11 +243,17 @@ class Tuner:
         self._run.effects_due.pop(trial.decision, None)
         conclude(self._run, trial.decision, effect=effect)
 
+    def _as_before(self, trial: Trial) -> dict[str, RolePlan]:
+        """Of the roles that the trial is about."""
+        plan = self._run.status.plan
+        others = {role: planned for role, planned in plan.items() if role not in ROLES}
+        return {**{role: planned for role, planned in trial.before.items() if role in ROLES}, **others}
+
     async def _take_back(self, trial: Trial, why: str, *, rate: float) -> None:
         run, now = self._run, self._run.context.clock.now()
         logger.info("job %s: plan %s is taken back: %s", run.job_id, trial.plan_id, why)
         run.update(
-            plan=dict(trial.before), trial=trial.model_copy(update={"taken_back": why, "taken_back_at": now}),
+            plan=self._as_before(trial), trial=trial.model_copy(update={"taken_back": why, "taken_back_at": now}),
             asked_plan_at=now, untold=self._with(trial, now, verdict="taken back", why=why, rate=rate),
         )
         run.steady = SteadyRate()

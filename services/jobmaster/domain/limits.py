@@ -92,6 +92,12 @@ class Limits(BaseModel):
     """Share of the speed before (or of the speed that a smaller plan promised) that a change may fall short of."""
     plan_deadline_s: float = 1800.0
     """What a change asks for must be there after so long, else it is taken back."""
+    feed_window_s: float = 10.0
+    """Over so long the buffers of data executors are seen, before brain is asked how many there should be; 0: never."""
+    feed_deadline_s: float = 300.0
+    """Data executors that are wanted and not all there after so long: as many as there are must do."""
+    feed_rest_s: float = 600.0
+    """After that, before more are asked for again."""
     effect_s: float = 30.0
     """So long after a decision was carried out, the job's progress is compared with that of before."""
 

@@ -28,10 +28,18 @@ def wanted(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role
     fixed = pin(spec, intent, role)
     if fixed is not None:
         return fixed
-    if role == "data":
+    if role == "data" and not is_fed(spec, intent):
         return declared.min         # workers can do without
     planned = plan[role].replicas if role in plan else DEFAULT_REPLICAS.get(role, 0)
     return min(max(planned, declared.min, 1), declared.max)
+
+
+def is_fed(spec: TrainingJob, intent: Intent) -> bool:
+    """The number of data executors follows their buffers: the user wants some of the job's own, and says between how
+    many."""
+    data = spec.roles.data
+    is_free = pin(spec, intent, "data") is None and 1 <= data.min < data.max
+    return spec.data is not None and is_free and not data.shared
 
 
 def size(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role: str) -> RolePlan:

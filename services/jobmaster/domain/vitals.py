@@ -28,7 +28,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a data executor's buffer holds; the last three count tasks since its start."""
+    """What a data executor's buffer holds; `forwarded`, `taken` and `decoded` count tasks since its start."""
 
     queued: int = 0
     held_bytes: int = 0
@@ -38,6 +38,8 @@ class Serving:
     forwarded: int = 0
     taken: int = 0
     decoded: int = 0
+    waited_s: float = 0.0
+    """Since its start: while some call waited for rows that were not decoded yet."""
 
 
 @dataclass(frozen=True, slots=True)

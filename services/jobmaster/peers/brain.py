@@ -8,7 +8,7 @@ import grpc
 from recmesh.pb import brain_pb2, brain_pb2_grpc
 from services.jobmaster.domain.facts import JobFacts
 from services.jobmaster.domain.job import Outcome, RolePlan
-from services.jobmaster.peers.planning import Advice, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
+from services.jobmaster.peers.planning import Advice, Fed, FeedAsk, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
 
 
 class GrpcBrain:
@@ -47,6 +47,16 @@ class GrpcBrain:
             plan_id=reply.plan_id, planner=reply.planner, roles=_roles(reply.roles), reason=reply.reason,
             explanation=reply.explanation, samples_per_s=reply.samples_per_s,
         )
+
+    async def feed(self, ask: FeedAsk) -> Fed:
+        """See `peers.planning.Brain`."""
+        request = brain_pb2.FeedRequest(
+            job_id=ask.job_id, now=_role_messages({"data": ask.now})[0], min=ask.least, max=ask.most,
+            buffer_fill=ask.buffer_fill, cpu_idle=ask.cpu_idle, memory=ask.memory, samples_per_s=ask.samples_per_s,
+            free_cpu=ask.free_cpu, free_memory_bytes=ask.free_memory_bytes,
+        )
+        reply = await self._stub.Feed(request, timeout=5.0)
+        return Fed(reply.replicas, reply.reason, reply.explanation)
 
     async def conclude(self, outcome: Outcome) -> None:
         """See `peers.planning.Brain`."""

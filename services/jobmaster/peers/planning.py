@@ -108,6 +108,32 @@ class Advice:
     """Expected of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class FeedAsk:
+    """What brain is told of a job's data executors."""
+
+    job_id: str
+    now: RolePlan
+    least: int
+    most: int
+    buffer_fill: float
+    """Means over executors and time, from 0 to 1."""
+    cpu_idle: float
+    memory: float
+    samples_per_s: float
+    free_cpu: float
+    free_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """How many there should be."""
+
+    replicas: int
+    reason: str
+    explanation: str
+
+
 class Brain(Protocol):
     """brain."""
 
@@ -123,6 +149,10 @@ class Brain(Protocol):
 
     async def decide(self, ask: PlanAsk) -> Advice | None:
         """What the job should change to now; None: nothing."""
+        ...
+
+    async def feed(self, ask: FeedAsk) -> Fed:
+        """How many data executors the job needs now."""
         ...
 
     async def conclude(self, outcome: Outcome) -> None:

@@ -42,8 +42,40 @@ def test_weights_that_mean_nothing_are_refused(weights: tuple[float, float, floa
 
 def test_after_a_change_nothing_happens_for_the_cooldown() -> None:
     before = Tried(100.0, "by-one", 0.1, None)
-    assert horizontal.decide(executors(0.0, 8, before), 399.0, RULE).reason is horizontal.Reason.COOLING
-    assert horizontal.decide(executors(0.0, 8, before), 400.0, RULE).reason is horizontal.Reason.STARVED
+    assert horizontal.decide(executors(1.0, 8, before), 399.0, RULE).reason is horizontal.Reason.COOLING
+    assert horizontal.decide(executors(1.0, 8, before), 400.0, RULE).reason is horizontal.Reason.IDLE
+    assert horizontal.decide(executors(0.0, 8, before), 129.0, RULE).reason is horizontal.Reason.COOLING
+    assert horizontal.decide(executors(0.0, 8, before), 130.0, RULE).reason is horizontal.Reason.STARVED
+
+
+def test_a_count_that_starved_is_not_gone_back_to_for_a_while() -> None:
+    before = Tried(0.0, "doubling", 0.1, 0.9, count=4, wanted=8)
+    assert horizontal.decide(executors(1.0, 8, before), 1000.0, RULE).count == 5
+    assert horizontal.decide(executors(1.0, 16, before), 1000.0, RULE).count == 8
+    assert horizontal.decide(executors(1.0, 6, before), 1000.0, RULE).count == 5
+    held = horizontal.decide(executors(1.0, 5, before), 1000.0, RULE)
+    assert (held.count, held.reason) == (5, horizontal.Reason.STARVED_BEFORE)
+    assert horizontal.decide(executors(1.0, 5, before), 4000.0, RULE).count == 3
+
+
+def test_more_that_bring_nothing_are_taken_back_and_not_tried_again_for_a_while() -> None:
+    useless = Tried(0.0, "doubling", 0.1, 0.12, count=4, wanted=8, rate_before=1000.0, rate_after=1050.0)
+    undone = horizontal.decide(executors(0.12, 8, useless), 40.0, RULE)
+    assert (undone.count, undone.reason) == (4, horizontal.Reason.NO_USE)
+    undo = Tried(40.0, "undo", 0.12, 0.1, count=8, wanted=4, rate_before=1050.0, rate_after=1000.0)
+    held = horizontal.decide(executors(0.1, 4, useless, undo), 80.0, RULE)
+    assert (held.count, held.reason) == (4, horizontal.Reason.NO_USE)
+    assert horizontal.decide(executors(0.1, 4, useless, undo), 601.0, RULE).reason is horizontal.Reason.STARVED
+    assert horizontal.decide(executors(1.0, 5, useless, undo), 601.0, RULE).count < 5     # that was no starving
+    helped = Tried(0.0, "doubling", 0.1, 0.12, count=4, wanted=8, rate_before=1000.0, rate_after=1500.0)
+    assert horizontal.decide(executors(0.12, 8, helped), 40.0, RULE).count > 8
+
+
+def test_idleness_never_adds_any() -> None:
+    before = Tried(0.0, "doubling", 0.1, 0.9, count=4, wanted=8)
+    for count in (2, 4, 5):
+        found = horizontal.decide(executors(1.0, count, before), 1000.0, RULE)
+        assert (found.count, found.reason) == (count, horizontal.Reason.STARVED_BEFORE)
 
 
 def test_the_strategy_that_helped_before_is_tried_again() -> None:

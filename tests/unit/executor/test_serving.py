@@ -1,6 +1,7 @@
 """The threads of executors, with peers in this process."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -107,6 +108,27 @@ def test_rows_come_by_position_whether_they_were_announced_or_not() -> None:
 def test_a_call_does_not_wait_for_ever() -> None:
     with Group(1, slow=[0]) as group:
         assert group.executor(0).read(task(0), 0, 1, wait_s=0.01, here=False) is None
+
+
+def test_it_tells_how_long_somebody_waited_for_it() -> None:
+    with Group(1, slow=[0]) as group:
+        executor = group.executor(0)
+        assert executor.serving().waited_s == 0.0
+        threads = [
+            threading.Thread(target=lambda: executor.read(task(0), 0, 10, wait_s=0.3, here=True)) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        waited = executor.serving().waited_s
+        assert 0.25 < waited < 30.0
+        time.sleep(0.05)
+        assert executor.serving().waited_s == waited
+        group.go.set()
+        until(lambda: executor.serving().decoded == 1)
+        assert executor.read(task(0), 0, 10, wait_s=30.0, here=True) is not None
+        assert executor.serving().waited_s - waited < 25.0
 
 
 def test_what_cannot_be_read_is_told_to_who_asked() -> None:

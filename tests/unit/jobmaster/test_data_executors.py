@@ -134,3 +134,91 @@ async def test_an_event_says_when_an_executor_has_no_room_any_more_and_when_it_h
     await world.until(lambda: len(world.told("job.executor_room_changed")) >= 3)
     told = [(data.accepting, data.queued) for data in world.told("job.executor_room_changed")]
     assert told == [(True, 0), (False, 5), (True, 1)]
+
+
+def between(least: int, most: int, **changes: Any) -> dict[str, Any]:
+    """brain says how many."""
+    role = {"replicas": None, "min": least, "max": most, "cpu": 1.0}
+    return spec(roles={"ps": {"replicas": 1}, "worker": {"replicas": 2}, "data": role}, **changes)
+
+
+async def test_their_number_follows_their_buffers_and_is_carried_out_and_told(world: JobWorld) -> None:
+    world.serving, world.waited_share = Serving(), 0.8
+    world.brain.fed = [2, 4]
+    job_id = await running(world, between(1, 6))
+    await world.until(lambda: len(executors(world, job_id)) == 4)
+    first, second = world.brain.feeds[:2]
+    assert [(ask.now.replicas, ask.least, ask.most) for ask in (first, second)] == [(1, 1, 6), (2, 1, 6)]
+    assert first.buffer_fill == pytest.approx(0.2) and second.samples_per_s > 0
+    status = world.jobs.run_of(job_id).status
+    told = [line for line in status.timeline if line.matter == "data"]
+    assert [line.decided for line in told] == ["data 1 → 2 (STARVED)", "data 2 → 4 (STARVED)"]
+    await world.until(lambda: [
+        line.done for line in world.jobs.run_of(job_id).status.timeline if line.matter == "data"
+    ] == ["2 run", "4 run"])
+    world.brain.fed = [1]
+    await world.until(lambda: len(world.jobs.run_of(job_id).status.live("data")) == 1)
+
+
+async def test_a_count_that_the_user_fixed_or_did_not_ask_for_is_not_brains_to_change(world: JobWorld) -> None:
+    world.serving, world.waited_share = Serving(), 1.0
+    for number, job in enumerate((with_executors(1), between(0, 6), between(2, 2))):
+        await running(world, job, request_id=str(number))
+    job_id = await running(world, between(1, 6), request_id="last")
+    await world.jobs.scale(job_id, role="data", replicas=2, clear=False)
+    await world.until(lambda: len(executors(world, job_id)) == 2)
+    world.brain.feeds.clear()
+    await world.clock.sleep(60.0)
+    assert world.brain.feeds == []
+    await world.jobs.scale(job_id, role="data", replicas=0, clear=True)
+    await world.until(lambda: {ask.job_id for ask in world.brain.feeds} == {job_id})
+
+
+async def test_while_brain_is_away_they_stay(world: JobWorld) -> None:
+    world.serving, world.waited_share = Serving(), 1.0
+    job_id = await running(world, between(1, 6))
+    world.brain.away = True
+    await world.clock.sleep(40.0)
+    assert len(executors(world, job_id)) == 1
+    world.brain.away, world.brain.fed = False, [3]
+    await world.until(lambda: len(executors(world, job_id)) == 3)
+
+
+async def test_those_that_do_not_start_are_given_up_and_nothing_else_waits_for_them(world: JobWorld) -> None:
+    world.serving, world.waited_share = Serving(), 1.0
+    world.brain.fed = [2]
+    job_id = await running(world, between(1, 6))
+    await world.until(lambda: len(executors(world, job_id)) == 2)
+    world.brain.fed = [3]
+    world.unborn.add(("data", 2))
+    await world.until(lambda: len(world.brain.feeds) >= 2)
+    await world.clock.sleep(world.limits.feed_deadline_s + 5.0)
+    run = world.jobs.run_of(job_id)
+    assert run.status.plan["data"].replicas == 2 and len(executors(world, job_id)) == 2
+    lines = [line for line in run.status.timeline if line.matter == "data"]
+    assert lines[-1].done.startswith("taken back: 2 of 3 run")
+    asked = len(world.brain.feeds)
+    await world.clock.sleep(60.0)
+    assert len(world.brain.feeds) == asked            # not again at once
+
+
+async def test_shared_executors_are_no_single_jobs_to_scale(world: JobWorld) -> None:
+    world.serving, world.waited_share = Serving(), 1.0
+    job = between(1, 6)
+    job["roles"]["data"]["shared"] = True
+    await running(world, job)
+    await world.clock.sleep(40.0)
+    assert world.brain.feeds == []
+
+
+async def test_a_fixed_count_is_where_brain_goes_on_from(world: JobWorld) -> None:
+    world.serving, world.waited_share = Serving(), 0.5
+    world.brain.fed = [6]
+    job_id = await running(world, between(1, 6))
+    await world.until(lambda: len(executors(world, job_id)) == 6)
+    await world.jobs.scale(job_id, role="data", replicas=2, clear=False)
+    await world.until(lambda: len(executors(world, job_id)) == 2)
+    await world.clock.sleep(5.0)
+    await world.jobs.scale(job_id, role="data", replicas=0, clear=True)
+    await world.clock.sleep(30.0)
+    assert len(executors(world, job_id)) == 2

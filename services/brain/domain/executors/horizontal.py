@@ -5,9 +5,10 @@ executors wait for trainers (fewer will do); empty ones that trainers wait for e
 positive weight on CPU *use* would cancel the signal, because starved executors have empty buffers and busy cores. By
 default only the buffer counts.
 
-Outside the band (L_lo, L_hi) a strategy acts, then nothing does for a cooldown. One strategy at a time: those that are
-valid now are sorted by what the history says of them, and the best is tried; one whose last tries changed nothing
-steps back for the others.
+Outside the band (L_lo, L_hi) a strategy acts, then nothing does for a cooldown, longer on the way down; and a count
+that was too small is not gone back to for a while, whatever the buffers of one more show. One strategy at a time:
+those that are valid now are sorted by what the history says of them, and the best is tried; one whose last tries
+changed nothing steps back for the others. More executors that make the job no faster are taken back.
 """
 
 import math
@@ -27,6 +28,10 @@ class Reason(IntEnum):
     COOLING = 40
     UNKNOWN = 50
     """Nothing was measured yet."""
+    NO_USE = 45
+    """More did not make the job faster: it does not wait for want of executors."""
+    STARVED_BEFORE = 55
+    """One fewer did not suffice lately."""
     AT_LIMIT = 60
     NO_STRATEGY = 70
     """None that is valid has helped before."""
@@ -34,28 +39,38 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Means over the executors of the window just ended, each from 0 to 1."""
+    """Means over the executors of the window just ended, from 0 to 1 but for the speed."""
 
     buffer_fill: float
     cpu_idle: float = 0.0
     memory: float = 0.0
+    samples_per_s: float = 0.0
+    """Of the job; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Weights, band and pace. Decisions are minutes apart: an executor needs time to show in the buffers."""
+    """Weights, band and pace. An executor needs time to show in the buffers."""
 
     weights: tuple[float, float, float] = (1.0, 0.0, 0.0)
     low: float = 0.3
     high: float = 0.8
     cooldown_s: float = 300.0
+    """After a change, before one to fewer."""
+    grow_after_s: float = 30.0
+    """After a change, before one to more: who starves loses more than who idles."""
     most_growth: float = 2.0
     """A count is multiplied by no more than this, and divided by no more."""
     enough: float = 0.05
-    """A try that moved L by less towards the band did not help."""
+    """A try that moved L by less towards the band did not help, nor did one whose job became no faster by this share:
+    buffers stay empty until there are enough executors, and each of them helps."""
     give_up: int = 2
     """Tries in a row that did not help, after which a strategy is not valid for `rest_s`."""
     rest_s: float = 3600.0
+    worth: float = 0.2
+    """Of the speed that as many more executors would bring, at best, a change must bring so much, or it is undone."""
+    retry_s: float = 600.0
+    """After that, before more are tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +82,13 @@ class Tried:
     level_before: float
     level_after: float | None
     """None: not measured yet."""
+    count: int = 0
+    """Executors before it."""
+    wanted: int = 0
+    """Executors after it."""
+    rate_before: float = 0.0
+    rate_after: float = 0.0
+    """Samples per second; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,39 +161,87 @@ def decide(executors: Executors, now: float, rule: Rule, strategies: dict[str, S
         return Verdict(count, Reason.UNKNOWN, "no executor has reported its buffer yet")
     seen = level(executors.signal, rule)
     told = f"L = {seen:.2f}, band {rule.low:g} to {rule.high:g}"
-    if executors.history and now - executors.history[-1].at < rule.cooldown_s:
-        left_s = rule.cooldown_s - (now - executors.history[-1].at)
-        return Verdict(count, Reason.COOLING, f"{told}; {left_s:.0f} s of cooldown are left")
     if rule.low <= seen <= rule.high:
         return Verdict(count, Reason.IN_BAND, told)
+    pause_s = rule.grow_after_s if seen < rule.low else rule.cooldown_s
+    if executors.history and now - executors.history[-1].at < pause_s:
+        left_s = pause_s - (now - executors.history[-1].at)
+        return Verdict(count, Reason.COOLING, f"{told}; {left_s:.0f} s of cooldown are left")
+    too_few = _starved(executors.history, now, rule)
+    if seen < rule.low:
+        if found := _no_use(executors, now, rule):
+            return found
+    elif executors.least < count <= too_few + 1:
+        return Verdict(count, Reason.STARVED_BEFORE, f"{told}; {too_few} did not suffice lately")
     wanted = {
-        name: _bounded(strategy(count, seen, rule), executors, rule)
+        name: _bounded(strategy(count, seen, rule), executors, rule, above=too_few if seen > rule.high else 0)
         for name, strategy in (STRATEGIES if strategies is None else strategies).items()
     }
-    moving = {name: target for name, target in wanted.items() if target != count}
+    grows = seen < rule.low
+    moving = {name: target for name, target in wanted.items() if target != count and (target > count) == grows}
     if not moving:
         return Verdict(count, Reason.AT_LIMIT, f"{told}; from {executors.least} to {executors.most} are allowed")
-    valid = [name for name in moving if not _resting(executors.history, name, now, rule)]
+    history = [each for each in executors.history if (each.level_before < rule.low) == (seen < rule.low)]
+    valid = [name for name in moving if not _resting(history, name, now, rule)]
     if not valid:
         return Verdict(count, Reason.NO_STRATEGY, f"{told}; none of {', '.join(sorted(moving))} has helped lately")
-    chosen = max(valid, key=lambda name: _effect(executors.history, name, rule))
+    chosen = max(valid, key=lambda name: _effect(history, name, rule))
     reason = Reason.STARVED if seen < rule.low else Reason.IDLE
     return Verdict(moving[chosen], reason, f"{told}: {chosen} from {count} to {moving[chosen]}", chosen)
 
 
-def _bounded(target: int, executors: Executors, rule: Rule) -> int:
+def _no_use(executors: Executors, now: float, rule: Rule) -> Verdict | None:
+    """Growth that brought nothing is undone, and not tried again from there for a while: what workers wait for is
+    something else, the store that all executors read from, say."""
+    history, count = executors.history, executors.count
+    last = history[-1] if history else None
+    if last is not None and last.wanted == count > last.count >= executors.least and _was_no_use(last, rule):
+        return Verdict(last.count, Reason.NO_USE, f"{count} executors bring no more than {last.count}", "undo")
+    if any(each.count == count and _was_no_use(each, rule) and now - each.at < rule.retry_s for each in history):
+        return Verdict(count, Reason.NO_USE, f"more than {count} executors brought nothing a while ago")
+    return None
+
+
+def _was_no_use(each: Tried, rule: Rule) -> bool:
+    """It was growth, and neither buffers nor speed became better for it."""
+    if each.wanted <= each.count or each.level_after is None or each.rate_before <= 0 or each.rate_after <= 0:
+        return False
+    best = each.wanted / each.count - 1.0
+    faster = each.rate_after / each.rate_before - 1.0
+    return each.level_after - each.level_before < rule.enough and faster < rule.worth * best
+
+
+def _starved(history: Sequence[Tried], now: float, rule: Rule) -> int:
+    """The most executors that were too few lately; 0: none were."""
+    return max((
+        each.count for each in history
+        if each.level_before < rule.low and now - each.at < rule.rest_s
+        and each.wanted > each.count and not _was_no_use(each, rule)
+    ), default=0)
+
+
+def _bounded(target: int, executors: Executors, rule: Rule, *, above: int) -> int:
     slowest = max(1, math.ceil(executors.count / rule.most_growth))
     fastest = max(executors.count + 1, math.floor(executors.count * rule.most_growth))
-    return min(max(target, slowest, executors.least), fastest, executors.most)
+    return min(max(target, slowest, executors.least, above + 1), fastest, executors.most)
 
 
 def _gains(history: Sequence[Tried], name: str, rule: Rule) -> list[float]:
-    """How much nearer to the band each measured try came, oldest first."""
+    """What each measured try brought, oldest first."""
     return [
-        _outside(each.level_before, rule) - _outside(each.level_after, rule)
+        _gain(each, each.level_after, rule)
         for each in history
         if each.strategy == name and each.level_after is not None
     ]
+
+
+def _gain(each: Tried, level_after: float, rule: Rule) -> float:
+    """How much nearer to the band it came, or how much faster the job became. Fewer that starve nobody help, too."""
+    nearer = _outside(each.level_before, rule) - _outside(level_after, rule)
+    if each.level_before > rule.high and level_after >= rule.low:
+        return max(nearer, rule.enough)
+    known = each.rate_before > 0 and each.rate_after > 0
+    return max(nearer, each.rate_after / each.rate_before - 1.0 if known else 0.0)
 
 
 def _outside(seen: float, rule: Rule) -> float:

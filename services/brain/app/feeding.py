@@ -1,0 +1,86 @@
+"""How many data executors jobs need: each tells how full their buffers are, and hears of another count."""
+
+import math
+from dataclasses import replace
+
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.telemetry import Metrics
+from services.brain.domain.executors.horizontal import Executors, Rule, Signal, Tried, Verdict, decide, level
+from services.brain.domain.model import FeedAsk
+from services.brain.domain.views import UNLIMITED_CPU
+
+MAX_TRIED = 32
+"""Changes of a job that are remembered."""
+MAX_LIVE = 20_000
+"""Jobs whose changes are; those that asked longest ago go."""
+
+_metrics = Metrics("brain")
+_verdicts = _metrics.counter("executor_decisions", "Looks at data executors, by what was decided", labels=["reason"])
+
+
+class Feeding:
+    """What was tried is kept in memory: after a restart the first change waits for no cooldown."""
+
+    def __init__(self, rule: Rule, *, clock: Clock) -> None:
+        self._rule, self._clock = rule, clock
+        self._tried: dict[str, tuple[Tried, ...]] = {}
+
+    def decide(self, ask: FeedAsk) -> Verdict:
+        """How many there should be now, and why. InvalidArgument names what is wrong."""
+        _check(ask)
+        now = self._clock.now()
+        signal = Signal(ask.buffer_fill, ask.cpu_idle, ask.memory, ask.samples_per_s)
+        history = self._tried.pop(ask.job_id, ())
+        if history and history[-1].wanted != ask.now.replicas:      # not carried out, or overtaken by a user
+            history = history[:-1]
+        history = _measured(history, signal, now, self._rule)
+        found = decide(Executors(ask.now.replicas, ask.least, _most(ask), signal, history), now, self._rule)
+        if found.count != ask.now.replicas:
+            tried = Tried(
+                now, found.strategy, level(signal, self._rule), None, count=ask.now.replicas, wanted=found.count,
+                rate_before=ask.samples_per_s,
+            )  # fmt: skip
+            history = (*history, tried)[-MAX_TRIED:]
+        self._tried[ask.job_id] = history
+        while len(self._tried) > MAX_LIVE:
+            self._tried.pop(next(iter(self._tried)))
+        _verdicts.labels(found.reason.name).inc()
+        return found
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended."""
+        self._tried.pop(job_id, None)
+
+
+def _measured(history: tuple[Tried, ...], signal: Signal, now: float, rule: Rule) -> tuple[Tried, ...]:
+    """With what the last change has brought, once it had time to show."""
+    if not history or history[-1].level_after is not None or now - history[-1].at < rule.grow_after_s:
+        return history
+    return (*history[:-1], replace(history[-1], level_after=level(signal, rule), rate_after=signal.samples_per_s))
+
+
+def _most(ask: FeedAsk) -> int:
+    """Within the limits and what is free; what is there stays."""
+    needs = (ask.free.cpu, ask.now.cpu or UNLIMITED_CPU), (ask.free.memory_bytes, ask.now.memory_bytes)
+    rooms = [free / one for free, one in needs if free is not None and one > 0]
+    room = ask.now.replicas + max(0, math.floor(min(rooms))) if rooms else ask.most
+    return max(ask.least, min(ask.most, room))
+
+
+def _check(ask: FeedAsk) -> None:
+    violations = [
+        Violation(name, f"{value} is not from 0 to 1")
+        for name, value in (("buffer_fill", ask.buffer_fill), ("cpu_idle", ask.cpu_idle), ("memory", ask.memory))
+        if not 0.0 <= value <= 1.0
+    ]  # fmt: skip
+    if not ask.job_id:
+        violations.append(Violation("job_id", "is empty"))
+    if not 0.0 <= ask.samples_per_s < math.inf:
+        violations.append(Violation("samples_per_s", f"{ask.samples_per_s} is not a number from 0 up"))
+    if ask.now.replicas < 1:
+        violations.append(Violation("now.replicas", "is 0; without executors there is no buffer"))
+    if not 1 <= ask.least <= ask.most:
+        violations.append(Violation("min", f"{ask.least} is not from 1 to max, {ask.most}"))
+    if violations:
+        raise InvalidArgument("cannot decide how many data executors there should be", violations=violations)
