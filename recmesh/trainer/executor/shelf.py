@@ -83,10 +83,12 @@ class Shelf:
         count = 0
         for task in tasks:
             entry = self._entries.get(key_of(task))
-            if entry is None or _is_gone(entry, now=now):
+            if entry is None or _is_gone(entry, now=now) or (taken and entry.state == "moved"):
                 if self.queued >= self.most_queued:
                     break
                 self._add(task, now=now, taken=taken)
+            elif taken:
+                entry.taken = True
             count += 1
         return count
 
@@ -191,9 +193,9 @@ class Shelf:
         return [entry for entry in reversed(self._waiting()) if not entry.taken][:most]
 
     def gone(self, entries: Iterable[Entry], address: str) -> None:
-        """A peer has them now; those that are being decoded here meanwhile stay."""
+        """A peer has them now; those that are being decoded here meanwhile stay, or came back from another peer."""
         for entry in entries:
-            if entry.state == "queued":
+            if entry.state == "queued" and not entry.taken:
                 entry.state, entry.moved_to = "moved", address
                 del self._queue[entry.key]
                 self.counts = Counts(self.counts.decoded, self.counts.forwarded + 1, self.counts.taken)

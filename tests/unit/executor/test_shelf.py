@@ -46,6 +46,20 @@ def test_rows_that_were_handed_out_make_way_for_the_next() -> None:
     assert decoded(shelf) == [2]
 
 
+def test_what_a_peer_passes_on_stays_though_it_was_here_or_had_gone_before() -> None:
+    shelf = a_shelf()
+    shelf.announce([task(i) for i in range(3)], now=0)
+    on_its_way = shelf.to_pass_on(2)
+    assert [entry.task.base for entry in on_its_way] == [20, 10]
+    assert shelf.announce([task(2)], now=0, taken=True) == 1
+    shelf.gone(on_its_way, "e1")
+    assert shelf.ask(task(2), now=0, here=False).state == "queued"
+    assert shelf.ask(task(1), now=0, here=False).moved_to == "e1"
+    assert shelf.announce([task(1)], now=0, taken=True) == 1
+    assert shelf.ask(task(1), now=0, here=False).state == "queued"
+    assert [entry.task.base for entry in shelf.to_pass_on(3)] == [0]
+
+
 def test_what_is_waited_for_is_read_first_and_may_push_others_out() -> None:
     shelf = a_shelf(2)
     shelf.announce([task(i) for i in range(4)], now=0)
