@@ -175,10 +175,13 @@ def roles_of(
 
 
 def overheads_of(changes: Sequence[Change], *, default: Overheads) -> Overheads:
-    """Medians of what changes cost, by what they changed; a kind of which nothing is known keeps its default."""
+    """Medians of what changes cost, by what they changed; a kind of which nothing is known keeps its default.
+
+    One that was never carried out, or never measured, cost no training, and says nothing of what it would have cost.
+    """
     found: dict[str, list[float]] = {"worker": [], "ps": [], "size": []}
     for change in changes:
-        if change.verdict in (KEPT, TAKEN_BACK):
+        if change.verdict in (KEPT, TAKEN_BACK) and change.rate_after > 0:
             found[_changed(change)].append(change.overhead_s)
     return Overheads(
         workers_s=median(found["worker"] or [default.workers_s]),

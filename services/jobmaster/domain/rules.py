@@ -146,11 +146,13 @@ def _is_misfit(at: Situation, role: RoleState) -> bool:
 
 
 def _hot(at: Situation) -> list[Action]:
-    """Loads are compared once a whole window lies behind the last placement."""
+    """Loads are compared once a whole window lies behind the last placement, and not while a plan is on trial."""
     window_s, status = at.limits.hot_window_s, at.status
     is_early = at.now < max(status.placed_at + window_s, status.judged_at + at.limits.hot_pause_s)
     members = {member.ps for member in at.record.members}
-    if not window_s or is_early or status.phase is not Phase.RUNNING or members != at.seen.busy.keys():
+    if not window_s or is_early or status.trial is not None:
+        return []
+    if status.phase is not Phase.RUNNING or members != at.seen.busy.keys():
         return []
     owned = counts_of(at.record.owner_of)
     loads = {ps: Load(owned.get(ps, 0), busy) for ps, busy in at.seen.busy.items()}
