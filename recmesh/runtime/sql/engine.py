@@ -1,5 +1,7 @@
 """Engines and transactions. All calls block: run them in a thread."""
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,13 +70,9 @@ def _sqlite(url: URL) -> Engine:
     def _connect(connection: Any, record: object) -> None:
         del record
         connection.isolation_level = None  # transactions begin where SQLAlchemy says, below
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            f"busy_timeout={BUSY_TIMEOUT_MS}",
-            "foreign_keys=ON",
-        ):
+        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
+        _use_wal(connection)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -83,6 +81,20 @@ def _sqlite(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _use_wal(connection: Any) -> None:
+    """The first connection of a file changes it to WAL; that others wait meanwhile is for them to do: SQLite's busy
+    timeout does not hold here."""
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 @contextmanager

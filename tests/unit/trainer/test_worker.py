@@ -1,6 +1,7 @@
 """The worker against servers that keep the protocol's rules and break everything else."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from recmesh.trainer.worker.meter import Meter
 from recmesh.trainer.worker.reading import InProcess
 from recmesh.trainer.worker.session import WorkerSession
 from recmesh.trainer.worker.terms import Declaration, Terms
+from tests.support.waiting import until
 from tests.unit.trainer.fakes import FakeRuns, FakeServer, FakeShards, PositionReader, job_spec, record_of
 
 TABLES = [EmbeddingTable("ta", 2, ["a"], init=Init.zeros()), EmbeddingTable("tb", 3, ["b"], init=Init.zeros())]
@@ -323,8 +325,16 @@ def test_a_drained_worker_returns_its_leases_and_loses_nothing() -> None:
 def test_what_was_cut_from_a_lease_is_left_to_others() -> None:
     with mesh(total=40_000, shard=40_000) as made:
         made.shards.cut_to = 24
-        threading.Timer(1.0, made.session.stop).start()
+
+        def stop() -> None:
+            until(lambda: bool(made.servers[0].pushed), timeout_s=60)
+            time.sleep(1.0)
+            made.session.stop()
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
         made.train(until=lambda: False)
+        stopper.join()
         made.session.close()
         applied = {piece for server in made.servers for piece in server.pushed}
         far = max(piece.hi for piece in applied)
