@@ -18,6 +18,7 @@ from recmesh.runtime.errors import NotFound, Violation
 AT_HAND = 512
 """Messages of a partition that are read ahead."""
 _PATIENCE_S = 5.0
+"""So long a partition's older events are waited for; they may have been removed since."""
 
 
 class Input(Protocol):
@@ -146,7 +147,7 @@ class Merge:
         now = self._clock.monotonic()
         for pump in behind:
             pump.lacks_since = now if pump.lacks_since is None else pump.lacks_since
-        return any(now - (pump.lacks_since or now) < _PATIENCE_S for pump in behind)
+        return any(pump.lacks_since is not None and now - pump.lacks_since < _PATIENCE_S for pump in behind)
 
     def waiting(self) -> list[tuple[Side, int]]:
         """Partitions with something at hand."""

@@ -154,6 +154,8 @@ class DataRole(Role):
     """Data executors: processes that read and transform rows for workers, which read themselves where there is none."""
 
     min: int = Field(default=0, ge=0)
+    """From 1 on, with a larger `max`, no `replicas` and not `shared`, the number of executors follows what workers wait
+    for; else it is `replicas`, or this."""
     mode: Literal["forward", "rebalance"] = "rebalance"
     """`forward`: a task is decoded by the executor that it came to. `rebalance`: one whose queue is long passes tasks,
     not decoded yet, to others that have announced room; none is passed on twice."""

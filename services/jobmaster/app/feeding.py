@@ -1,7 +1,6 @@
 """As many data executors as a job needs: brain is told how full their buffers are, and its answer carried out."""
 
-from recmesh.runtime.errors import MeshError
-from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import plan as plans
@@ -10,8 +9,6 @@ from services.jobmaster.domain.job import RolePlan
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.vitals import Beat
 from services.jobmaster.peers.planning import FeedAsk
-
-logger = get_logger(__name__)
 
 LOOK_S = 1.0
 MATTER = "data"
@@ -32,21 +29,14 @@ class Feeder:
 
     async def watch(self) -> None:
         """Runs until it is cancelled."""
-        run = self._run
-        while True:
-            await run.context.clock.sleep(LOOK_S)
-            try:
-                await self.look()
-            except MeshError as error:
-                logger.info("job %s: brain is asked for executors again later: %s", run.job_id, error.message)
-            except Exception:
-                logger.exception("job %s: the look at its data executors failed", run.job_id)
+        await look_every(self._run, LOOK_S, self.look, at="its data executors")
 
     async def look(self) -> None:
         """Hear; when a window is whole, ask."""
         run, window_s = self._run, self._run.context.limits.feed_window_s
         if not window_s or not plans.is_fed(run.spec, run.job.intent):
             self._lacking_since = None
+            self._conclude("overtaken: its number is not brain's any more")
             await self._follow_pin()
             return
         now = run.context.clock.now()
@@ -107,18 +97,20 @@ class Feeder:
         there = sum(role.stage == "running" for role in run.status.live(MATTER))
         wanted = plans.wanted(run.spec, run.job.intent, run.status.plan, MATTER)
         least = max(there, run.spec.roles.data.min)
-        if lacking_s < limits.feed_deadline_s or least >= wanted:
+        if lacking_s < limits.feed_deadline_s:
             return
-        self._conclude(f"taken back: {there} of {wanted} run after {lacking_s:,.0f} s")
+        seen = f"{there} of {wanted} run after {lacking_s:,.0f} s"
+        self._conclude(seen)
         self._lacking_since, self._rests_until = None, now + limits.feed_rest_s
-        await self._want(least)
+        if least < wanted:
+            decide(run, matter=MATTER, seen=seen, decision=f"data {wanted} → {least}, as the others do not come up")
+            await self._want(least)
 
     async def _follow_pin(self) -> None:
         """A count that a user has fixed is where brain goes on from when it is given back."""
         run = self._run
         fixed, planned = plans.pin(run.spec, run.job.intent, MATTER), run.status.plan.get(MATTER)
         if planned is not None and fixed and planned.replicas != fixed and not run.status.has_ended:
-            self._conclude("overtaken: its user has fixed the number")
             await self._want(fixed)
 
     async def _want(self, count: int) -> None:

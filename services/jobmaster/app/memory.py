@@ -1,7 +1,7 @@
 """Memory of a job's processes: limits raised before parameter servers reach them, and after one was killed for it."""
 
-from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import fleet
@@ -52,15 +52,8 @@ class MemoryWatch:
 
     async def watch(self) -> None:
         """Runs until it is cancelled. A horizon of 0 leaves memory alone until it is too late."""
-        run = self._run
-        while run.context.limits.memory_horizon_s > 0:
-            await run.context.clock.sleep(LOOK_S)
-            try:
-                await self.look()
-            except MeshError as error:
-                logger.warning("job %s: its memory is not looked after: %s", run.job_id, error.message)
-            except Exception:
-                logger.exception("job %s: the look at its memory failed", run.job_id)
+        if self._run.context.limits.memory_horizon_s > 0:
+            await look_every(self._run, LOOK_S, self.look, at="its memory")
 
     async def look(self) -> None:
         """Hear, forecast, answer; one answer within a cooldown, and none before the last one's servers have slots."""

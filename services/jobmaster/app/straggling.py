@@ -1,7 +1,7 @@
 """Slow workers of one job: heard, judged by `domain.straggler`, answered at shardsvc and by a backup worker."""
 
-from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import plan as plans
@@ -35,15 +35,9 @@ class StragglerWatch:
 
     async def watch(self) -> None:
         """Runs until it is cancelled. A window of 0 leaves stragglers alone."""
-        run = self._run
-        while run.context.limits.straggler_window_s > 0:
-            await run.context.clock.sleep(run.context.limits.heartbeat_s)
-            try:
-                await self.look()
-            except MeshError as error:
-                logger.warning("job %s: shards of slow workers are not sized: %s", run.job_id, error.message)
-            except Exception:
-                logger.exception("job %s: the look at slow workers failed", run.job_id)
+        limits = self._run.context.limits
+        if limits.straggler_window_s > 0:
+            await look_every(self._run, limits.heartbeat_s, self.look, at="slow workers")
 
     async def look(self) -> None:
         """Hear, judge, answer."""

@@ -3,8 +3,9 @@ taken back."""
 
 from collections.abc import Mapping
 
-from recmesh.runtime.errors import CallerError, MeshError
+from recmesh.runtime.errors import CallerError
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.planning import bounds_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
@@ -39,15 +40,7 @@ class Tuner:
 
     async def watch(self) -> None:
         """Runs until it is cancelled. An interval of 0 asks for no better plan; a change under way is still judged."""
-        run = self._run
-        while True:
-            await run.context.clock.sleep(LOOK_S)
-            try:
-                await self.look()
-            except MeshError as error:
-                logger.info("job %s: brain is asked, or told, again later: %s", run.job_id, error.message)
-            except Exception:
-                logger.exception("job %s: the look at its plan failed", run.job_id)
+        await look_every(self._run, LOOK_S, self.look, at="its plan")
 
     async def look(self) -> None:
         """Hear; judge the change under way, or ask for another; tell brain what came of the last."""

@@ -1,7 +1,6 @@
 """The threads of executors, with peers in this process."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -111,24 +110,30 @@ def test_a_call_does_not_wait_for_ever() -> None:
 
 
 def test_it_tells_how_long_somebody_waited_for_it() -> None:
-    with Group(1, slow=[0]) as group:
-        executor = group.executor(0)
-        assert executor.serving().waited_s == 0.0
-        threads = [
-            threading.Thread(target=lambda: executor.read(task(0), 0, 10, wait_s=0.3, here=True)) for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        waited = executor.serving().waited_s
-        assert 0.25 < waited < 30.0
-        time.sleep(0.05)
-        assert executor.serving().waited_s == waited
-        group.go.set()
-        until(lambda: executor.serving().decoded == 1)
-        assert executor.read(task(0), 0, 10, wait_s=30.0, here=True) is not None
-        assert executor.serving().waited_s - waited < 25.0
+    now, meanwhile = 0.0, list[float]()
+
+    def decode(task: TaskRecord) -> Decoded:
+        nonlocal now
+        now += 3.0
+        meanwhile.append(executor.serving().waited_s)
+        return rows_of(task)
+
+    executor = Executor(Shelf([1.0], 1 << 20), [decode], thresholds=None, reach=nobody, clock=lambda: now)
+    executor.start("e0")
+    try:
+        assert rows(executor.read(task(0), 0, 1, wait_s=10, here=False)) == [0]
+        now += 10.0                                                  # nobody waits
+        assert rows(executor.read(task(0), 1, 2, wait_s=10, here=False)) == [1]      # it is ready
+        assert meanwhile == [3.0] and executor.serving().waited_s == 3.0
+        assert executor.announce([task(1)]) == 1
+        until(lambda: executor.serving().decoded == 2)
+        assert meanwhile == [3.0, 3.0] and executor.serving().waited_s == 3.0       # read ahead
+    finally:
+        executor.stop()
+
+
+def nobody(address: str) -> Near:
+    raise AssertionError(f"there is no peer {address}")
 
 
 def test_what_cannot_be_read_is_told_to_who_asked() -> None:

@@ -196,9 +196,11 @@ async def test_those_that_do_not_start_are_given_up_and_nothing_else_waits_for_t
     run = world.jobs.run_of(job_id)
     assert run.status.plan["data"].replicas == 2 and len(executors(world, job_id)) == 2
     lines = [line for line in run.status.timeline if line.matter == "data"]
-    assert lines[-1].done.startswith("taken back: 2 of 3 run")
+    assert lines[-2].done.startswith("2 of 3 run after")
+    assert lines[-1].decided == "data 3 → 2, as the others do not come up"
     asked = len(world.brain.feeds)
     await world.clock.sleep(60.0)
+    assert [line for line in run.status.timeline if line.matter == "data"][-1].done == "2 run"
     assert len(world.brain.feeds) == asked            # not again at once
 
 
@@ -222,3 +224,17 @@ async def test_a_fixed_count_is_where_brain_goes_on_from(world: JobWorld) -> Non
     await world.jobs.scale(job_id, role="data", replicas=0, clear=True)
     await world.clock.sleep(30.0)
     assert len(executors(world, job_id)) == 2
+
+
+@pytest.mark.parametrize("count", [0, 6])
+async def test_a_decision_that_a_user_overtakes_is_over_and_holds_nothing_up(world: JobWorld, count: int) -> None:
+    """Also where the user wants what brain wanted."""
+    world.serving, world.waited_share = Serving(), 1.0
+    world.brain.fed = [6]
+    world.unborn.add(("data", 5))
+    job_id = await running(world, between(1, 6))
+    await world.until(lambda: len(executors(world, job_id)) == 5)
+    await world.jobs.scale(job_id, role="data", replicas=count, clear=False)
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: [line.done for line in run.status.timeline if line.matter == "data"] == [
+        "overtaken: its number is not brain's any more"])

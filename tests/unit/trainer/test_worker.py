@@ -1,7 +1,6 @@
 """The worker against servers that keep the protocol's rules and break everything else."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -327,9 +326,10 @@ def test_what_was_cut_from_a_lease_is_left_to_others() -> None:
         made.shards.cut_to = 24
 
         def stop() -> None:
-            until(lambda: bool(made.servers[0].pushed), timeout_s=60)
-            time.sleep(1.0)
-            made.session.stop()
+            try:
+                until(lambda: bool(made.servers[0].pushed) and not made.shards.leased, timeout_s=60)
+            finally:
+                made.session.stop()
 
         stopper = threading.Thread(target=stop)
         stopper.start()
