@@ -129,6 +129,8 @@ class RoleLimits(google.protobuf.message.Message):
     PINNED_FIELD_NUMBER: builtins.int
     CPU_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    GPU_FIELD_NUMBER: builtins.int
+    GPU_KIND_FIELD_NUMBER: builtins.int
     role: builtins.str
     min: builtins.int
     max: builtins.int
@@ -137,6 +139,9 @@ class RoleLimits(google.protobuf.message.Message):
     cpu: builtins.float
     memory_bytes: builtins.int
     """0: brain chooses"""
+    gpu: builtins.float
+    gpu_kind: builtins.str
+    """of one process; the user's alone"""
     def __init__(
         self,
         *,
@@ -146,8 +151,10 @@ class RoleLimits(google.protobuf.message.Message):
         pinned: builtins.int = ...,
         cpu: builtins.float = ...,
         memory_bytes: builtins.int = ...,
+        gpu: builtins.float = ...,
+        gpu_kind: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu", b"cpu", "max", b"max", "memory_bytes", b"memory_bytes", "min", b"min", "pinned", b"pinned", "role", b"role"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu", b"cpu", "gpu", b"gpu", "gpu_kind", b"gpu_kind", "max", b"max", "memory_bytes", b"memory_bytes", "min", b"min", "pinned", b"pinned", "role", b"role"]) -> None: ...
 
 Global___RoleLimits: typing_extensions.TypeAlias = RoleLimits
 
@@ -155,16 +162,38 @@ Global___RoleLimits: typing_extensions.TypeAlias = RoleLimits
 class PlanRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class FreeGpusEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_FIELD_NUMBER: builtins.int
     LIMITS_FIELD_NUMBER: builtins.int
     FREE_CPU_FIELD_NUMBER: builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    FREE_GPUS_FIELD_NUMBER: builtins.int
     free_cpu: builtins.float
     free_memory_bytes: builtins.int
+    """0: unknown"""
     @property
     def job(self) -> Global___JobMeta: ...
     @property
     def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleLimits]: ...
+    @property
+    def free_gpus(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """by kind, a kind not named has none; empty: unknown"""
+
     def __init__(
         self,
         *,
@@ -172,9 +201,10 @@ class PlanRequest(google.protobuf.message.Message):
         limits: collections.abc.Iterable[Global___RoleLimits] | None = ...,
         free_cpu: builtins.float = ...,
         free_memory_bytes: builtins.int = ...,
+        free_gpus: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits"]) -> None: ...
 
 Global___PlanRequest: typing_extensions.TypeAlias = PlanRequest
 
@@ -257,6 +287,7 @@ class Profile(google.protobuf.message.Message):
     PS_CPU_MAX_FIELD_NUMBER: builtins.int
     WORKER_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     IS_STEADY_FIELD_NUMBER: builtins.int
+    OTHERS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     at: builtins.float
     workers: builtins.int
@@ -286,6 +317,10 @@ class Profile(google.protobuf.message.Message):
     """of the busiest, the largest"""
     is_steady: builtins.bool
     """nothing changed over the rate's window"""
+    @property
+    def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleUse]:
+        """of roles beside workers and servers"""
+
     def __init__(
         self,
         *,
@@ -314,10 +349,40 @@ class Profile(google.protobuf.message.Message):
         ps_cpu_max: builtins.float = ...,
         worker_memory_bytes: builtins.int = ...,
         is_steady: builtins.bool = ...,
+        others: collections.abc.Iterable[Global___RoleUse] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "is_synchronous", b"is_synchronous", "job_id", b"job_id", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_cpu_max", b"ps_cpu_max", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "worker_cpu_max", b"worker_cpu_max", "worker_memory_bytes", b"worker_memory_bytes", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "is_synchronous", b"is_synchronous", "job_id", b"job_id", "others", b"others", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_cpu_max", b"ps_cpu_max", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "worker_cpu_max", b"worker_cpu_max", "worker_memory_bytes", b"worker_memory_bytes", "workers", b"workers"]) -> None: ...
 
 Global___Profile: typing_extensions.TypeAlias = Profile
+
+@typing.final
+class RoleUse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    CPU_LIMIT_FIELD_NUMBER: builtins.int
+    CPU_MAX_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    replicas: builtins.int
+    cpu_limit: builtins.float
+    """cores that one may use; 0: no limit"""
+    cpu_max: builtins.float
+    memory_bytes: builtins.int
+    """of the busiest, the largest"""
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        replicas: builtins.int = ...,
+        cpu_limit: builtins.float = ...,
+        cpu_max: builtins.float = ...,
+        memory_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_limit", b"cpu_limit", "cpu_max", b"cpu_max", "memory_bytes", b"memory_bytes", "replicas", b"replicas", "role", b"role"]) -> None: ...
+
+Global___RoleUse: typing_extensions.TypeAlias = RoleUse
 
 @typing.final
 class ObserveReply(google.protobuf.message.Message):
@@ -333,6 +398,22 @@ Global___ObserveReply: typing_extensions.TypeAlias = ObserveReply
 class DecideRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class FreeGpusEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_FIELD_NUMBER: builtins.int
     LIMITS_FIELD_NUMBER: builtins.int
     NOW_FIELD_NUMBER: builtins.int
@@ -340,6 +421,7 @@ class DecideRequest(google.protobuf.message.Message):
     REMAINING_FIELD_NUMBER: builtins.int
     FREE_CPU_FIELD_NUMBER: builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    FREE_GPUS_FIELD_NUMBER: builtins.int
     samples_per_s: builtins.float
     remaining: builtins.int
     free_cpu: builtins.float
@@ -351,6 +433,10 @@ class DecideRequest(google.protobuf.message.Message):
     def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleLimits]: ...
     @property
     def now(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
+    @property
+    def free_gpus(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """as in PlanRequest"""
+
     def __init__(
         self,
         *,
@@ -361,9 +447,10 @@ class DecideRequest(google.protobuf.message.Message):
         remaining: builtins.int = ...,
         free_cpu: builtins.float | None = ...,
         free_memory_bytes: builtins.int | None = ...,
+        free_gpus: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "now", b"now", "remaining", b"remaining", "samples_per_s", b"samples_per_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "now", b"now", "remaining", b"remaining", "samples_per_s", b"samples_per_s"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
     @typing.overload
@@ -420,6 +507,7 @@ class FeedRequest(google.protobuf.message.Message):
     SAMPLES_PER_S_FIELD_NUMBER: builtins.int
     FREE_CPU_FIELD_NUMBER: builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     min: builtins.int
     max: builtins.int
@@ -432,6 +520,8 @@ class FeedRequest(google.protobuf.message.Message):
     free_cpu: builtins.float
     free_memory_bytes: builtins.int
     """not set: unknown"""
+    owner: builtins.str
+    """whose quota bounds them"""
     @property
     def now(self) -> Global___RolePlan: ...
     def __init__(
@@ -447,9 +537,10 @@ class FeedRequest(google.protobuf.message.Message):
         samples_per_s: builtins.float = ...,
         free_cpu: builtins.float | None = ...,
         free_memory_bytes: builtins.int | None = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "now", b"now"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "buffer_fill", b"buffer_fill", "cpu_idle", b"cpu_idle", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job_id", b"job_id", "max", b"max", "memory", b"memory", "min", b"min", "now", b"now", "samples_per_s", b"samples_per_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "buffer_fill", b"buffer_fill", "cpu_idle", b"cpu_idle", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job_id", b"job_id", "max", b"max", "memory", b"memory", "min", b"min", "now", b"now", "owner", b"owner", "samples_per_s", b"samples_per_s"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
     @typing.overload

@@ -1,7 +1,7 @@
 """Composition root: the only place where brain's parts are chosen and joined."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from recmesh.plugins.planning import GROUP, INTERVAL_S, Planner, Resources
 from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
@@ -12,6 +12,7 @@ from recmesh.runtime.lifecycle import Component, Loop, main
 from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer
 from services.brain import ops, rpc
+from services.brain.app.book import Book
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
@@ -31,12 +32,13 @@ class Database:
 
     name = "database"
 
-    def __init__(self, store: SqlStore) -> None:
-        self._store = store
+    def __init__(self, store: SqlStore, *, opened: Callable[[], Awaitable[None]]) -> None:
+        self._store, self._opened = store, opened
 
     async def start(self) -> None:
-        """Bring the schema up to date."""
+        """Bring the schema up to date, and read what must be known before the first call."""
         await asyncio.to_thread(self._store.open)
+        await self._opened()
 
     async def ping(self) -> None:
         """Returns when it answers; raises what it says otherwise."""
@@ -53,8 +55,15 @@ def policy(settings: BrainSettings) -> Policy:
         interval_s=settings.plan_interval_s or INTERVAL_S, horizon_s=settings.plan_horizon_s, rho=settings.plan_rho,
         epsilon=settings.plan_epsilon, resize_window_s=settings.resize_window_s,
         sizes=Sizes(settings.cpu_min, settings.cpu_max),
-        quotas={owner: Resources(quota.cpu, quota.memory_gib * (1 << 30)) for owner, quota in settings.quotas.items()},
     )  # fmt: skip
+
+
+def quotas(settings: BrainSettings) -> dict[str, Resources]:
+    """By owner: what all their jobs may hold together."""
+    return {
+        owner: Resources(quota.cpu, quota.memory_gib * (1 << 30), quota.gpus)
+        for owner, quota in settings.quotas.items()
+    }
 
 
 def planner(settings: BrainSettings) -> Planner:
@@ -73,9 +82,11 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     bus = Bus.of(settings, "brain")
     store = SqlStore(settings.database)
     rule = WarmStart(k=settings.warm_start_jobs, mu=settings.warm_start_weight, s_min=settings.warm_start_likeness)
-    app = Jobs(store, rule=rule, clock=system_clock, told=Proposals(bus))
+    bounds = policy(settings)
+    book = Book(quotas(settings), clock=system_clock, interval_s=bounds.interval_s)
+    app = Jobs(store, book, rule=rule, clock=system_clock, told=Proposals(bus))
     deciding = Deciding(
-        store, planner(settings), policy(settings), rule=rule, seed=settings.seed,
+        store, planner(settings), bounds, book, rule=rule, seed=settings.seed,
         clock=system_clock, told=Proposals(bus),
     )
     feeding = Feeding(
@@ -83,7 +94,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
             low=settings.executors_low, high=settings.executors_high, cooldown_s=settings.executors_cooldown_s,
             grow_after_s=settings.executors_grow_after_s,
         ),
-        clock=system_clock,
+        book, clock=system_clock,
     )
     view = ops.View(app, clock=system_clock)
 
@@ -95,7 +106,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding, feeding))],
         tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
     )
-    database = Database(store)
+    database = Database(store, opened=app.restore)
     ready = Readiness({"the database": database.ping}, known=bus.objection, followers=[server])
     return [
         ops.server(settings, view, ready),

@@ -1,6 +1,6 @@
 """What the environment may set, with prefix `RECMESH_`."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -14,6 +14,8 @@ class OwnerQuota(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     cpu: float = Field(ge=0)
     memory_gib: float = Field(ge=0)
+    gpus: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """By kind; a kind that is not named: none."""
 
 
 class BrainSettings(ServiceSettings):
@@ -53,7 +55,8 @@ class BrainSettings(ServiceSettings):
     cpu_max: float = Field(default=8.0, gt=0)
     """Most cores of one process, where its user names none."""
     quotas: dict[str, OwnerQuota] = Field(default_factory=dict)
-    """By owner, as JSON: what all their jobs may hold together, {"ads": {"cpu": 64, "memory_gib": 256}}."""
+    """By owner, as JSON: what all their jobs may hold together,
+    {"ads": {"cpu": 64, "memory_gib": 256, "gpus": {"a100": 4}}}."""
     seed: int = 0
     """Of the planner's random choices."""
     profiles_per_job: int = Field(default=2000, ge=1)

@@ -37,7 +37,7 @@ class BrainServicer(pb_grpc.BrainServicer):
 
     async def Feed(self, request: pb.FeedRequest, context: Any) -> pb.FeedReply:
         """How many data executors."""
-        return wire.feed_reply(self._feeding.decide(wire.feed_ask(request)))
+        return wire.feed_reply(await self._feeding.decide(wire.feed_ask(request)))
 
     async def Conclude(self, request: pb.ChangeOutcome, context: Any) -> pb.ConcludeReply:
         """What came of one."""

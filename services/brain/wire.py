@@ -16,13 +16,15 @@ from services.brain.domain.model import (
     Profile,
     RoleLimits,
     RolePlan,
+    RoleUse,
 )
 
 _JOB = (
     "job_id", "owner", "model", "framework", "dense_parameters", "tables", "dim", "batch_size", "data_rows",
     "data_bytes", "epochs", "priority", "deadline",
 )  # fmt: skip
-_PROFILE = tuple(field.name for field in pb.Profile.DESCRIPTOR.fields)
+_USE = tuple(field.name for field in pb.RoleUse.DESCRIPTOR.fields)
+_PROFILE = tuple(field.name for field in pb.Profile.DESCRIPTOR.fields if field.name != "others")
 
 
 def job(message: pb.JobMeta) -> Job:
@@ -39,13 +41,22 @@ def limits(message: pb.RoleLimits) -> RoleLimits:
     """0 on the wire is "not pinned"."""
     return RoleLimits(
         message.role, min=message.min, max=message.max, pinned=message.pinned or None, cpu=message.cpu,
-        memory_bytes=message.memory_bytes,
+        memory_bytes=message.memory_bytes, gpu=message.gpu, gpu_kind=message.gpu_kind,
     )  # fmt: skip
 
 
 def free(request: pb.PlanRequest) -> Free:
     """0 on the wire is "unknown"."""
-    return Free(cpu=request.free_cpu or None, memory_bytes=request.free_memory_bytes or None)
+    return Free(request.free_cpu or None, request.free_memory_bytes or None, dict(request.free_gpus) or None)
+
+
+def _free_now(request: pb.DecideRequest | pb.FeedRequest) -> Free:
+    """0 is nothing; what is not set is unknown."""
+    return Free(
+        cpu=request.free_cpu if request.HasField("free_cpu") else None,
+        memory_bytes=request.free_memory_bytes if request.HasField("free_memory_bytes") else None,
+        gpus=(dict(request.free_gpus) or None) if isinstance(request, pb.DecideRequest) else None,
+    )  # fmt: skip
 
 
 def role_plan(message: pb.RolePlan) -> RolePlan:
@@ -77,12 +88,14 @@ def plan_reply(value: Plan) -> pb.PlanReply:
 
 def profile(message: pb.Profile) -> Profile:
     """A profile."""
-    return Profile(**{name: getattr(message, name) for name in _PROFILE})
+    others = tuple(RoleUse(**{name: getattr(each, name) for name in _USE}) for each in message.others)
+    return Profile(**{name: getattr(message, name) for name in _PROFILE}, others=others)
 
 
 def profile_message(value: Profile) -> pb.Profile:
     """A profile."""
-    return pb.Profile(**{name: getattr(value, name) for name in _PROFILE})
+    others = [pb.RoleUse(**asdict(each)) for each in value.others]
+    return pb.Profile(**{name: getattr(value, name) for name in _PROFILE}, others=others)
 
 
 def history(message: pb.JobHistory) -> History:
@@ -105,12 +118,10 @@ def history_message(value: History) -> pb.JobHistory:
 
 def ask(request: pb.DecideRequest) -> Ask:
     """A job that trains."""
-    free_cpu = request.free_cpu if request.HasField("free_cpu") else None
-    free_memory = request.free_memory_bytes if request.HasField("free_memory_bytes") else None
     return Ask(
         job=job(request.job), limits=tuple(limits(each) for each in request.limits),
         now={each.role: role_plan(each) for each in request.now}, samples_per_s=request.samples_per_s,
-        remaining=request.remaining, free=Free(free_cpu, free_memory),
+        remaining=request.remaining, free=_free_now(request),
     )  # fmt: skip
 
 
@@ -118,11 +129,7 @@ def feed_ask(request: pb.FeedRequest) -> FeedAsk:
     """A job's data executors."""
     return FeedAsk(
         request.job_id, role_plan(request.now), request.min, request.max, request.buffer_fill, request.cpu_idle,
-        request.memory, request.samples_per_s,
-        Free(
-            cpu=request.free_cpu if request.HasField("free_cpu") else None,
-            memory_bytes=request.free_memory_bytes if request.HasField("free_memory_bytes") else None,
-        ),
+        request.memory, request.samples_per_s, _free_now(request), request.owner,
     )  # fmt: skip
 
 

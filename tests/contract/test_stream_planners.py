@@ -2,6 +2,8 @@
 
 import importlib
 import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.planner_plugin.src.fair_share.peak import HourPeak
 from recmesh.plugins.planning import Floats
-from recmesh.plugins.streams import GROUP, StreamPlanner, StreamView
+from recmesh.plugins.stream_contract import check_stream_planner
+from recmesh.plugins.streams import GROUP, Schedule, StreamPlanner, StreamView
 from services.brain.domain.streams import STREAM_PLANNERS
 
-planners = pytest.mark.parametrize("name", sorted(STREAM_PLANNERS))
+KNOWN: dict[str, Callable[[], StreamPlanner]] = {**STREAM_PLANNERS, "hour-peak": HourPeak}
+planners = pytest.mark.parametrize("name", sorted(KNOWN))
 
 
 def rates(workers: Floats) -> Floats:
@@ -45,11 +50,6 @@ def stream(
     )
 
 
-def made(name: str, view: StreamView, seed: int = 0) -> tuple[tuple[int, ...], tuple[str, ...], tuple[bool, ...]]:
-    found = STREAM_PLANNERS[name]().schedule(view, np.random.default_rng(seed))
-    return found.workers, found.reasons, found.unmet
-
-
 @planners
 @settings(max_examples=10, deadline=None)
 @given(
@@ -62,7 +62,7 @@ def made(name: str, view: StreamView, seed: int = 0) -> tuple[tuple[int, ...], t
     lead_s=st.floats(0, 900),
     since_s=st.floats(0, 1e5),
 )
-def test_each_step_has_a_count_within_bounds_a_reason_and_its_servers(
+def test_a_stream_planner_keeps_its_contract(
     name: str,
     seed: int,
     least: int,
@@ -83,38 +83,25 @@ def test_each_step_has_a_count_within_bounds_a_reason_and_its_servers(
         lead_s=lead_s,
         since_s=since_s,
     )
-    found = STREAM_PLANNERS[name]().schedule(view, np.random.default_rng(0))
-    assert len(found.workers) == len(found.reasons) == len(found.unmet) == len(found.ps) == len(view.demand)
-    assert all(least <= count <= least + more for count in found.workers)
-    assert all(found.reasons)
-    assert all(servers == -(-count // 2) for count, servers in zip(found.workers, found.ps, strict=True))
-
-
-@planners
-def test_the_same_view_and_seed_give_the_same_schedule_and_no_input_is_changed(name: str) -> None:
-    view = stream(3)
-    assert view.past is not None
-    before = view.demand.copy(), view.past.copy()
-    assert made(name, view) == made(name, view)
-    assert (view.demand == before[0]).all() and (view.past == before[1]).all()
+    check_stream_planner(KNOWN[name], [view, view], budget_s=60.0)
 
 
 @planners
 def test_a_view_without_a_past_or_a_spread_is_answered(name: str) -> None:
     bare = StreamView("job", 0.0, 300.0, np.full(4, 20_000.0), rates, workers=1)
-    found = STREAM_PLANNERS[name]().schedule(bare, np.random.default_rng(0))
+    found = KNOWN[name]().schedule(bare, np.random.default_rng(0))
     assert len(found.workers) == 4 and found.ps == ()
 
 
 @planners
 def test_demand_beyond_every_count_is_said_to_be_unmet(name: str) -> None:
     view = StreamView("job", 0.0, 300.0, np.full(4, 1e9), rates, workers=10, past=np.full(24, 1e9))
-    assert all(STREAM_PLANNERS[name]().schedule(view, np.random.default_rng(0)).unmet)
+    assert all(KNOWN[name]().schedule(view, np.random.default_rng(0)).unmet)
 
 
 @planners
 def test_its_name_is_the_one_it_is_found_by(name: str) -> None:
-    assert STREAM_PLANNERS[name]().name == name
+    assert KNOWN[name]().name == name
 
 
 def test_the_entry_points_are_the_table() -> None:
@@ -124,4 +111,73 @@ def test_the_entry_points_are_the_table() -> None:
     for name, where in entries.items():
         module, attribute = where.split(":")
         planner: StreamPlanner = getattr(importlib.import_module(module), attribute)()
-        assert planner == STREAM_PLANNERS[name]()
+        assert planner == KNOWN[name]()
+
+
+class _Broken:
+    """Holds what there is; a test breaks one rule of it."""
+
+    name = "broken"
+
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        steps = len(stream.demand)
+        return Schedule((stream.workers,) * steps, ("it stays",) * steps, (False,) * steps, (3,) * steps)
+
+
+class _Silent(_Broken):
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        return replace(super().schedule(stream, rng), reasons=(" ",) * len(stream.demand))
+
+
+class _Short(_Broken):
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        return replace(super().schedule(stream, rng), workers=(stream.workers,))
+
+
+class _Counting(_Broken):
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        self.asked += 1
+        return replace(super().schedule(stream, rng), reasons=(str(self.asked),) * len(stream.demand))
+
+
+class _Careless(_Broken):
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        stream.demand[0] = 0.0
+        return super().schedule(stream, rng)
+
+
+class _Serverless(_Broken):
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        return replace(super().schedule(stream, rng), ps=())
+
+
+@pytest.mark.parametrize(
+    ("planner", "demand", "workers", "said"),
+    [
+        (_Broken, 20_000.0, 5, ""),
+        (_Broken, 20_000.0, 17, "lie outside of 1 to 16"),
+        (_Broken, 1e9, 5, "does not say so"),
+        (_Silent, 20_000.0, 5, "without words"),
+        (_Short, 20_000.0, 5, "for 4 steps"),
+        (_Counting, 20_000.0, 5, "keep no state of calls"),
+        (_Careless, 20_000.0, 5, "was changed"),
+        (_Serverless, 20_000.0, 5, "parameter servers"),
+    ],
+)
+def test_the_contract_catches_a_planner_that_breaks_it(
+    planner: type[StreamPlanner], demand: float, workers: int, said: str
+) -> None:
+    view = StreamView("job", 0.0, 300.0, np.full(4, demand), rates, workers=workers, most=16, workers_per_ps=2.0)
+    if not said:
+        check_stream_planner(planner, [view])
+        return
+    with pytest.raises(AssertionError, match=said):
+        check_stream_planner(planner, [view])
+
+
+def test_the_contract_catches_a_planner_that_takes_too_long() -> None:
+    with pytest.raises(AssertionError, match="of CPU"):
+        check_stream_planner(HourPeak, [stream()], budget_s=0.0)

@@ -19,10 +19,10 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.spec.job import TrainingJob
-from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder
+from services.jobmaster.cluster import RoleProcess, StartOrder
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.facts import JobFacts
-from services.jobmaster.domain.job import Outcome
+from services.jobmaster.domain.job import Capacity, Outcome
 from services.jobmaster.domain.ledgers import Interval, Ledger
 from services.jobmaster.peers import (
     AwaitState,
@@ -298,6 +298,9 @@ class FakeBrain:
     def __init__(self) -> None:
         self.away = False
         self.planned = Planned({}, "default", "")
+        self.bounds: list[RoleBounds] = []
+        """Of the last question for a first plan."""
+        self.over_quota = ""
         self.profiles: list[JobProfile] = []
         self.asks: list[PlanAsk] = []
         self.advice: list[Advice | None] = []
@@ -308,12 +311,13 @@ class FakeBrain:
         self.outcomes: list[Outcome] = []
         self.ends: list[JobEnd] = []
 
-    async def plan(
-        self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free_cpu: float, free_memory_bytes: int
-    ) -> Planned:
+    async def plan(self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free: Capacity) -> Planned:
         await asyncio.sleep(0)
         if self.away:
             raise Unavailable("no brain")
+        self.bounds = list(bounds)
+        if self.over_quota:
+            raise ResourceExhausted(self.over_quota, reason="OVER_QUOTA")
         return self.planned
 
     async def observe(self, profile: JobProfile) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,6 @@ from recmesh.plugins.planning import (
     POD_PRICE,
     PRICES,
     ClusterView,
-    JobView,
     Overheads,
     Planner,
     Proposal,
@@ -24,6 +23,7 @@ from recmesh.plugins.planning import (
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.telemetry import Metrics
+from services.brain.app.book import Book
 from services.brain.app.jobs import PAST_JOBS, check_job
 from services.brain.domain.executors.vertical import Limits
 from services.brain.domain.model import (
@@ -32,8 +32,7 @@ from services.brain.domain.model import (
     TAKEN_BACK,
     Ask,
     Change,
-    Free,
-    Job,
+    History,
     Look,
     Plan,
     Profile,
@@ -46,6 +45,7 @@ from services.brain.domain.views import (
     front_of,
     is_avoided,
     learned,
+    of_similar,
     overheads_of,
     roles_of,
     total,
@@ -62,6 +62,10 @@ CHANGES = 200
 """The newest of all jobs, from which overheads are learned."""
 RESIZER = "vertical"
 """Who proposes sizes by use."""
+PRIOR_S = 600.0
+"""So long what is known of similar jobs is good."""
+POOLED_JOBS, POOLED_PROFILES = 20, 8
+"""Jobs of one model that are taken together, and profiles of each of their sizes."""
 MAX_LIVE = 20_000
 """Jobs whose last proposal is kept; the oldest go."""
 
@@ -86,33 +90,32 @@ class Policy:
     """So long the use of a job's processes is watched before their sizes follow it."""
     overheads: Overheads = field(default_factory=lambda: Overheads(workers_s=5.0, ps_s=5.0, resize_s=1.0))
     """Until some were measured."""
-    quotas: Mapping[str, Resources] = field(default_factory=dict)
-    """By owner: what all their jobs may hold together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What a similar job has shown of its speed."""
+    """What similar jobs have shown of their speed."""
 
     throughput: Throughput | None = None
     name: str = ""
+    at: float = -math.inf
+    """When it was looked for."""
 
 
 class Deciding:
     """One planner for all jobs."""
 
     def __init__(
-        self, store: SqlStore, planner: Planner, policy: Policy, *, rule: WarmStart, seed: int, clock: Clock,
-        told: Callable[[Plan], Awaitable[None]],
+        self, store: SqlStore, planner: Planner, policy: Policy, book: Book, *, rule: WarmStart, seed: int,
+        clock: Clock, told: Callable[[Plan], Awaitable[None]],
     ) -> None:  # fmt: skip
-        self._store, self._planner, self._policy = store, planner, policy
+        self._store, self._planner, self._policy, self._book = store, planner, policy, book
         self._rule, self._seed, self._clock, self._told = rule, seed, clock, told
         self._priors: dict[str, Prior] = {}
-        self._promised: dict[str, tuple[float, Resources]] = {}
-        """By job: when it was given a plan, and what that takes beyond what it had; until it asks again."""
         self._live: dict[str, tuple[float, Proposal]] = {}
         """By job: when it last asked, and what was proposed for it then."""
-        self._choosing = asyncio.Lock()
+        self._asks: dict[str, Ask] = {}
+        """The last of each."""
 
     async def decide(self, ask: Ask) -> tuple[Look, Plan | None]:
         """What the job should change to; None: nothing. What is chosen is stored before it is given out."""
@@ -130,7 +133,7 @@ class Deciding:
         if asked is not None:
             await asyncio.to_thread(self._store.put_profile, asked)
             shown, profiles = [*shown, asked], [*profiles, asked]
-        prior = await self._prior(ask.job, now)
+        prior = await self._prior(ask, shown, now)
         # Carried through also when the caller has given up: no two choices at a time.
         choice = asyncio.create_task(self._chosen(ask, shown, profiles, changes, prior, now))
         look, plan = await asyncio.shield(choice)
@@ -154,30 +157,43 @@ class Deciding:
         if seen is not None:
             await asyncio.to_thread(self._store.put_profile, seen)
         _changes.labels(change.verdict).inc()
-        self._promised.pop(change.job_id, None)
+        self._book.settle(change.job_id, change.before if change.verdict == TAKEN_BACK else change.after)
 
-    async def _prior(self, job: Job, now: float) -> Prior:
-        """What the most similar past job has shown; asked for once per job."""
-        known = self._priors.get(job.job_id)
-        if known is None:
-            known = self._priors[job.job_id] = await asyncio.to_thread(self._look_for_prior, job, now)
+    async def _prior(self, ask: Ask, shown: Sequence[Profile], now: float) -> Prior:
+        """What similar jobs have shown; looked for again every now and then, as some of them go on."""
+        known = self._priors.get(ask.job.job_id, Prior())
+        if now - known.at >= PRIOR_S:
+            known = self._priors[ask.job.job_id] = await asyncio.to_thread(self._look_for_prior, ask, shown, now)
             while len(self._priors) > MAX_LIVE:
                 self._priors.pop(next(iter(self._priors)))
         return known
 
-    def _look_for_prior(self, job: Job, now: float) -> Prior:
+    def _look_for_prior(self, ask: Ask, shown: Sequence[Profile], now: float) -> Prior:
+        """Of jobs of its model, ended and live, together; else of the most similar one that ended."""
         past = self._store.histories(outcome=SUCCEEDED, limit=PAST_JOBS)
-        for similar, history in reversed(most_similar(job, past, self._rule)):
+        live = [
+            History(each.job, SUCCEEDED, ended=now, final_plan=tuple(each.now.values()))
+            for each in list(self._asks.values())
+        ]
+        alike = [each for each in (*past, *live) if each.job.model and each.job.model == ask.job.model]
+        similar = most_similar(ask.job, alike, replace(self._rule, k=POOLED_JOBS))
+        if shown and similar:
+            names = [each.job_id for each, _ in reversed(similar)]
+            found = of_similar([self._store.shown(name, each=POOLED_PROFILES) for name in names], shown[-1], now=now)
+            if found is not None:
+                more = f", and {len(names) - 3} more" if len(names) > 3 else ""
+                return Prior(found, f"{', '.join(names[:3])}{more}, of the same model", now)
+        for each, history in reversed(most_similar(ask.job, past, self._rule)):
             model, _ = learned(self._store.shown(history.job.job_id), now=now)
             if model is not None:
-                return Prior(model, f"{similar.job_id} ({similar.similarity:.2f}: {similar.why})")
-        return Prior()
+                return Prior(model, f"{each.job_id} ({each.similarity:.2f}: {each.why})", now)
+        return Prior(at=now)
 
     async def _chosen(
         self, ask: Ask, shown: Sequence[Profile], profiles: Sequence[Profile], changes: Sequence[Change],
         prior: Prior, now: float,
     ) -> tuple[Look, Plan | None]:  # fmt: skip
-        async with self._choosing:
+        async with self._book.choosing:
             return await asyncio.to_thread(self._choose, ask, shown, profiles, changes, prior, now)
 
     def _choose(
@@ -194,15 +210,15 @@ class Deciding:
             fit=fit, ps_bytes=profiles[-1].ps_memory_bytes if profiles else 0,
             front=tuple(each.allocation for each in before[1].candidates) if before else (),
         )  # fmt: skip
-        self._promised.pop(ask.job.job_id, None)
-        cluster = self._cluster(ask.free, now)
+        self._asks[ask.job.job_id] = ask
+        self._book.see(ask.job.job_id, ask.job.owner, ask.now.values())
+        cluster = self._cluster(ask, now)
         rng = np.random.default_rng([self._seed, _number(ask.job.job_id), int(now)])
         proposed = within_bounds(self._planner.propose(seen, cluster, rng))
         made = without_avoided(proposed, changes, now=now)
         self._remember(made, now)
         # 3. A choice among all of them, of which this job's part is the answer.
         everybody = [proposal for _, proposal in list(self._live.values())]
-        cluster = replace(cluster, quotas=self._quotas_left(everybody))
         decided = next(
             each for each in self._planner.select(everybody, cluster, rng) if each.job_id == ask.job.job_id
         )
@@ -218,9 +234,9 @@ class Deciding:
         plan = None
         if roles:
             plan = Plan(roles, planner, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now,
-                        samples_per_s=expected)  # fmt: skip
+                        samples_per_s=expected, owner=ask.job.owner)  # fmt: skip
             # What it was given is its own until it asks again; what else it could have had is free for others.
-            self._promised[ask.job.job_id] = now, _more(roles, ask.now)
+            self._book.give(ask.job.job_id, ask.job.owner, roles)
             self._live[ask.job.job_id] = now, Proposal(seen, (), Reason.KEEP, "it was given a plan")
         look = Look(
             job_id=ask.job.job_id, at=now, planner=planner, reason=reason, why=why,
@@ -233,12 +249,11 @@ class Deciding:
     def _resized(
         self, ask: Ask, profiles: Sequence[Profile], changes: Sequence[Change], cluster: ClusterView, *, grows: bool
     ) -> Resizing | None:
-        """grows: cores may become more. Where a model tells what they bring, that is the planner's to say."""
+        """grows: cores of workers and servers may become more."""
         policy = self._policy
-        most = policy.sizes.most if grows else 0.0
         sizing = resized(
-            ask.job, ask.now, ask.limits, profiles, cores=Limits(policy.sizes.least, most),
-            window_s=policy.resize_window_s, at=cluster.now,
+            ask.job, ask.now, ask.limits, profiles, cores=Limits(policy.sizes.least, policy.sizes.most),
+            window_s=policy.resize_window_s, at=cluster.now, grows=grows,
         )  # fmt: skip
         if sizing is None or is_avoided(ask.job.job_id, sizing.roles, changes, now=cluster.now):
             return None
@@ -253,34 +268,22 @@ class Deciding:
         gone = [job_id for job_id, (at, _) in list(self._live.items()) if at < oldest]
         for job_id in [*gone, *list(self._live)[: max(0, len(self._live) - MAX_LIVE)]]:
             self._live.pop(job_id, None)
-            self._promised.pop(job_id, None)
+            self._asks.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:
-        """The job has ended: what was meant for it is free."""
-        self._live.pop(job_id, None)
-        self._promised.pop(job_id, None)
-        self._priors.pop(job_id, None)
+        """The job has ended."""
+        for known in (self._live, self._asks, self._priors):
+            known.pop(job_id, None)
 
-    def _cluster(self, free: Free, now: float) -> ClusterView:
+    def _cluster(self, ask: Ask, now: float) -> ClusterView:
         policy = self._policy
-        room = Resources(
-            math.inf if free.cpu is None else free.cpu,
-            math.inf if free.memory_bytes is None else free.memory_bytes,
-        )  # fmt: skip
-        for at, more in list(self._promised.values()):
-            room = room.plus(more, times=-1) if now - at <= self._policy.interval_s else room
+        kinds = {plan.gpu_kind or ANY_GPU for plan in ask.now.values() if plan.gpu}
+        kinds |= {each.job.now.gpu_kind for _, each in list(self._live.values()) if each.job.now.worker_gpus}
         return ClusterView(
-            now=now, free=room, prices=policy.prices, pod_price=policy.pod_price, interval_s=policy.interval_s,
-            horizon_s=policy.horizon_s, epsilon=policy.epsilon, rho=policy.rho,
+            now=now, free=self._book.room(ask.free, but=ask.job.job_id, kinds=kinds), prices=policy.prices,
+            pod_price=policy.pod_price, interval_s=policy.interval_s, horizon_s=policy.horizon_s,
+            epsilon=policy.epsilon, rho=policy.rho, quotas=self._book.quotas_left(),
         )  # fmt: skip
-
-    def _quotas_left(self, proposals: Sequence[Proposal]) -> dict[str, Resources]:
-        """Of each owner's quota, what is beyond what their jobs hold."""
-        left = dict(self._policy.quotas)
-        for job in (proposal.job for proposal in proposals):
-            if job.owner in left and not job.queued:
-                left[job.owner] = left[job.owner].plus(_held(job), times=-1)
-        return left
 
 
 def _measured(
@@ -298,16 +301,6 @@ def _measured(
         hardware=(worker.gpu_kind or ANY_GPU) if worker.gpu else "cpu",
         data_s=0.0, pull_s=0.0, compute_s=0.0, push_s=0.0, ps_busy_share=0.0,
     )  # fmt: skip
-
-
-def _held(job: JobView) -> Resources:
-    return job.now.resources
-
-
-def _more(roles: Sequence[RolePlan], now: Mapping[str, RolePlan]) -> Resources:
-    """What a plan takes beyond what the job has; what it gives back is free when it is given back."""
-    more = total(roles).plus(total(tuple(now.values())), times=-1)
-    return Resources(max(0.0, more.cpu), max(0.0, more.memory_bytes))
 
 
 def _number(job_id: str) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.telemetry import Metrics
+from services.brain.app.book import Book
 from services.brain.domain.executors.horizontal import Executors, Rule, Signal, Tried, Verdict, decide, level
 from services.brain.domain.model import FeedAsk
 from services.brain.domain.views import UNLIMITED_CPU
@@ -22,31 +23,47 @@ _verdicts = _metrics.counter("executor_decisions", "Looks at data executors, by 
 class Feeding:
     """What was tried is kept in memory: after a restart the first change waits for no cooldown."""
 
-    def __init__(self, rule: Rule, *, clock: Clock) -> None:
-        self._rule, self._clock = rule, clock
+    def __init__(self, rule: Rule, book: Book, *, clock: Clock) -> None:
+        self._rule, self._book, self._clock = rule, book, clock
         self._tried: dict[str, tuple[Tried, ...]] = {}
 
-    def decide(self, ask: FeedAsk) -> Verdict:
+    async def decide(self, ask: FeedAsk) -> Verdict:
         """How many there should be now, and why. InvalidArgument names what is wrong."""
         _check(ask)
-        now = self._clock.now()
+        async with self._book.choosing:
+            return self._decide(ask, self._clock.now())
+
+    def _decide(self, ask: FeedAsk, now: float) -> Verdict:
+        self._book.see(ask.job_id, ask.owner, [ask.now])
         signal = Signal(ask.buffer_fill, ask.cpu_idle, ask.memory, ask.samples_per_s)
         history = self._tried.pop(ask.job_id, ())
         if history and history[-1].wanted != ask.now.replicas:      # not carried out, or overtaken by a user
             history = history[:-1]
         history = _measured(history, signal, now, self._rule)
-        found = decide(Executors(ask.now.replicas, ask.least, _most(ask), signal, history), now, self._rule)
+        found = decide(Executors(ask.now.replicas, ask.least, self._most(ask), signal, history), now, self._rule)
         if found.count != ask.now.replicas:
             tried = Tried(
                 now, found.strategy, level(signal, self._rule), None, count=ask.now.replicas, wanted=found.count,
                 rate_before=ask.samples_per_s,
             )  # fmt: skip
             history = (*history, tried)[-MAX_TRIED:]
+            self._book.give(ask.job_id, ask.owner, [replace(ask.now, replicas=found.count)])
         self._tried[ask.job_id] = history
         while len(self._tried) > MAX_LIVE:
             self._tried.pop(next(iter(self._tried)))
         _verdicts.labels(found.reason.name).inc()
         return found
+
+    def _most(self, ask: FeedAsk) -> int:
+        """Within the limits, what is free, and its owner's quota; what is there stays."""
+        rooms = [self._book.room(ask.free, but=ask.job_id), self._book.left(ask.owner)]
+        more = [
+            room / one for each in rooms if each is not None
+            for room, one in ((each.cpu, ask.now.cpu or UNLIMITED_CPU), (each.memory_bytes, ask.now.memory_bytes))
+            if one > 0
+        ]
+        most = min([ask.now.replicas + max(0.0, each) for each in more], default=math.inf)
+        return max(ask.least, math.floor(min(ask.most, most)))
 
     def forget(self, job_id: str) -> None:
         """The job has ended."""
@@ -58,14 +75,6 @@ def _measured(history: tuple[Tried, ...], signal: Signal, now: float, rule: Rule
     if not history or history[-1].level_after is not None or now - history[-1].at < rule.grow_after_s:
         return history
     return (*history[:-1], replace(history[-1], level_after=level(signal, rule), rate_after=signal.samples_per_s))
-
-
-def _most(ask: FeedAsk) -> int:
-    """Within the limits and what is free; what is there stays."""
-    needs = (ask.free.cpu, ask.now.cpu or UNLIMITED_CPU), (ask.free.memory_bytes, ask.now.memory_bytes)
-    rooms = [free / one for free, one in needs if free is not None and one > 0]
-    room = ask.now.replicas + max(0, math.floor(min(rooms))) if rooms else ask.most
-    return max(ask.least, min(ask.most, room))
 
 
 def _check(ask: FeedAsk) -> None:

@@ -7,16 +7,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
+from recmesh.runtime.errors import InvalidArgument, NotFound, ResourceExhausted, Violation
 from recmesh.runtime.telemetry import Metrics
+from services.brain.app.book import Book
 from services.brain.domain.explain import explain
 from services.brain.domain.first_plan import first_plan
 from services.brain.domain.model import Change, Free, History, Job, Look, Plan, Profile, RoleLimits
+from services.brain.domain.planning.room import amount
+from services.brain.domain.views import ANY_GPU, total
 from services.brain.domain.warmstart import SUCCEEDED, WarmStart
 from services.brain.store import SqlStore
 
 PAST_JOBS = 2000
 """The newest successful jobs that are looked through for similar ones."""
+LIVE_S = 600.0
+"""A job that has told a profile within so long runs."""
 HISTORY_LIMIT = 1000
 SHOWN_CHANGES = 20
 
@@ -46,22 +51,47 @@ class Jobs:
     """What is known of jobs. Store calls block, so they run in threads."""
 
     def __init__(
-        self, store: SqlStore, *, rule: WarmStart, clock: Clock, told: Callable[[Plan], Awaitable[None]]
-    ) -> None:
-        self._store, self._rule, self._clock, self._told = store, rule, clock, told
+        self, store: SqlStore, book: Book, *, rule: WarmStart, clock: Clock,
+        told: Callable[[Plan], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._store, self._book, self._rule, self._clock, self._told = store, book, rule, clock, told
         self._counts = dict.fromkeys(("plans", "plans_from_similar", "profiles", "histories"), 0)
 
+    async def restore(self) -> None:
+        """After a restart: what jobs that run hold, by their newest plans."""
+        since = self._clock.now() - LIVE_S
+        self._book.restore(await asyncio.to_thread(self._store.running, since=since))
+
     async def plan(self, job: Job, limits: Sequence[RoleLimits], free: Free) -> Plan:
-        """The job's first plan; it is stored before it is given out."""
+        """The job's first plan; it is stored before it is given out.
+
+        Raises:
+            ResourceExhausted: even the least that the user allows is more than what is left of the owner's quota.
+        """
         check_job(job, limits)
         past = await asyncio.to_thread(self._store.histories, outcome=SUCCEEDED, limit=PAST_JOBS)
-        made = first_plan(job, limits, free, past, self._rule)
-        plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now())
+        async with self._book.choosing:
+            made = self._first(job, limits, free, past)
+        plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now(), owner=job.owner)
         await asyncio.to_thread(self._store.put_plan, plan)
         await self._told(plan)
         self._counts["plans"] += 1
         self._counts["plans_from_similar"] += plan.source == "similar"
         _plans.labels(plan.source).inc()
+        return plan
+
+    def _first(self, job: Job, limits: Sequence[RoleLimits], free: Free, past: Sequence[History]) -> Plan:
+        """Within what is free beyond what was promised to others, and what is left of the quota."""
+        kinds = {each.gpu_kind or ANY_GPU for each in limits if each.gpu}
+        room, left = self._book.room(free, but=job.job_id, kinds=kinds), self._book.left(job.owner, but=job.job_id)
+        plan = first_plan(job, limits, room, past, self._rule, quota=left)
+        if left is not None and not total(plan.roles).within(left):
+            raise ResourceExhausted(
+                f"the least that job {job.job_id!r} may begin with is {amount(total(plan.roles))}, and "
+                f"{amount(left)} are left in the quota of owner {job.owner!r}",
+                reason="OVER_QUOTA",
+            )
+        self._book.give(job.job_id, job.owner, plan.roles)
         return plan
 
     async def observe(self, profile: Profile) -> None:
@@ -76,6 +106,8 @@ class Jobs:
             raise InvalidArgument("the profile is refused", violations=violations)
         at = profile.at or self._clock.now()
         await asyncio.to_thread(self._store.put_profile, replace(profile, at=at))
+        counts = {each.role: each.replicas for each in profile.others}
+        self._book.see_running(profile.job_id, counts | {"worker": profile.workers, "ps": profile.ps})
         self._counts["profiles"] += 1
         _profiles.inc()
 
@@ -89,6 +121,7 @@ class Jobs:
             raise InvalidArgument("the job's history is refused", violations=violations)
         ended = history.ended or self._clock.now()
         await asyncio.to_thread(self._store.put_history, replace(history, ended=ended))
+        self._book.forget(history.job.job_id)
         self._counts["histories"] += 1
         _histories.labels(history.outcome).inc()
 
@@ -155,5 +188,7 @@ def check_job(job: Job, limits: Sequence[RoleLimits]) -> None:
             violations.append(Violation(f"{path}.min", f"{bound.min} is above max {bound.max}"))
         if bound.cpu < 0 or not math.isfinite(bound.cpu):
             violations.append(Violation(f"{path}.cpu", f"{bound.cpu} is not a number of cores"))
+        if bound.gpu < 0 or not math.isfinite(bound.gpu):
+            violations.append(Violation(f"{path}.gpu", f"{bound.gpu} is not a number of accelerators"))
     if violations:
         raise InvalidArgument("cannot plan", violations=violations)

@@ -7,7 +7,7 @@ GIB = 1 << 30
 DEFAULTS = {
     "ps": RolePlan("ps", replicas=1, cpu=1.0, memory_bytes=2 * GIB),
     "worker": RolePlan("worker", replicas=2, cpu=1.0, memory_bytes=2 * GIB),
-    "data": RolePlan("data", replicas=0, cpu=1.0, memory_bytes=1 * GIB),
+    "data": RolePlan("data", replicas=0, cpu=1.0, memory_bytes=2 * GIB),
     "evaluator": RolePlan("evaluator", replicas=0, cpu=1.0, memory_bytes=2 * GIB),
 }
 """Small on purpose: a plan that is too small costs time until brain has a profile, one that is too large

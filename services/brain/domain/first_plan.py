@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 
+from recmesh.plugins.planning import Resources
 from services.brain.domain.defaults import default
 from services.brain.domain.limits import clamped, fitted
-from services.brain.domain.model import Free, History, Job, Plan, RoleLimits, RolePlan
+from services.brain.domain.model import History, Job, Plan, RoleLimits, RolePlan
 from services.brain.domain.warmstart import WarmStart, blended, most_similar
 
 ALWAYS = ("ps", "worker")
 
 
-def first_plan(job: Job, limits: Sequence[RoleLimits], free: Free, past: Sequence[History], rule: WarmStart) -> Plan:
-    """From similar jobs where there are any, else the defaults; within limits and what is free.
+def first_plan(
+    job: Job, limits: Sequence[RoleLimits], free: Resources, past: Sequence[History], rule: WarmStart, *,
+    quota: Resources | None = None,
+) -> Plan:  # fmt: skip
+    """From similar jobs where there are any, else the defaults; within limits, what is free, and the owner's quota.
 
     Roles that no past job had get the default. A role whose max is 0 gets none.
     """
@@ -30,7 +34,7 @@ def first_plan(job: Job, limits: Sequence[RoleLimits], free: Free, past: Sequenc
             continue
         roles.append(plan)
         notes += changes
-    bounded = fitted(roles, bounds, free)
+    bounded = fitted(roles, bounds, free, quota)
     notes += bounded.notes
     names = [f"{each.job_id} ({each.similarity:.2f}: {each.why})" for each, _ in reversed(similar)]
     origin = (

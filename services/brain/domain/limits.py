@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.brain.domain.model import Free, RoleLimits, RolePlan
+from recmesh.plugins.planning import Resources
+from services.brain.domain.model import RoleLimits, RolePlan
+from services.brain.domain.views import total
 
 SHRINK_FIRST = ("evaluator", "data", "worker", "ps")
 """Who gives up replicas first when too little is free; PSes last, as fewer of them hold the same rows."""
@@ -35,12 +37,17 @@ def clamped(plan: RolePlan, limits: RoleLimits) -> tuple[RolePlan, tuple[str, ..
         replicas=replicas,
         cpu=limits.cpu or plan.cpu,
         memory_bytes=limits.memory_bytes or plan.memory_bytes,
+        gpu=limits.gpu or plan.gpu,
+        gpu_kind=limits.gpu_kind or plan.gpu_kind,
     )
     return bounded, tuple(notes)
 
 
-def fitted(roles: Sequence[RolePlan], limits: Mapping[str, RoleLimits], free: Free) -> Bounded:
-    """Fewer replicas until the plan fits what is free; pins and minima always hold, and so do sizes.
+def fitted(
+    roles: Sequence[RolePlan], limits: Mapping[str, RoleLimits], free: Resources, quota: Resources | None = None
+) -> Bounded:
+    """Fewer replicas until the plan fits what is free, and what is left of the quota; pins and minima always hold, and
+    so do sizes.
 
     What is free now is a moment, and a size is for the job's life (and for the jobs that are planned like it): cores
     that are taken are shared with whoever has them. When even the least plan is too large it is returned, with a note
@@ -48,23 +55,23 @@ def fitted(roles: Sequence[RolePlan], limits: Mapping[str, RoleLimits], free: Fr
     started again.
     """
     current = {plan.role: plan for plan in roles}
+    rooms = {"what is free": free} | ({"what is left of the owner's quota": quota} if quota is not None else {})
     notes: list[str] = []
 
-    def over() -> bool:
-        cpu = sum(plan.replicas * plan.cpu for plan in current.values())
-        memory = sum(plan.replicas * plan.memory_bytes for plan in current.values())
-        return (free.cpu is not None and cpu > free.cpu + 1e-9) or (
-            free.memory_bytes is not None and memory > free.memory_bytes
-        )
+    def over() -> str:
+        """Of what there is too little."""
+        wanted = total(tuple(current.values()))
+        return next((name for name, room in rooms.items() if not wanted.within(room)), "")
 
     for role in sorted(current, key=_shrink_order):
         plan, bound = current[role], limits.get(role, RoleLimits(role))
         least = plan.replicas if bound.pinned is not None else min(bound.min, plan.replicas)
+        why = over()
         while over() and current[role].replicas > least:
             current[role] = replace(current[role], replicas=current[role].replicas - 1)
         if current[role].replicas != plan.replicas:
-            notes.append(f"{role} {plan.replicas} → {current[role].replicas} (what is free)")
-    if over():
+            notes.append(f"{role} {plan.replicas} → {current[role].replicas} ({why})")
+    if over() == "what is free":
         notes.append("more than what is free: it starts all the same, and may be slow or run out of memory")
     return Bounded(tuple(current[plan.role] for plan in roles), tuple(notes))
 

@@ -46,6 +46,9 @@ class RoleLimits:
     pinned: int | None = None
     cpu: float = 0.0
     memory_bytes: int = 0
+    gpu: float = 0.0
+    """Of one process; the user's alone."""
+    gpu_kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Free:
 
     cpu: float | None = None
     memory_bytes: int | None = None
+    gpus: Mapping[str, float] | None = None
+    """By kind; a kind that is not named has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Plan:
     at: float = 0.0
     samples_per_s: float = 0.0
     """Expected of it; 0: not known."""
+    owner: str = ""
 
     def role(self, name: str) -> RolePlan | None:
         """The role's part."""
@@ -98,6 +104,20 @@ class History:
     samples_per_s: float = 0.0
     samples: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleUse:
+    """What the processes of a role use."""
+
+    role: str
+    replicas: int
+    cpu_limit: float = 0.0
+    """Cores that one may use; 0: no limit, or not told."""
+    cpu_max: float = 0.0
+    """Cores that the busiest used."""
+    memory_bytes: int = 0
+    """Of the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +155,18 @@ class Profile:
     """Workers wait for each other in every step."""
     is_steady: bool = False
     """Nothing changed over the window of the rate, nor shortly before."""
+    others: tuple[RoleUse, ...] = ()
+    """Roles beside workers and parameter servers."""
+
+    def use(self, role: str) -> RoleUse | None:
+        """Of any role; None where nothing is told of it."""
+        if role == "worker":
+            return RoleUse(
+                role, self.workers, self.worker_cpu_limit, self.worker_cpu_max, self.worker_memory_bytes
+            )
+        if role == "ps":
+            return RoleUse(role, self.ps, self.ps_cpu_limit, self.ps_cpu_max, self.ps_memory_bytes)
+        return next((each for each in self.others if each.role == role), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,3 +280,4 @@ class FeedAsk:
     memory: float = 0.0
     samples_per_s: float = 0.0
     free: Free = Free()
+    owner: str = ""

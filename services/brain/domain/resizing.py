@@ -4,7 +4,7 @@ The planner comes first: it knows what cores bring. What it leaves alone may sti
 edge; that is seen over a window in which nothing was changed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.brain.domain.executors import oom, vertical
@@ -15,6 +15,8 @@ GIB = 1 << 30
 LEAST_MEMORY = GIB // 4
 """A Python process with a framework does not start with less."""
 MOST_MEMORY = 1024 * GIB
+PLANNED = ("worker", "ps")
+"""Roles of whose cores a planner knows what they bring."""
 USUAL_DIM = 16
 """Of a job that does not tell."""
 CHANGED = (vertical.Reason.GROW, vertical.Reason.SHRINK, vertical.Reason.FORECAST)
@@ -32,20 +34,22 @@ class Resizing:
 
 def resized(
     job: Job, now: Mapping[str, RolePlan], limits: Sequence[RoleLimits], profiles: Sequence[Profile], *,
-    cores: Limits, window_s: float, at: float,
+    cores: Limits, window_s: float, at: float, grows: bool = True,
 ) -> Resizing | None:  # fmt: skip
     """None where nothing changes: too little was seen, the user fixed it, or the change would be for crumbs.
 
     cores: of one process, where the user named none. window_s: how long the present sizes must have been watched.
+    grows: workers and servers may get more cores, too; where a model tells what these bring, a planner says so.
     """
     seen = _window(now, profiles, window_s=window_s, at=at)
     if not seen:
         return None
     bounds = {each.role: each for each in limits}
-    roles, told, grows = [], [], False
+    roles, told, is_more = [], [], False
     for name, plan in now.items():
         bound = bounds.get(name, RoleLimits(name))
-        cpu, memory = _sizings(job, name, plan, bound, seen, cores=cores)
+        most = cores.most if grows or name not in PLANNED else plan.cpu
+        cpu, memory = _sizings(job, name, plan, bound, seen, cores=Limits(cores.least, most))
         new = plan
         if cpu is not None and cpu.reason in CHANGED and cpu.size != plan.cpu:
             new = replace(new, cpu=round(cpu.size, 3))
@@ -53,33 +57,31 @@ def resized(
         if memory is not None and memory.reason in CHANGED and int(memory.size) != plan.memory_bytes:
             new = replace(new, memory_bytes=int(memory.size))
             told.append(f"{name} {plan.memory_bytes / GIB:.2f} → {new.memory_bytes / GIB:.2f} GiB ({memory.why})")
-        grows |= new.cpu > plan.cpu or new.memory_bytes > plan.memory_bytes
+        is_more |= new.cpu > plan.cpu or new.memory_bytes > plan.memory_bytes
         roles.append(new)
-    return Resizing(tuple(roles), "; ".join(told), grows) if told else None
+    return Resizing(tuple(roles), "; ".join(told), is_more) if told else None
 
 
 def _sizings(
     job: Job, name: str, plan: RolePlan, bound: RoleLimits, seen: Sequence[Profile], *, cores: Limits
 ) -> tuple[Sizing | None, Sizing | None]:
-    used: dict[str, tuple[Callable[[Profile], float], Callable[[Profile], float]]] = {
-        "worker": (lambda each: each.worker_cpu_max, lambda each: each.worker_memory_bytes),
-        "ps": (lambda each: each.ps_cpu_max, lambda each: each.ps_memory_bytes),
-    }
-    if name not in used:
-        return None, None
-    cpu_of, memory_of = used[name]
+    uses = [use for each in seen if (use := each.use(name)) is not None]
+    if any((use.replicas, use.cpu_limit) != (plan.replicas, plan.cpu) for use in uses):
+        return None, None       # its number has changed within the window
     cpu = memory = None
     if plan.cpu and not bound.cpu:
-        cpu = vertical.cpu(_use(plan.cpu, seen, cpu_of), Limits(min(cores.least, plan.cpu), max(cores.most, plan.cpu)))
+        most = Limits(min(cores.least, plan.cpu), max(cores.most, plan.cpu))
+        cpu = vertical.cpu(_use(plan.cpu, [use.cpu_max for use in uses]), most)
     if plan.memory_bytes and not bound.memory_bytes:
         foreseen = _foreseen(job, plan, seen) if name == "ps" else 0.0
         most = Limits(min(LEAST_MEMORY, plan.memory_bytes), MOST_MEMORY)
-        memory = vertical.memory(_use(plan.memory_bytes, seen, memory_of), most, foreseen=foreseen)
+        memory = vertical.memory(
+            _use(plan.memory_bytes, [use.memory_bytes for use in uses]), most, foreseen=foreseen
+        )
     return cpu, memory
 
 
-def _use(held: float, seen: Sequence[Profile], value: Callable[[Profile], float]) -> Use:
-    values = [value(each) for each in seen]
+def _use(held: float, values: Sequence[float]) -> Use:
     known = [each for each in values if each > 0]
     return Use(held, _spread(known), max(known, default=0.0))
 

@@ -18,9 +18,10 @@ from services.brain.domain.model import (
     RoleLimits,
     RolePlan,
 )
-from services.brain.domain.throughput.learn import learn_kinds
+from services.brain.domain.throughput.learn import learn, learn_kinds
 from services.brain.domain.throughput.learned import Learned, Unknown
 from services.brain.domain.throughput.observations import Observation, observations
+from services.brain.domain.throughput.pool import pooled
 
 UNLIMITED_CPU = 1.0
 """A process without a limit counts as one core, and keeps having none."""
@@ -70,6 +71,20 @@ def learned(
         return None, Fit(unknown=model.reason, points=_measured(here))
     fit = fit_of(model)
     return model, replace(fit, notes=(*fit.notes, f"begun from {prior_name}")) if prior_name else fit
+
+
+def of_similar(jobs: Sequence[Sequence[Profile]], like: Profile, *, now: float) -> Throughput | None:
+    """A model of what several jobs of one model have shown together, of the batch, mode and hardware of `like`; None
+    while that is too little."""
+    def fits(each: Profile) -> bool:
+        return (each.batch_size, each.is_synchronous, each.hardware) == (
+            like.batch_size, like.is_synchronous, like.hardware
+        )  # fmt: skip
+
+    kind = _kind_of(like.hardware)
+    seen = pooled([observations(filter(fits, profiles), hardware=kind) for profiles in jobs])
+    model = learn(seen, now=now)
+    return model if isinstance(model, Learned) else None
 
 
 def _kind_of(hardware: str) -> str:
@@ -201,21 +216,33 @@ def _changed(change: Change) -> str:
 
 def total(roles: Sequence[RolePlan]) -> Resources:
     """What all processes of a plan may use together."""
+    gpus: dict[str, float] = {}
+    for plan in roles:
+        if plan.gpu:
+            kind = plan.gpu_kind or ANY_GPU
+            gpus[kind] = gpus.get(kind, 0.0) + plan.replicas * plan.gpu
     return Resources(
-        sum(plan.replicas * plan.cpu for plan in roles), sum(plan.replicas * plan.memory_bytes for plan in roles)
+        sum(plan.replicas * plan.cpu for plan in roles), sum(plan.replicas * plan.memory_bytes for plan in roles), gpus
     )
 
 
 def is_avoided(job_id: str, roles: Sequence[RolePlan], changes: Sequence[Change], *, now: float) -> bool:
-    """It was tried lately, and taken back."""
-    return _shape(roles) in _avoided(job_id, changes, now=now)
+    """These numbers and cores of all roles were tried lately, and taken back. Bytes vary a little from look to look."""
+    alike = (each for each in changes if each.job_id == job_id and _cores_of(each.after) == _cores_of(roles))
+    last = max(alike, key=lambda each: each.at, default=None)
+    return last is not None and last.verdict == TAKEN_BACK and now - last.at <= AVOID_S
+
+
+def _cores_of(roles: Sequence[RolePlan]) -> set[tuple[str, int, float]]:
+    return {(plan.role, plan.replicas, plan.cpu) for plan in roles}
 
 
 def _avoided(job_id: str, changes: Sequence[Change], *, now: float) -> set[_Shape]:
-    """The newest verdict on an allocation counts."""
+    """The newest verdict on an allocation counts. A change of other sizes alone says nothing of it."""
     avoided: set[_Shape] = set()
     for change in sorted(changes, key=lambda each: each.at):
-        if change.job_id == job_id and now - change.at <= AVOID_S:
+        is_own = change.job_id == job_id and now - change.at <= AVOID_S
+        if is_own and _shape(change.after) != _shape(change.before):
             (avoided.add if change.verdict == TAKEN_BACK else avoided.discard)(_shape(change.after))
     return avoided
 

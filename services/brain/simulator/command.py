@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from services.brain.simulator.truth import Truth
 from services.brain.simulator.workload import jobs_of, paced
 
 GIB = 1 << 30
+NODES = "32x64x256"
 PLANNERS = ("pareto-greedy", "optimus", "elastic-scheduler", "static", "tuned")
 
 _EPILOG = """\
@@ -70,7 +71,8 @@ def parser() -> argparse.ArgumentParser:
         help="so many that came one after another; 0: all (default: 1000)",
     )
     add("--seed", type=int, default=0, metavar="N", help="of window, models, noise, faults and planners (default: 0)")
-    add("--nodes", default="32x64x256", metavar="NxCPUxGIB[xGPUS]", help="the cluster (default: 32x64x256)")
+    add("--nodes", default="", metavar="NxCPUxGIB[xGPUS]",
+        help=f"the cluster (default: {NODES}, and x8 more for models on GPUs)")  # fmt: skip
     add("--load", type=float, default=0.5, metavar="SHARE",
         help="stretch arrivals until what users ask for fills this share of the cores on average; 0: as in the trace "
         "(default: .5)")  # fmt: skip
@@ -88,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--stop-restart", default="", metavar="A..B",
         help="minutes for which the other planners stop a job at a change (default: as we do)")  # fmt: skip
+    add("--checkpoint", default="600x.1", metavar="EVERYxSECONDS",
+        help="how often a job saves its state, and for how long that stops it (default: 600x.1)")  # fmt: skip
     add("--deaths", type=float, default=0.0, metavar="P", help="probability that a process dies in a day (default: 0)")
     add(
         "--slow",
@@ -142,9 +146,13 @@ def main(argv: Sequence[str]) -> int:
             _make(options.out)
         outcomes = run(study, tell=lambda text: print(text, file=sys.stderr, flush=True))
         _show(options, study, outcomes)
+        sys.stdout.flush()
     except MeshError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, CallerError) else 1
+    except BrokenPipeError:         # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return 0
 
 
@@ -152,22 +160,27 @@ def prepared(options: argparse.Namespace) -> Study:
     """Reads and checks everything before anything runs; InvalidArgument names the option."""
     _check(options)
     data = options.data or Path(os.environ.get("RECMESH_DATA") or "../shared/data")
-    nodes = nodes_of(options.nodes)
     planners = tuple(options.planner) or PLANNERS[:4]
-    costs = Costs()
-    others = Costs(stop_s=minutes(options.stop_restart)) if options.stop_restart else costs
+    every_s, pause_s = checkpoints(options.checkpoint)
+    costs = Costs(checkpoint_s=pause_s)
+    others = replace(costs, stop_s=minutes(options.stop_restart)) if options.stop_restart else costs
     warm = WarmStart() if options.first_plan == "similar" else None
     for name in planners:
         policy_named(name, costs=costs)  # an unknown one is told before minutes of work
     truth = truth_named(options.truth, data)
     models = _models(options.models, truth)
+    has_gpus = any(truth.facts(name).worker_gpus for name in models)
+    options.nodes = options.nodes or (f"{NODES}x8" if has_gpus else NODES)
+    nodes = nodes_of(options.nodes)
     rng = np.random.default_rng(options.seed)
     trace = window(trace_named(options.trace, data), options.jobs, rng)
     jobs = jobs_of(trace, truth, rng=rng, models=models, longest_s=options.longest, spread=options.spread)
     _check_nodes(jobs, nodes)
     if options.load:
         jobs = paced(jobs, truth, capacity_cpu=sum(node.cpu for node in nodes), load=options.load)
-    faults = Faults(options.deaths, options.slow, recovery=Recovery(options.recovery))
+    faults = Faults(
+        options.deaths, options.slow, recovery=Recovery(options.recovery), checkpoint_every_s=every_s
+    )
     settings = Settings(
         nodes, seed=options.seed, interval_s=options.interval, faults=faults, noise_sd=options.noise,
         until_s=options.until, view=ClusterView(0.0, Resources(), epsilon=options.epsilon),
@@ -211,6 +224,15 @@ def minutes(text: str) -> tuple[float, float]:
         reason = f"{text!r} is not two numbers of minutes, the smaller one first, like 10..30"
         raise InvalidArgument("the restart cost is not understood", violations=[Violation("--stop-restart", reason)])
     return 60.0 * float(match[1]), 60.0 * float(match[2])
+
+
+def checkpoints(text: str) -> tuple[float, float]:
+    """`EVERYxSECONDS`."""
+    match = re.fullmatch(r"(\d*\.?\d+)x(\d*\.?\d+)", text)
+    if match is None or not float(match[1]):
+        reason = f"{text!r} is not a number of seconds above 0, x, and how long one stops training, like 600x.1"
+        raise InvalidArgument("checkpoints are not understood", violations=[Violation("--checkpoint", reason)])
+    return float(match[1]), float(match[2])
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -327,8 +349,8 @@ def _write(
 def _write_jobs(writer: Any, outcomes: Mapping[str, Outcome]) -> None:
     writer.writerow(
         ["planner", "job_id", "model", "owner", "outcome", "arrival_s", "started_s", "ended_s", "samples",
-         "asked_workers", "asked_ps", "first_workers", "first_ps", "last_workers", "last_ps", "changes", "paused_s",
-         "faults", "lost_samples"]
+         "asked_workers", "asked_ps", "first_workers", "first_ps", "last_workers", "last_ps", "changes", "taken_back",
+         "paused_s", "faults", "lost_samples"]
     )  # fmt: skip
     for name, outcome in outcomes.items():
         for run in outcome.runs:
@@ -337,7 +359,8 @@ def _write_jobs(writer: Any, outcomes: Mapping[str, Outcome]) -> None:
                 [name, run.job.job_id, run.job.facts.model, run.job.owner, run.phase.value, round(run.job.arrival_s, 1),
                  _rounded(run.started), _rounded(run.ended), round(run.job.samples), asked.workers, asked.ps,
                  first.workers if first else "", first.ps if first else "", last.workers if last else "",
-                 last.ps if last else "", run.changes, round(run.paused_s, 1), run.faults, round(run.lost)]
+                 last.ps if last else "", run.changes, run.taken_back, round(run.paused_s, 1), run.faults,
+                 round(run.lost)]
             )  # fmt: skip
 
 

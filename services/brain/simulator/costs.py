@@ -45,6 +45,8 @@ class Costs:
     resize_s: float = 2.0
     restore_s: float = 20.0
     """Reading the last checkpoint after a server was lost."""
+    checkpoint_s: float = 0.1
+    """For which a checkpoint stops training; docs/BENCHMARKS.md has what was measured."""
     stop_s: tuple[float, float] | None = None
 
     def starting_s(self, rng: np.random.Generator) -> float:

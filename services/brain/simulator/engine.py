@@ -19,6 +19,8 @@ from itertools import islice
 import numpy as np
 
 from recmesh.plugins.planning import Allocation, Decision, JobView, Reason, Resources
+from services.brain.domain.model import TAKEN_BACK
+from services.brain.domain.views import without_avoided
 from services.brain.simulator.cluster import Cluster, Pods
 from services.brain.simulator.costs import kinds
 from services.brain.simulator.faults import Clock, Recovery
@@ -26,8 +28,9 @@ from services.brain.simulator.job import SPARE, Job
 from services.brain.simulator.knowledge import Knowledge
 from services.brain.simulator.ledger import Ledger, roll_back
 from services.brain.simulator.policy import Policy
-from services.brain.simulator.run import Phase, Run
+from services.brain.simulator.run import Phase, Run, Trial
 from services.brain.simulator.scenario import Outcome, Settings
+from services.brain.simulator.trials import judged
 from services.brain.simulator.truth import Truth, Use, rate_of
 
 QUEUE_WINDOW = 16
@@ -304,7 +307,8 @@ class _Simulation:
             rate = rate_of(self.truth, job.facts.model, allocation)
             self.rates[key] = (rate, self.truth.use(job.facts.model, allocation))
         rate, use = self.rates[key]
-        return rate * job.speed, use
+        every_s = self.settings.faults.checkpoint_every_s
+        return rate * job.speed * every_s / (every_s + self.policy.costs.checkpoint_s), use
 
     # --- decisions
 
@@ -321,12 +325,27 @@ class _Simulation:
             at, index = heapq.heappop(self.due)
             run = self.runs[index]
             if run.phase is Phase.RUNNING and run.due_at == at and run.target is None:
-                looked.append(run)
+                self.ledger.advance(run, self.now)
+                run.measured = self.known.measure(run, self.now)
+                if not self._is_taken_back(run):
+                    looked.append(run)
         self._plan(looked)
         if self.due:
             self._decide_at(self.due[0][0])
         if self.queue and (self.active or self.coming):  # else nothing will ever be given back
             self._decide_at(self._tick(self.now + self.settings.interval_s))
+
+    def _is_taken_back(self, run: Run) -> bool:
+        """Its last change is judged; what made it slower is undone, where there is still room."""
+        change = judged(run, self.now)
+        if change is None or run.trial is None:
+            return False
+        before, run.trial = run.trial.before, None
+        run.tried.append(change)
+        if change.verdict != TAKEN_BACK or not self._change(run, before):
+            return False
+        run.taken_back += 1
+        return True
 
     def _admit(self) -> None:
         """Looks at jobs that wait, until none of them finds room."""
@@ -345,6 +364,10 @@ class _Simulation:
         free = self.cluster.free
         cluster = replace(self.settings.view, now=self.now, free=free, interval_s=self.settings.interval_s)
         proposals = [self.policy.planner.propose(self._view(run), cluster, self.planner_rng) for run in runs]
+        proposals = [
+            without_avoided(each, run.tried, now=self.now) if run.tried else each
+            for run, each in zip(runs, proposals, strict=True)
+        ]
         for run, proposal in zip(runs, proposals, strict=True):
             run.front = tuple(candidate.allocation for candidate in proposal.candidates)
         decisions = self.policy.planner.select(proposals, cluster, self.planner_rng)
@@ -366,8 +389,11 @@ class _Simulation:
                 continue
             if decision.chosen is not None and decision.allocation != run.allocation:
                 run.explored += decision.reason is Reason.EXPLORE
+                before = run.allocation
                 if self._change(run, decision.allocation):
                     run.steady = False
+                    if self.policy.takes_back and before is not None and run.measured:
+                        run.trial = Trial(before, run.measured, decision.chosen.rate)
                     continue
                 run.no_node += 1
             run.steady = decision.reason in AT_REST
@@ -377,13 +403,10 @@ class _Simulation:
 
     def _view(self, run: Run) -> JobView:
         """What a real brain would know of it now."""
-        job, rate = run.job, 0.0
-        if run.phase is Phase.RUNNING:
-            self.ledger.advance(run, self.now)
-            rate = self.known.measure(run, self.now)
+        job = run.job
         return JobView(
             job_id=job.job_id, now=run.allocation or run.wanted, bounds=job.bounds,
-            throughput=self.known.throughput(run, self.now), rate=rate,
+            throughput=self.known.throughput(run, self.now), rate=run.measured,
             remaining=run.remaining, deadline=job.deadline_s, owner=job.owner, priority=job.priority,
             overheads=self.known.costs.overheads(), queued=run.phase is Phase.QUEUED, asked=job.asked,
             ps_state_bytes=SPARE * job.facts.ps_state_bytes, front=run.front,

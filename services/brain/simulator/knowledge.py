@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from recmesh.plugins.planning import Allocation, Throughput
+from recmesh.plugins.planning import Allocation, Resources, Throughput
 from services.brain.domain.first_plan import first_plan as planned
-from services.brain.domain.model import Free, History, RoleLimits, RolePlan
+from services.brain.domain.model import History, RoleLimits, RolePlan
 from services.brain.domain.warmstart import SUCCEEDED
 from services.brain.simulator.costs import Measured
 from services.brain.simulator.job import Job
@@ -14,6 +14,8 @@ from services.brain.simulator.pool import Pool
 from services.brain.simulator.run import Run, size_of
 from services.brain.simulator.truth import Oracle, Truth
 
+UNBOUNDED = Resources(math.inf, math.inf)
+"""A job that finds no room queues here; its plan is not cut."""
 PAST_JOBS = 20
 """Of the newest of its model that succeeded, a first plan looks at so many."""
 NEWS = 0.02
@@ -38,7 +40,7 @@ class Knowledge:
             return run.seen[size].rate if size in run.seen else 0.0
         if self.policy.shared:
             log = math.log(news.rate)
-            run.factor = self._pool(run.job).add(size, log=log, beats=news.beats, at=now, factor=run.factor)
+            run.factor = self._pool(run.job).add(size, log=log, windows=news.windows, at=now, factor=run.factor)
         return news.rate
 
     def _pool(self, job: Job) -> Pool:
@@ -84,7 +86,7 @@ class Knowledge:
             RoleLimits("worker", *job.bounds.workers, cpu=asked.worker_cpu, memory_bytes=asked.worker_memory_bytes),
             RoleLimits("ps", *job.bounds.ps, cpu=asked.ps_cpu, memory_bytes=asked.ps_memory_bytes),
         ]
-        plan = planned(job.described, limits, Free(), self.past.get(job.facts.model, ()), self.policy.warm)
+        plan = planned(job.described, limits, UNBOUNDED, self.past.get(job.facts.model, ()), self.policy.warm)
         workers, servers = plan.role("worker"), plan.role("ps")
         if plan.source != "similar" or workers is None or servers is None:
             return asked

@@ -35,5 +35,6 @@ def policy_named(name: str, *, costs: Costs, warm: WarmStart | None = None) -> P
         oracle=name == ORACLE,
         warm=warm if name == OURS else None,
         shared=warm is not None and name == OURS,
+        takes_back=name == OURS,
         costs=costs,
     )

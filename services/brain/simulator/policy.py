@@ -33,4 +33,6 @@ class Policy:
     """Jobs begin with brain's first plan, made from similar jobs that have ended; None: as their user asks."""
     shared: bool = False
     """What jobs of one model have shown together is the prior of each."""
+    takes_back: bool = False
+    """A change that made a job slower is undone, and not proposed again for an hour, as jobmaster and brain do."""
     costs: Costs = field(default_factory=Costs)

@@ -7,7 +7,9 @@ from enum import StrEnum
 import numpy as np
 
 from recmesh.plugins.planning import Allocation, Resources, Throughput
+from services.brain.domain.model import Change
 from services.brain.domain.throughput.observations import Mode, Observation
+from services.brain.domain.throughput.pool import Seen, Size
 from services.brain.simulator.cluster import Pods
 from services.brain.simulator.faults import Clock
 from services.brain.simulator.job import Job, ModelFacts
@@ -16,29 +18,9 @@ from services.brain.simulator.truth import Use
 HEARTBEAT_S = 30.0
 
 
-Size = tuple[int, int, float, float]
-"""Workers, servers, cores of each."""
-
-
 def size_of(allocation: Allocation) -> Size:
     """What its speed depends on."""
     return allocation.workers, allocation.ps, allocation.worker_cpu, allocation.ps_cpu
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Heartbeats at one size."""
-
-    total: float
-    """Of the logarithms of their rates."""
-    beats: int
-    at: float
-    """When the last came."""
-
-    @property
-    def rate(self) -> float:
-        """Geometric mean."""
-        return math.exp(self.total / self.beats)
 
 
 def observation(facts: ModelFacts, size: Size, seen: Seen) -> Observation:
@@ -47,7 +29,7 @@ def observation(facts: ModelFacts, size: Size, seen: Seen) -> Observation:
     return Observation(
         workers, ps, seen.rate, worker_cpu, ps_cpu,
         batch=facts.batch_size / workers if facts.sync else facts.batch_size,
-        at=seen.at, mode=Mode.SYNC if facts.sync else Mode.ASYNC, hardware=facts.gpu_kind, windows=seen.beats,
+        at=seen.at, mode=Mode.SYNC if facts.sync else Mode.ASYNC, hardware=facts.gpu_kind, windows=seen.windows,
     )  # fmt: skip
 
 
@@ -59,6 +41,15 @@ class Phase(StrEnum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A change whose worth is not measured yet."""
+
+    before: Allocation
+    rate_before: float
+    rate_expected: float
 
 
 @dataclass(slots=True)
@@ -82,6 +73,11 @@ class Run:
     """Processes that go when the change under way is done."""
     target: Allocation | None = None
     """Of the change under way."""
+    measured: float = 0.0
+    """The rate when it was last looked at; 0: nothing was measured."""
+    trial: Trial | None = None
+    tried: list[Change] = field(default_factory=list)
+    """What came of changes that were judged."""
     change_id: int = 0
     rate: float = 0.0
     use: Use = field(default_factory=lambda: Use(0.0, 0.0))
@@ -111,6 +107,8 @@ class Run:
     restarts: int = 0
     faults: int = 0
     changes: int = 0
+    taken_back: int = 0
+    """Of them, those that only undid the one before."""
     explored: int = 0
     no_node: int = 0
     """Decisions that fitted the cluster's sum and no nodes."""
@@ -147,7 +145,7 @@ class Run:
             return None
         log = math.log(self.rate * self.slow) + float(self.noise.normal(0.0, sd / math.sqrt(beats)))
         before = self.seen.get(size_of(self.allocation), Seen(0.0, 0, 0.0))
-        self.seen[size_of(self.allocation)] = Seen(before.total + log * beats, before.beats + beats, now)
+        self.seen[size_of(self.allocation)] = Seen(before.total + log * beats, before.windows + beats, now)
         self.seen_at = now
         return Seen(log * beats, beats, now)
 

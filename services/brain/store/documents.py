@@ -15,6 +15,7 @@ from services.brain.domain.model import (
     Plan,
     Profile,
     RolePlan,
+    RoleUse,
     Similar,
 )
 
@@ -49,7 +50,9 @@ def to_plan(document: Mapping[str, Any]) -> Plan:
 
 def to_profile(document: Mapping[str, Any]) -> Profile:
     """From `to_document`."""
-    return Profile(**_known(Profile, document))
+    plain = _known(Profile, document)
+    plain["others"] = tuple(RoleUse(**_known(RoleUse, each)) for each in plain.get("others", ()))
+    return Profile(**plain)
 
 
 def to_look(document: Mapping[str, Any]) -> Look:

@@ -2,18 +2,21 @@
 
 import asyncio
 
-from recmesh.runtime.errors import CallerError, MeshError, MeshFault
+from recmesh.runtime.errors import CallerError, MeshError, MeshFault, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.generation import open_queue
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.facts import facts_of
-from services.jobmaster.domain.job import RolePlan, Size
+from services.jobmaster.domain.job import RolePlan
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.peers import OpenedRun
 from services.jobmaster.peers.planning import Planned, RoleBounds
 
 logger = get_logger(__name__)
+
+ALWAYS = ("ps", "worker")
+"""Roles that every job has."""
 
 
 async def plan(run: Run) -> None:
@@ -32,12 +35,11 @@ async def plan(run: Run) -> None:
 
 
 async def _asked(run: Run) -> Planned:
-    capacity = await run.context.cluster.capacity()
+    free = await run.context.cluster.capacity()
     try:
-        planned = await run.context.peers.brain.plan(
-            facts_of(run.spec, run.job), bounds_of(run), free_cpu=capacity.cpu,
-            free_memory_bytes=capacity.memory_bytes,
-        )
+        planned = await run.context.peers.brain.plan(facts_of(run.spec, run.job), bounds_of(run), free=free)
+    except ResourceExhausted:
+        raise       # its owner's quota has no room for it now: it waits
     except MeshError as error:
         logger.warning("job %s: brain has no plan: %s", run.job_id, error.message)
         default = plans.default_plan(run.spec)
@@ -48,16 +50,21 @@ async def _asked(run: Run) -> Planned:
 
 
 def bounds_of(run: Run) -> list[RoleBounds]:
-    """What the job's user allows for each role."""
-    bounds = []
-    for name in ("ps", "worker", "evaluator"):
-        role, asked = getattr(run.spec.roles, name), run.job.intent.sizes.get(name, Size())
-        bounds.append(
-            RoleBounds(
-                role=name, min=role.min, max=role.max, pinned=plans.pin(run.spec, run.job.intent, name) or 0,
-                cpu=asked.cpu or role.cpu or 0.0, memory_bytes=asked.memory_bytes or role.memory or 0,
-            )
-        )
+    """What the job's user allows for each role; none of roles that it does not have. Executors that are shared are no
+    single job's to plan."""
+    spec, intent, bounds = run.spec, run.job.intent, []
+    for name in ("ps", "worker", "data", "evaluator"):
+        role, size = getattr(spec.roles, name), plans.size(spec, intent, {}, name)
+        pinned = plans.pin(spec, intent, name) or 0
+        if name not in ALWAYS:
+            is_free = name == "data" and plans.is_fed(spec, intent)
+            pinned = 0 if is_free else plans.wanted(spec, intent, {}, name)
+            if not is_free and (not pinned or (name == "data" and spec.roles.data.shared)):
+                continue
+        bounds.append(RoleBounds(
+            role=name, min=role.min, max=role.max, pinned=pinned, cpu=size.cpu, memory_bytes=size.memory_bytes,
+            gpu=size.gpu, gpu_kind=size.gpu_kind,
+        ))
     return bounds
 
 

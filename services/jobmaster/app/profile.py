@@ -5,8 +5,8 @@ from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.phase import Phase
-from services.jobmaster.domain.vitals import mean_step, weighted
-from services.jobmaster.peers.planning import JobProfile
+from services.jobmaster.domain.vitals import Beat, mean_step, weighted
+from services.jobmaster.peers.planning import JobProfile, RoleUse
 
 logger = get_logger(__name__)
 
@@ -77,4 +77,20 @@ class Profiler:
             ps_cpu_max=max((beat.cpu_cores for beat in servers), default=0.0),
             worker_memory_bytes=max((beat.memory_bytes for beat in workers), default=0),
             is_synchronous=run.spec.training.sync is not None, is_steady=steady is not None,
+            others=tuple(filter(None, map(self._use, ("data", "evaluator")))),
         )
+
+    def _use(self, role: str) -> RoleUse | None:
+        run, beats = self._run, self._run.vitals.of(role)
+        if not beats:
+            return None
+        return RoleUse(
+            role, replicas=len(beats), cpu_limit=plans.size(run.spec, run.job.intent, run.status.plan, role).cpu,
+            cpu_max=max(beat.cpu_cores for beat in beats), memory_bytes=max(map(_with_full_buffer, beats)),
+        )
+
+
+def _with_full_buffer(beat: Beat) -> int:
+    """Bytes that the process will use: a data executor's buffer may be empty now."""
+    serving = beat.serving
+    return beat.memory_bytes + (max(0, serving.limit_bytes - serving.held_bytes) if serving is not None else 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from recmesh.runtime.errors import CallerError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.looking import look_every
-from services.jobmaster.app.planning import bounds_of
+from services.jobmaster.app.planning import ALWAYS, bounds_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import fleet
@@ -21,8 +21,8 @@ from services.jobmaster.peers.planning import Advice, PlanAsk
 logger = get_logger(__name__)
 
 LOOK_S = 1.0
-ROLES = ("ps", "worker")
-"""Whose plan brain may change while a job trains."""
+ROLES = ("ps", "worker", "data", "evaluator")
+"""Whose plan brain may change while a job trains: of the first two numbers and sizes, of the others sizes."""
 WORTH_S = 60.0
 """A job that ends sooner is left as it is."""
 UNASKED_S = 60.0
@@ -87,9 +87,8 @@ class Tuner:
         count = fleet.wanted(run.spec, run.job.intent, status, record)
         if not fleet.is_settled(record, status, fleet.places(record, status, count=count)) or record.move is not None:
             return "slots are moved"
-        sizes = {name: plans.size(run.spec, run.job.intent, status.plan, name) for name in ROLES}
-        for role in (*workers, *status.live("ps")):
-            size = sizes[role.role]
+        for role in (role for name in ROLES for role in status.live(name)):
+            size = plans.size(run.spec, run.job.intent, status.plan, role.role)
             if role.size is not None and (role.size.cpu, role.size.memory_bytes) != (size.cpu, size.memory_bytes):
                 return f"{role.role} {role.index} has another size than it should"
         return ""
@@ -125,18 +124,21 @@ class Tuner:
     async def _ask(self, now: float) -> None:
         run, rate = self._run, self._run.steady.per_s(limits=self._run.context.limits) or 0.0
         run.update(asked_plan_at=now)
-        has = {name: self._has(name) for name in ROLES}
-        capacity = await run.context.cluster.capacity()
+        has = self._all_has()
         advice = await run.context.peers.brain.decide(
             PlanAsk(
                 facts=facts_of(run.spec, run.job), bounds=bounds_of(run), now=self._as_raised(has), samples_per_s=rate,
-                remaining=run.status.remaining, free_cpu=capacity.cpu,
-                free_memory_bytes=capacity.memory_bytes,
+                remaining=run.status.remaining, free=await run.context.cluster.capacity(),
             )
         )
-        is_as_it_was = has == {name: self._has(name) for name in ROLES} and not self._unsteady()
+        is_as_it_was = has == self._all_has() and not self._unsteady()
         if advice is not None and is_as_it_was and run.status.ending is None:
             await self._begin(advice, has, rate, now)
+
+    def _all_has(self) -> dict[str, RolePlan]:
+        """Of the roles that the job has, and its plan knows."""
+        has = {name: self._has(name) for name in ROLES if name in (*ALWAYS, *self._run.status.plan)}
+        return {name: plan for name, plan in has.items() if plan.replicas}
 
     def _has(self, role: str) -> RolePlan:
         return self._as_fixed(self._run.status.plan, role)
@@ -160,10 +162,10 @@ class Tuner:
 
     async def _begin(self, advice: Advice, before: Mapping[str, RolePlan], rate: float, now: float) -> None:
         run, old = self._run, dict(self._run.status.plan)
-        after = {**old, **before, **{role: planned for role, planned in advice.roles.items() if role in ROLES}}
-        for role in ROLES:      # what the user has fixed since is not brain's to change
+        after = {**old, **before, **{role: planned for role, planned in advice.roles.items() if role in before}}
+        for role in before:     # what the user has fixed since is not brain's to change
             after[role] = self._as_fixed(after, role)
-        told = differences(before, {role: after[role] for role in ROLES if role in after})
+        told = differences(before, {role: after[role] for role in before})
         if not told:
             return
         number = decide(
@@ -186,7 +188,7 @@ class Tuner:
 
     async def _judge(self, trial: Trial, now: float, *, is_steady: bool) -> None:
         run, limits = self._run, self._run.context.limits
-        if not trial.taken_back and any(self._has(role) != trial.after[role] for role in ROLES):
+        if not trial.taken_back and any(self._has(role) != trial.after[role] for role in _of(trial)):
             # A user, or the answer to a want of memory. That stays.
             await self._let_go(trial, now, "changed by others meanwhile")
             return
@@ -239,8 +241,9 @@ class Tuner:
     def _as_before(self, trial: Trial) -> dict[str, RolePlan]:
         """Of the roles that the trial is about."""
         plan = self._run.status.plan
-        others = {role: planned for role, planned in plan.items() if role not in ROLES}
-        return {**{role: planned for role, planned in trial.before.items() if role in ROLES}, **others}
+        tried = _of(trial)
+        others = {role: planned for role, planned in plan.items() if role not in tried}
+        return {**{role: trial.before[role] for role in tried}, **others}
 
     async def _take_back(self, trial: Trial, why: str, *, rate: float) -> None:
         run, now = self._run, self._run.context.clock.now()
@@ -259,8 +262,8 @@ class Tuner:
         """What brain is to be told, this change's outcome included: stored with it, so that neither is there alone."""
         outcome = Outcome(
             plan_id=trial.plan_id, job_id=self._run.job_id, at=now, verdict=verdict, why=why,
-            before=self._as_raised({role: trial.before[role] for role in ROLES}),
-            after=self._as_raised({role: trial.after[role] for role in ROLES}),
+            before=self._as_raised({role: trial.before[role] for role in _of(trial)}),
+            after=self._as_raised({role: trial.after[role] for role in _of(trial)}),
             rate_before=trial.rate_before, rate_expected=trial.rate_expected, rate_after=rate,
             overhead_s=trial.overhead_s,
         )
@@ -277,3 +280,8 @@ class Tuner:
                 logger.warning("job %s: brain refuses an outcome: %s", run.job_id, error.message)
             run.update(untold=tuple(each for each in run.status.untold if each != outcome))
         await run.flush()
+
+
+def _of(trial: Trial) -> list[str]:
+    """The roles that it is about."""
+    return [role for role in ROLES if role in trial.after and role in trial.before]

@@ -10,6 +10,7 @@ from typing import Protocol
 from recmesh.runtime.errors import Violation
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain.exits import Exit
+from services.jobmaster.domain.job import Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,6 @@ class RoleProcess:
     cpu_s: float = 0.0
     limits_note: str = ""
     """Why its limits are not enforced; empty when they are, or when there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What is free for more processes."""
-
-    cpu: float
-    memory_bytes: int
 
 
 class Controller(Protocol):

@@ -1,5 +1,7 @@
 """What jobmaster remembers of a job: the accepted job, what users ask of it, and its status."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -69,6 +71,16 @@ class AcceptedJob(Stored):
     intent: Intent = Intent()
     revision: int = 0
     """Of the KV key as last read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a cluster has free for more processes."""
+
+    cpu: float
+    memory_bytes: int
+    gpus: Mapping[str, float] = field(default_factory=dict)
+    """By kind; empty where there are none, or nobody tells."""
 
 
 class RolePlan(Stored):

@@ -117,8 +117,8 @@ def _misfits(at: Situation) -> list[Action]:
     one after the other."""
     members, workers = {member.ps for member in at.record.members}, at.status.live("worker")
     unlike = [role for role in at.status.live("ps") if role.index in members and _is_misfit(at, role)]
-    unlike += [role for role in workers if role.stage == "running" and _is_misfit(at, role)]
-    unlike += [role for role in at.status.live("data") if role.stage == "running" and _is_misfit(at, role)]
+    others = (*workers, *at.status.live("data"), *at.status.live("evaluator"))
+    unlike += [role for role in others if role.stage == "running" and _is_misfit(at, role)]
     refits: list[Action] = [Refit(role.key) for role in unlike if role.name not in at.seen.unfit]
     if refits or not unlike:
         return refits

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import grpc
 
 from recmesh.pb import brain_pb2, brain_pb2_grpc
 from services.jobmaster.domain.facts import JobFacts
-from services.jobmaster.domain.job import Outcome, RolePlan
+from services.jobmaster.domain.job import Capacity, Outcome, RolePlan
 from services.jobmaster.peers.planning import Advice, Fed, FeedAsk, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
 
 
@@ -17,13 +18,10 @@ class GrpcBrain:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = brain_pb2_grpc.BrainStub(channel)
 
-    async def plan(
-        self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free_cpu: float, free_memory_bytes: int
-    ) -> Planned:
+    async def plan(self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free: Capacity) -> Planned:
         """See `peers.planning.Brain`."""
         request = brain_pb2.PlanRequest(
-            job=_meta(facts), free_cpu=free_cpu, free_memory_bytes=free_memory_bytes,
-            limits=[_bounds_message(bound) for bound in bounds],
+            job=_meta(facts), limits=[_bounds_message(bound) for bound in bounds], **_free(free)
         )
         # A start must not wait for advice: the small default serves as well at first.
         reply = await self._stub.Plan(request, timeout=2.0)
@@ -31,14 +29,16 @@ class GrpcBrain:
 
     async def observe(self, profile: JobProfile) -> None:
         """See `peers.planning.Brain`."""
-        await self._stub.Observe(brain_pb2.Profile(**asdict(profile)), timeout=2.0)
+        told = asdict(profile)
+        told["others"] = [brain_pb2.RoleUse(**use) for use in told["others"]]
+        await self._stub.Observe(brain_pb2.Profile(**told), timeout=2.0)
 
     async def decide(self, ask: PlanAsk) -> Advice | None:
         """See `peers.planning.Brain`."""
         request = brain_pb2.DecideRequest(
             job=_meta(ask.facts), limits=[_bounds_message(bound) for bound in ask.bounds],
             now=_role_messages(ask.now), samples_per_s=ask.samples_per_s, remaining=ask.remaining,
-            free_cpu=ask.free_cpu, free_memory_bytes=ask.free_memory_bytes,
+            **_free(ask.free),
         )
         reply = await self._stub.Decide(request, timeout=10.0)
         if not reply.change:
@@ -53,7 +53,7 @@ class GrpcBrain:
         request = brain_pb2.FeedRequest(
             job_id=ask.job_id, now=_role_messages({"data": ask.now})[0], min=ask.least, max=ask.most,
             buffer_fill=ask.buffer_fill, cpu_idle=ask.cpu_idle, memory=ask.memory, samples_per_s=ask.samples_per_s,
-            free_cpu=ask.free_cpu, free_memory_bytes=ask.free_memory_bytes,
+            free_cpu=ask.free.cpu, free_memory_bytes=ask.free.memory_bytes, owner=ask.owner,
         )
         reply = await self._stub.Feed(request, timeout=5.0)
         return Fed(reply.replicas, reply.reason, reply.explanation)
@@ -101,8 +101,12 @@ def _role_messages(roles: Mapping[str, RolePlan]) -> list[brain_pb2.RolePlan]:
 def _bounds_message(bound: RoleBounds) -> brain_pb2.RoleLimits:
     return brain_pb2.RoleLimits(
         role=bound.role, min=bound.min, max=bound.max, pinned=bound.pinned, cpu=bound.cpu,
-        memory_bytes=bound.memory_bytes,
+        memory_bytes=bound.memory_bytes, gpu=bound.gpu, gpu_kind=bound.gpu_kind,
     )
+
+
+def _free(free: Capacity) -> dict[str, Any]:
+    return {"free_cpu": free.cpu, "free_memory_bytes": free.memory_bytes, "free_gpus": dict(free.gpus)}
 
 
 def _meta(facts: JobFacts) -> brain_pb2.JobMeta:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.jobmaster.domain.facts import JobFacts
-from services.jobmaster.domain.job import Outcome, RolePlan
+from services.jobmaster.domain.job import Capacity, Outcome, RolePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,9 @@ class RoleBounds:
     pinned: int
     cpu: float
     memory_bytes: int
+    gpu: float = 0.0
+    """Of one process."""
+    gpu_kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,20 @@ class Planned:
     roles: Mapping[str, RolePlan]
     source: str
     explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleUse:
+    """What the processes of a role use."""
+
+    role: str
+    replicas: int
+    cpu_limit: float
+    """Cores that one may use; 0: no limit."""
+    cpu_max: float
+    """Cores that the busiest used."""
+    memory_bytes: int
+    """Of the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,8 @@ class JobProfile:
     worker_memory_bytes: int = 0
     """Of the largest worker."""
     is_synchronous: bool = False
+    others: tuple[RoleUse, ...] = ()
+    """Roles beside workers and parameter servers."""
     is_steady: bool = False
     """Nothing has changed for a while, and the rate is that of a whole window."""
 
@@ -91,8 +110,7 @@ class PlanAsk:
     samples_per_s: float
     """Measured over a steady window."""
     remaining: int
-    free_cpu: float
-    free_memory_bytes: int
+    free: Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +131,7 @@ class FeedAsk:
     """What brain is told of a job's data executors."""
 
     job_id: str
+    owner: str
     now: RolePlan
     least: int
     most: int
@@ -121,8 +140,7 @@ class FeedAsk:
     cpu_idle: float
     memory: float
     samples_per_s: float
-    free_cpu: float
-    free_memory_bytes: int
+    free: Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +155,8 @@ class Fed:
 class Brain(Protocol):
     """brain."""
 
-    async def plan(
-        self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free_cpu: float, free_memory_bytes: int
-    ) -> Planned:
-        """The first plan of a job."""
+    async def plan(self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free: Capacity) -> Planned:
+        """The first plan of a job. ResourceExhausted: its owner's quota has no room for it now."""
         ...
 
     async def observe(self, profile: JobProfile) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from recmesh.plugins.planning import Allocation, Overheads, Resources, Shapes
-from recmesh.runtime.errors import InvalidArgument
+from recmesh.runtime.errors import InvalidArgument, ResourceExhausted
+from services.brain.app.book import Book
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.jobs import Jobs
-from services.brain.domain.model import Ask, Change, Fit, Free, History, Job, Plan, Profile, RoleLimits, RolePlan
+from services.brain.domain.model import Ask, Change, Fit, Free, History, Job, Look, Plan, Profile, RoleLimits, RolePlan
 from services.brain.domain.planning.built_in import PLANNERS
 from services.brain.domain.views import Sizes, learned, view
 from services.brain.domain.warmstart import WarmStart
@@ -53,13 +54,16 @@ class HandClock:
 class Mesh:
     """One brain, and a job that does as it is told."""
 
-    def __init__(self, store: SqlStore, planner: str = "pareto-greedy", policy: Policy | None = None) -> None:
+    def __init__(self, store: SqlStore, planner: str = "pareto-greedy", policy: Policy | None = None,
+                 quotas: dict[str, Resources] | None = None) -> None:  # fmt: skip
         self.clock = HandClock(1000.0)
         self.told: list[Plan] = []
+        self.book = Book(quotas, clock=self.clock)
         self.deciding = Deciding(
-            store, PLANNERS[planner](), policy or Policy(), rule=WarmStart(), seed=7, clock=self.clock, told=self._tell
+            store, PLANNERS[planner](), policy or Policy(), self.book, rule=WarmStart(), seed=7, clock=self.clock,
+            told=self._tell,
         )
-        self.jobs = Jobs(store, rule=WarmStart(), clock=self.clock, told=self._tell)
+        self.jobs = Jobs(store, self.book, rule=WarmStart(), clock=self.clock, told=self._tell)
         self.free_cpu = 40.0
         self.contention = 0.0
         self.rates: list[float] = []
@@ -162,9 +166,42 @@ async def test_what_is_free_and_what_the_user_pinned_bound_it(store: SqlStore) -
 
 
 async def test_a_quota_bounds_all_jobs_of_an_owner(store: SqlStore) -> None:
-    mesh = Mesh(store, policy=Policy(quotas={"ads": Resources(5.0, 500 * GIB)}))
+    mesh = Mesh(store, quotas={"ads": Resources(5.0, 500 * GIB)})
     now, reasons = await mesh.steps(Job("a", owner="ads"), LIMITS, roles(1, 1))
     assert sum(plan.replicas for plan in now.values()) <= 5 and "OVER_QUOTA" in reasons, reasons
+
+
+async def test_first_plans_count_against_the_quota_too(store: SqlStore) -> None:
+    mesh = Mesh(store, quotas={"ads": Resources(7.0, 500 * GIB)})
+    for name in ("a", "b"):         # one server and two workers each
+        plan = await mesh.jobs.plan(Job(name, owner="ads"), LIMITS, Free())
+        assert sum(role.replicas for role in plan.roles) == 3
+    with pytest.raises(ResourceExhausted, match="the quota of owner 'ads'") as refused:
+        await mesh.jobs.plan(Job("c", owner="ads"), LIMITS, Free())
+    assert refused.value.reason == "OVER_QUOTA"
+    assert await mesh.jobs.plan(Job("d", owner="search"), LIMITS, Free())
+    await mesh._measure("a", roles(2, 1), 1000.0)
+    look, plan_a = await mesh.deciding.decide(Ask(Job("a", owner="ads"), LIMITS, roles(2, 1), 1000.0, 10**9, Free()))
+    assert plan_a is not None and sum(role.replicas for role in plan_a.roles) == 4, look
+    await mesh.jobs.record(History(Job("b", owner="ads"), "Succeeded"))
+    assert sum(role.replicas for role in (await mesh.jobs.plan(Job("c", owner="ads"), LIMITS, Free())).roles) == 3
+
+
+async def test_after_a_restart_what_runs_still_counts(store: SqlStore) -> None:
+    quotas = {"ads": Resources(4.0, 500 * GIB)}
+    mesh = Mesh(store, quotas=quotas)
+    await mesh.jobs.plan(Job("a", owner="ads"), LIMITS, Free())
+    await mesh._measure("a", roles(2, 1), 1000.0)
+    again = Mesh(store, quotas=quotas)
+    again.clock.advance(mesh.clock.now() - again.clock.now())
+    await again.jobs.restore()
+    assert again.book.left("ads") == Resources(1.0, 500 * GIB - 6 * GIB)
+    with pytest.raises(ResourceExhausted):
+        await again.jobs.plan(Job("c", owner="ads"), LIMITS, Free())
+    await again.jobs.record(History(Job("a", owner="ads"), "Succeeded"))
+    third = Mesh(store, quotas=quotas)
+    await third.jobs.restore()
+    assert third.book.left("ads") == quotas["ads"]
 
 
 async def test_what_was_taken_back_is_not_proposed_again_soon(store: SqlStore) -> None:
@@ -272,7 +309,7 @@ async def test_what_one_job_was_promised_another_does_not_get(store: SqlStore) -
         _, plan = await mesh.deciding.decide(Ask(Job(name), LIMITS, roles(1, 1), 1000.0, 10**9, Free(1.0, 500 * GIB)))
         got.append(plan is not None)
     assert got == [True, False]
-    mesh.deciding.forget("b")
+    mesh.book.forget("b")
     _, plan = await mesh.deciding.decide(Ask(Job("a"), LIMITS, roles(1, 1), 1000.0, 10**9, Free(1.0, 500 * GIB)))
     assert plan is not None
 
@@ -285,3 +322,25 @@ async def test_servers_whose_memory_the_user_named_are_not_fewer_than_can_hold_t
             sizes=Sizes(), fit=Fit(), ps_bytes=used,
         )  # fmt: skip
         assert seen.bounds.ps == (least, 4), used
+
+
+async def test_a_job_begins_from_what_running_jobs_of_its_model_have_shown_together(store: SqlStore) -> None:
+    """Twice as fast as the others, of which each has shown one size alone."""
+    mesh, free = Mesh(store), Free(40.0, 500 * GIB)
+
+    async def looked(name: str, workers: int, ps: int, factor: float) -> Look:
+        now = roles(workers, ps)
+        rate = factor * mesh.rate(now)
+        await mesh._measure(name, now, rate)
+        job = Job(name, owner="ads", model="dcn", batch_size=BATCH)
+        return (await mesh.deciding.decide(Ask(job, LIMITS, now, rate, 10**9, free)))[0]
+
+    for name, workers, ps in (("a", 1, 1), ("b", 2, 1), ("c", 4, 2)):
+        await looked(name, workers, ps, 1.0)
+    look = await looked("d", 1, 1, 2.0)
+    assert "of the same model" in " ".join(look.fit.notes) and not look.fit.unknown, look.fit
+    (point,) = look.fit.points
+    assert point.predicted == pytest.approx(2.0 * truth(1, 1, 1.0, 1.0), rel=0.1)
+    other = Job("e", owner="ads", model="another", batch_size=BATCH)
+    look, _ = await mesh.deciding.decide(Ask(other, LIMITS, roles(1, 1), 1000.0, 10**9, free))
+    assert look.fit.unknown

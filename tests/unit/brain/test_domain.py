@@ -1,15 +1,19 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recmesh.plugins.planning import Resources
 from services.brain.domain.explain import explain
 from services.brain.domain.first_plan import first_plan
 from services.brain.domain.limits import clamped, fitted
-from services.brain.domain.model import Free, History, Job, Profile, RoleLimits, RolePlan
+from services.brain.domain.model import History, Job, Profile, RoleLimits, RolePlan
 from services.brain.domain.similarity import feature_score, likeness
 from services.brain.domain.warmstart import WarmStart, blended, most_similar, nearest, smoothed
 
 GIB = 1 << 30
+UNBOUNDED = Resources(math.inf, math.inf)
 RULE = WarmStart()
 NO_LIMITS = [RoleLimits("ps"), RoleLimits("worker", max=64)]
 
@@ -55,7 +59,7 @@ def test_the_most_similar_job_weighs_most() -> None:
         past("near", 16, rows=900_000),
         past("middle", 12, rows=500_000),
     ]
-    plan = first_plan(job(), NO_LIMITS, Free(), history, RULE)
+    plan = first_plan(job(), NO_LIMITS, UNBOUNDED, history, RULE)
     assert [each.job_id for each in plan.similar] == ["near", "middle", "far"]
     worker = plan.role("worker")
     assert worker is not None and worker.replicas == 14
@@ -71,7 +75,7 @@ def test_only_successful_jobs_with_a_plan_are_learned_from_and_never_the_job_its
         bare,
         past("new", 9),
     ]
-    assert first_plan(job(), NO_LIMITS, Free(), history, RULE).source == "default"
+    assert first_plan(job(), NO_LIMITS, UNBOUNDED, history, RULE).source == "default"
 
 
 def test_a_job_that_is_unlike_is_passed_over_and_said_to_be() -> None:
@@ -80,7 +84,7 @@ def test_a_job_that_is_unlike_is_passed_over_and_said_to_be() -> None:
         outcome="Succeeded",
         final_plan=(RolePlan("worker", 50, 1, GIB),),
     )
-    plan = first_plan(job(), NO_LIMITS, Free(), [other], RULE)
+    plan = first_plan(job(), NO_LIMITS, UNBOUNDED, [other], RULE)
     assert plan.source == "default"
     assert "none of 1 past job(s)" in plan.explanation
 
@@ -128,23 +132,23 @@ def test_a_role_with_max_zero_gets_no_plan_and_defaults_make_two_workers_and_one
         RoleLimits("data", min=0, max=0),
         RoleLimits("evaluator", min=0),
     ]
-    plan = first_plan(job(), limits, Free(), [], RULE)
+    plan = first_plan(job(), limits, UNBOUNDED, [], RULE)
     assert [(role.role, role.replicas) for role in plan.roles] == [("ps", 1), ("worker", 2)]
 
 
 def test_workers_go_before_parameter_servers_when_little_is_free() -> None:
     roles = [RolePlan("ps", 2, 1, GIB), RolePlan("worker", 4, 1, GIB)]
     limits = {"ps": RoleLimits("ps"), "worker": RoleLimits("worker")}
-    bounded = fitted(roles, limits, Free(cpu=4))
+    bounded = fitted(roles, limits, Resources(4, math.inf))
     assert [role.replicas for role in bounded.roles] == [2, 2]
-    bounded = fitted(roles, limits, Free(memory_bytes=2 * GIB))
+    bounded = fitted(roles, limits, Resources(math.inf, 2 * GIB))
     assert [role.replicas for role in bounded.roles] == [1, 1]
 
 
 def test_sizes_are_not_cut_to_what_is_free_at_the_moment() -> None:
     roles = [RolePlan("ps", 1, 1, GIB), RolePlan("worker", 3, 1, GIB)]
     limits = {"ps": RoleLimits("ps", cpu=1), "worker": RoleLimits("worker")}
-    tight = fitted(roles, limits, Free(cpu=0.1))
+    tight = fitted(roles, limits, Resources(0.1, math.inf))
     assert [(role.replicas, role.cpu) for role in tight.roles] == [(1, 1), (1, 1)]
     assert "starts all the same" in tight.notes[-1]
 
@@ -166,7 +170,7 @@ def test_a_plan_never_leaves_its_limits_and_fits_what_is_free_if_that_can_be(
     bound: RoleLimits, wanted: int, free_cpu: float, cpu: float
 ) -> None:
     plan, _ = clamped(RolePlan("worker", wanted, cpu, GIB), bound)
-    (role,) = fitted([plan], {"worker": bound}, Free(cpu=free_cpu)).roles
+    (role,) = fitted([plan], {"worker": bound}, Resources(free_cpu, math.inf)).roles
     assert bound.min <= role.replicas <= bound.max
     assert bound.pinned is None or role.replicas == bound.pinned
     assert role.cpu == (bound.cpu or cpu)
@@ -175,7 +179,23 @@ def test_a_plan_never_leaves_its_limits_and_fits_what_is_free_if_that_can_be(
 
 def test_an_explanation_names_where_the_time_goes() -> None:
     profile = Profile("new", at=1, workers=2, ps=1, samples_per_s=1234, data_s=0.1, compute_s=0.7, push_s=0.2)
-    text = explain(first_plan(job(), NO_LIMITS, Free(), [], RULE), [profile])
+    text = explain(first_plan(job(), NO_LIMITS, UNBOUNDED, [], RULE), [profile])
     assert "1,234 samples/s" in text
     assert "most goes to compute" in text
     assert explain(None, []) == "No plan was asked for. It has sent no profile yet."
+
+
+def test_a_first_plan_stays_within_what_is_left_of_the_quota_and_says_so() -> None:
+    limits = [RoleLimits("ps"), RoleLimits("worker", max=64)]
+    plan = first_plan(job(), limits, UNBOUNDED, [past("a", 12)] * 3, RULE, quota=Resources(8.0, 64 * GIB))
+    counts = {role.role: role.replicas for role in plan.roles}
+    assert counts == {"ps": 2, "worker": 2} and "worker 12 → 2 (what is left of the owner's quota)" in plan.explanation
+
+
+def test_workers_with_accelerators_are_no_more_than_accelerators_are_free() -> None:
+    limits = [RoleLimits("ps"), RoleLimits("worker", max=64, gpu=1.0, gpu_kind="a100")]
+    plan = first_plan(job(), limits, Resources(999.0, 999 * GIB, {"a100": 3.0}), [past("a", 12)] * 3, RULE)
+    worker = plan.role("worker")
+    assert worker is not None and (worker.replicas, worker.gpu, worker.gpu_kind) == (3, 1.0, "a100")
+    none = first_plan(job(), limits, Resources(999.0, 999 * GIB), [past("a", 12)] * 3, RULE)
+    assert none.role("worker").replicas == 1 and "more than what is free" in none.explanation  # type: ignore[union-attr]  # always there

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from services.brain.domain.executors.vertical import Limits
-from services.brain.domain.model import Job, Profile, RoleLimits, RolePlan
+from services.brain.domain.model import Job, Profile, RoleLimits, RolePlan, RoleUse
 from services.brain.domain.resizing import Resizing, resized
 
 GIB = 1 << 30
+MIB = 1 << 20
 NOW: Mapping[str, RolePlan] = {"worker": RolePlan("worker", 4, 4.0, 8 * GIB), "ps": RolePlan("ps", 2, 2.0, 8 * GIB)}
 FREE = [RoleLimits("worker", 1, 8), RoleLimits("ps", 1, 4)]
 
@@ -75,3 +76,26 @@ def test_nothing_is_said_before_a_whole_window_of_the_present_sizes() -> None:
     before = {**NOW, "worker": replace(NOW["worker"], replicas=3)}
     changed = [*watched(now=before, worker_cpu_max=1.0)[:60], *watched(worker_cpu_max=1.0)[60:]]
     assert size(changed) is None
+
+
+def test_any_role_is_sized_by_what_it_uses() -> None:
+    """Executors get more cores also where a planner says what workers' and servers' bring."""
+    now = {**NOW, "data": RolePlan("data", 3, 2.0, 2 * GIB), "evaluator": RolePlan("evaluator", 1, 4.0, 8 * GIB)}
+    others = (RoleUse("data", 3, 2.0, 2.0, int(1.6 * GIB)), RoleUse("evaluator", 1, 4.0, 0.6, GIB))
+
+    def found(**changed: Any) -> Resizing | None:
+        return resized(
+            Job("job"), now, [*FREE, RoleLimits("data", 1, 8)], watched(worker_cpu_max=4.0, others=others, **changed),
+            cores=Limits(0.5, 8.0), window_s=600.0, at=700.0, grows=False,
+        )  # fmt: skip
+
+    assert role(found(), "data").cpu == pytest.approx(2.3) and role(found(), "data").replicas == 3
+    evaluator = role(found(), "evaluator")
+    assert evaluator.cpu == pytest.approx(0.7) and evaluator.memory_bytes == pytest.approx(1.2 * GIB, abs=MIB)
+    assert role(found(), "worker") == NOW["worker"]
+
+
+def test_a_role_whose_number_has_just_changed_is_left_alone() -> None:
+    now = {**NOW, "data": RolePlan("data", 4, 1.0, 2 * GIB)}
+    seen = watched(others=(RoleUse("data", 3, 1.0, 1.0, GIB),))
+    assert resized(Job("job"), now, FREE, seen, cores=Limits(0.5, 8.0), window_s=600.0, at=700.0) is None

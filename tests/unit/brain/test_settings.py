@@ -4,7 +4,7 @@ import pytest
 
 from recmesh.plugins.planning import Resources
 from recmesh.runtime.errors import InvalidArgument
-from services.brain.__main__ import planner, policy
+from services.brain.__main__ import planner, policy, quotas
 from services.brain.config import BrainSettings
 
 
@@ -14,11 +14,12 @@ def settings(**env: str) -> BrainSettings:
 
 def test_planner_quotas_and_bounds_come_from_the_environment() -> None:
     given = settings(
-        PLANNER="optimus", QUOTAS='{"ads": {"cpu": 64, "memory_gib": 2}}', CPU_MIN="1", CPU_MAX="16", PLAN_EPSILON="0.1"
+        PLANNER="optimus", QUOTAS='{"ads": {"cpu": 64, "memory_gib": 2, "gpus": {"a100": 4}}}', CPU_MIN="1",
+        CPU_MAX="16", PLAN_EPSILON="0.1",
     )
     made = policy(given)
     assert planner(given).name == "optimus" and planner(settings()).name == "pareto-greedy"
-    assert made.quotas == {"ads": Resources(64.0, 2.0 * (1 << 30))}
+    assert quotas(given) == {"ads": Resources(64.0, 2.0 * (1 << 30), {"a100": 4.0})}
     assert (made.sizes.least, made.sizes.most, made.epsilon) == (1.0, 16.0, 0.1)
 
 
@@ -35,10 +36,10 @@ def test_a_planner_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quotas", "path"),
+    ("given", "path"),
     [('{"ads": {"cpu": -1, "memory_gib": 1}}', "RECMESH_QUOTAS.ads.cpu"), ('{"ads"', "RECMESH_QUOTAS")],
 )
-def test_wrong_quotas_are_refused_by_their_field(quotas: str, path: str) -> None:
+def test_wrong_quotas_are_refused_by_their_field(given: str, path: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        settings(QUOTAS=quotas)
+        settings(QUOTAS=given)
     assert [violation.path for violation in refused.value.violations] == [path]

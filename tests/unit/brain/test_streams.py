@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmesh.plugins.planning import Floats
+from recmesh.plugins.planning import Allocation, Floats, Shapes
 from recmesh.plugins.streams import StreamPlanner, StreamView
 from services.brain.domain.streams.autopilot import Autopilot
 from services.brain.domain.streams.fallback import Band, Measured, corrected
@@ -13,6 +13,7 @@ from services.brain.domain.streams.kale import Kale, fewest, literal, wanted
 from services.brain.domain.streams.lag import Outlook, outlook
 from services.brain.domain.streams.madu import Madu
 from services.brain.domain.streams.stabilise import Stability, stabilised
+from services.brain.domain.throughput.forms import KALE_ASYNC_RATIO, KALE_SYNC_RATIO, Rows
 
 TEN_MIN_S = 600.0
 RNG = np.random.default_rng(0)
@@ -51,6 +52,27 @@ def test_a_view_that_no_job_can_have_is_refused_by_its_field(wrong: dict[str, ob
 def test_the_models_maximum_is_where_it_was_computed() -> None:
     made = kale_a10(np.array([8.0, 9.0, 10.0, 11.0]))
     assert made == pytest.approx([29_249.05, 29_839.94, 30_005.46, 29_854.13], abs=0.01)
+
+
+def test_without_a_term_in_workers_more_are_always_faster() -> None:
+    """MATH section 2: T4's form has none, and f(10) = 13,266.34. Its coefficients are not published: they are those of
+    the A10, slower by one factor."""
+    rows = Rows.of(Shapes.of([Allocation(workers, 1, 1.0, 1.0) for workers in range(1, 65)]), 16384 / np.arange(1, 65))
+    shape = np.array([0.00035, 2.5726, 0.9824, 0.0])
+    slower = 16384 / 13_266.34 / KALE_SYNC_RATIO.step_s(rows, shape)[9]
+    made = KALE_SYNC_RATIO.rate(rows, slower * shape)
+    assert made[9] == pytest.approx(13_266.34) and (np.diff(made) > 0).all()
+
+
+@pytest.mark.parametrize("rate", [1_265.8, 605.8], ids=["A10", "T4"])
+@given(shares=st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0)))
+def test_of_one_asynchronous_worker_only_the_sum_of_the_coefficients_counts(
+    rate: float, shares: tuple[float, float, float]
+) -> None:
+    """MATH section 2: published per sample, and of ambiguous order."""
+    coefficients = np.array(shares) / sum(shares) / rate
+    one = Rows.of(Shapes.of([Allocation(1, 1, 1.0, 1.0)]), 1.0)
+    assert KALE_ASYNC_RATIO.rate(one, coefficients)[0] == pytest.approx(rate)
 
 
 def test_the_fewest_workers_are_searched_up_to_the_maximum_only() -> None:

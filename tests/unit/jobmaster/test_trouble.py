@@ -384,3 +384,17 @@ async def test_a_worker_that_lives_and_trains_nothing_is_replaced(world: JobWorl
 async def test_a_threshold_of_trouble_may_be_set(field: str, value: float) -> None:
     settings = JobmasterSettings.from_env({f"RECMESH_{field.upper()}": str(value)}, "RECMESH_")
     assert getattr(settings.limits, field) == value
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_job_beyond_its_owner_s_quota_waits_and_says_so(world: JobWorld) -> None:
+    world.brain.over_quota = "2 cores are left in the quota of owner 'ads'"
+    job_id = await world.submit(spec())
+    await world.clock.sleep(60.0)
+    run = world.jobs.run_of(job_id)
+    assert world.phase(job_id) == "Pending" and not world.cluster.processes_of.get(job_id)
+    assert run.status.message == "plan: 2 cores are left in the quota of owner 'ads'; it is tried again"
+    world.brain.over_quota = ""
+    await world.until(lambda: world.phase(job_id) == "Succeeded")
+    assert run.status.message == ""

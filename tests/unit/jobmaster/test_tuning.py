@@ -15,8 +15,8 @@ from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.placement import SLOTS, counts_of
 from services.jobmaster.domain.straggler import BACKUP_LEVEL
 from services.jobmaster.domain.tuning import SteadyRate, differences, fault_of, overhead_s
-from services.jobmaster.domain.vitals import Beat
-from services.jobmaster.peers.planning import Advice
+from services.jobmaster.domain.vitals import Beat, Serving
+from services.jobmaster.peers.planning import Advice, Planned
 from tests.support.job_world import JobWorld, spec
 
 LIMITS = Limits(move_slots=SLOTS, plan_interval_s=30.0, plan_settle_s=5.0, plan_window_s=10.0, plan_deadline_s=120.0)
@@ -124,6 +124,22 @@ async def test_a_smaller_plan_may_cost_what_it_said(world: JobWorld) -> None:
     world.brain.advice.append(advice("p2", expected=promised, worker=(2, 1.0)))
     await world.until(lambda: len(world.brain.outcomes) == 2)
     assert world.brain.outcomes[1].verdict == "kept" and len(world.cluster.alive(job_id, "worker")) == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_executors_sizes_are_brain_s_to_change_too(world: JobWorld) -> None:
+    world.serving, world.brain.planned = Serving(), Planned({"data": RolePlan(replicas=2, cpu=1.0)}, "default", "")
+    world.brain.advice.append(advice(worker=(1, 1.0), ps=(1, 1.0), data=(2, 1.5)))
+    roles = FREE["roles"] | {"data": {"min": 1, "max": 6}}
+    job_id = await world.submit(spec(**FREE | {"roles": roles}))
+    await world.until(lambda: bool(world.brain.outcomes))
+    (outcome,), run = world.brain.outcomes, world.jobs.run_of(job_id)
+    assert (outcome.before["data"].cpu, outcome.after["data"].cpu, outcome.verdict) == (1.0, 1.5, "kept")
+    assert [role.size.cpu for role in run.status.live("data") if role.size is not None] == [1.5, 1.5]
+    assert world.brain.asks[0].now["data"].replicas == 2 and "evaluator" not in world.brain.asks[0].now
+    (use,) = world.brain.profiles[-1].others
+    assert (use.role, use.replicas, use.cpu_limit) == ("data", 2, 1.5)
 
 
 @pytest.mark.asyncio

@@ -40,6 +40,12 @@ def short_of(need: Resources, room: Resources) -> str:
     return "it needs what others have taken since, and less"
 
 
+def amount(resources: Resources) -> str:
+    """In words: "3 cores, 6.0 GiB, 2 a100"."""
+    gpus = [f"{max(0.0, many):g} {kind}" for kind, many in sorted(resources.gpus.items())]
+    return ", ".join([f"{max(0.0, resources.cpu):g} cores", _gib(resources.memory_bytes), *gpus])
+
+
 def _gib(size_bytes: float) -> str:
     return f"{max(0.0, size_bytes) / (1 << 30):.1f} GiB"
 

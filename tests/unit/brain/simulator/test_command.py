@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,8 @@ def test_the_service_s_own_planner_and_learning_run_in_it(trace: Path, capsys: p
         (["--jobs", "-1", "--load", "-2"], "--load: must be a share from 0"),
         (["--stop-restart", "soon"], "--stop-restart: 'soon' is not two numbers of minutes"),
         (["--stop-restart", "30..10"], "is not two numbers of minutes, the smaller one first"),
+        (["--checkpoint", "0x1"], "--checkpoint: '0x1' is not a number of seconds above 0"),
+        (["--checkpoint", "often"], "--checkpoint: 'often' is not a number of seconds"),
         (["--interval", "inf"], "--interval: must be a number of seconds above 0"),
         (["--planner", "static", "--planner", "static"], "--planner: names a planner twice"),
     ],
@@ -104,3 +108,14 @@ def test_the_verb_hands_its_options_and_its_exit_code_through(trace: Path, tmp_p
     assert helped.returncode == 0 and "usage: recmesh simulate" in helped.stdout and "--stop-restart" in helped.stdout
     wrong = recmesh("simulate", "--trace", "nowhere", "--truth", "paper", home=tmp_path)
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: there is no trace 'nowhere'\n  --trace: ")
+
+
+def test_a_reader_who_has_seen_enough_ends_it_quietly(trace: Path) -> None:
+    command = [sys.executable, "-m", "services.brain.simulator", "--truth", "paper", "--planner", "static"]
+    with subprocess.Popen(
+        [*command, "--trace", str(trace), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read()
+        assert process.wait(60) == 0 and "Traceback" not in told and "Exception" not in told

@@ -10,7 +10,16 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recmesh.plugins.planning import Allocation, Planner, Resources, Throughput
+from recmesh.plugins.planning import (
+    Allocation,
+    Candidate,
+    ClusterView,
+    JobView,
+    Planner,
+    Proposal,
+    Resources,
+    Throughput,
+)
 from services.brain.domain.throughput.observations import Observation
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator.costs import Costs
@@ -23,7 +32,7 @@ from services.brain.simulator.run import Phase
 from services.brain.simulator.scenario import Outcome, Settings
 from tests.unit.brain.simulator.worlds import FACTS, TRUTH, AsAsked, Growing, Restless, job, settings
 
-INSTANT = Costs(start_s=0.0, workers_s=0.0, ps_s=0.0, resize_s=0.0)
+INSTANT = Costs(start_s=0.0, workers_s=0.0, ps_s=0.0, resize_s=0.0, checkpoint_s=0.0)
 
 
 def run(*jobs: Job, planner: Planner | None = None, costs: Costs = INSTANT, of: Settings | None = None) -> Outcome:
@@ -35,8 +44,41 @@ def test_a_job_left_alone_takes_its_samples_over_its_speed() -> None:
     assert ended.phase is Phase.SUCCEEDED and ended.ended == pytest.approx(600.0)
 
 
+def test_checkpoints_stop_training_for_a_while_each() -> None:
+    every_minute = settings(faults=Faults(checkpoint_every_s=60.0))
+    (ended,) = run(job(samples=30_000.0), costs=replace(INSTANT, checkpoint_s=6.0), of=every_minute).runs
+    assert ended.ended == pytest.approx(660.0)
+
+
+class Misled(AsAsked):
+    """Believes that with six workers and one server a job is ten times as fast; it is slower than with 2 + 2."""
+
+    def propose(self, job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Proposal:
+        to = replace(job.now, workers=6, ps=1)
+        if job.queued or job.now == to:
+            return super().propose(job, cluster, rng)
+        self.views.append(job)
+        return Proposal(job, (Candidate(to, 1000.0, 1.0, 0.0),))
+
+
+@pytest.mark.parametrize("takes_back", [True, False])
+def test_what_made_a_job_slower_is_undone_and_not_tried_again_for_an_hour(takes_back: bool) -> None:
+    """2 + 2 trains 100 samples a second, 6 + 1 trains 86."""
+    policy = Policy("tested", Misled(), costs=INSTANT, takes_back=takes_back)
+    outcome = simulate([job(samples=100.0 * 7000.0, workers=2)], TRUTH, policy, settings())
+    (ended,) = outcome.runs
+    sizes = [(size.workers, size.ps) for _, size in ended.steps]
+    if not takes_back:
+        assert sizes == [(2, 2), (6, 1)] and not ended.tried
+        return
+    assert sizes == [(2, 2), (6, 1), (2, 2), (6, 1), (2, 2)] and ended.taken_back == 2
+    first, second = (at for at, size in ended.steps if size.ps == 1)
+    assert second - first > 3600.0 and {change.verdict for change in ended.tried} == {"taken back"}
+    assert ended.ended < 7100.0
+
+
 def test_a_start_takes_its_time_and_uses_nothing_meanwhile() -> None:
-    outcome = run(job(samples=30_000.0), costs=Costs(start_s=60.0))
+    outcome = run(job(samples=30_000.0), costs=replace(INSTANT, start_s=60.0))
     (ended,) = outcome.runs
     start_s = ended.ended - 600.0
     assert 20.0 < start_s < 180.0
@@ -74,7 +116,7 @@ def test_until_cuts_jobs_that_have_not_ended() -> None:
 
 
 def test_a_change_starts_beside_the_job_and_pauses_it_once() -> None:
-    (ended,) = run(job(samples=60_000.0), planner=Growing(2), costs=Costs(start_s=30.0, workers_s=10.0)).runs
+    (ended,) = run(job(samples=60_000.0), planner=Growing(2), costs=replace(INSTANT, start_s=30.0, workers_s=10.0)).runs
     assert ended.changes == 1 and ended.allocation is not None and ended.allocation.workers == 2
     (begin, _), (changed, size) = ended.steps
     assert size.workers == 2 and 3.0 < ended.paused_s < 30.0
