@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from recmesh.plugins.planning import Allocation, Bounds, JobView, Overheads, Proposal, Resources, Shapes, Throughput
+from recmesh.plugins.planning import Allocation, Bounds, JobView, Overheads, Proposal, Resources, Throughput
 from services.brain.domain.model import (
     KEPT,
     TAKEN_BACK,
@@ -94,7 +94,7 @@ def _kind_of(hardware: str) -> str:
 
 def fit_of(model: Learned) -> Fit:
     """What was measured beside what the model says of it."""
-    predicted = model.predict(Shapes.of([each.allocation for each in model.observations]))
+    predicted = model.of_observations
     points = tuple(
         FitPoint(
             each.workers, each.ps, each.worker_cpu, each.ps_cpu, each.samples_per_s, float(rate), float(sd), each.at

@@ -124,7 +124,9 @@ def shares_of(columns: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
     """Step time ŷ (n,), and which share of it each coefficient above 0 makes, (n, coefficients above 0)."""
     step_s: Floats = np.maximum(columns @ coefficients, 1e-12)
     used = coefficients > 0
-    return step_s, columns[:, used] * coefficients[used] / step_s[:, None]
+    shares: Floats = columns[:, used] * coefficients[used]
+    shares /= step_s[:, None]
+    return step_s, shares
 
 
 def _forms(mode: Mode, rows: Rows) -> tuple[Form, ...]:

@@ -8,11 +8,15 @@ integrated out (universal kriging), with a prior of 100 % of their size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recmesh.plugins.planning import Floats
+
+Singles = NDArray[np.float32]
+Real = TypeVar("Real", np.float32, np.float64)
 
 LENGTHS = (0.25, 0.8, 5.0)
 """Of ln w and of ln p: 0.25 is a factor of 1.3; with 5, nothing hangs on it within what a job can have."""
@@ -44,10 +48,10 @@ class Kernels:
     """(H, n): eigenvalues of the inverse covariance, after rows were multiplied by √precision."""
 
 
-def matern(a: Floats, b: Floats, scales: Floats) -> Floats:
+def matern(a: NDArray[Real], b: NDArray[Real], scales: NDArray[Real]) -> NDArray[Real]:
     """Matérn 5/2 between rows of a (n, d) and b (m, d), for each row of `scales` (kernels, d): (kernels, n, m)."""
     gaps = (a.T[:, :, None] - b.T[:, None, :]) ** 2
-    squared: Floats = (5.0 * scales**-2.0) @ gaps.reshape(len(gaps), -1)
+    squared: NDArray[Real] = (5.0 * scales**-2.0) @ gaps.reshape(len(gaps), -1)
     distance = np.sqrt(squared)
     squared /= 3.0
     squared += distance
@@ -123,16 +127,17 @@ def leave_one_out(grid: Kernels, residuals: Floats, shares: Floats) -> list[Scor
 class Corrections:
     """g at some points of the grid, each for one of some forms (a part), and the uncertainty that they leave.
 
+    In single precision: thousands of rows are predicted for each fit, and a millionth of ln T is no error.
     Parts with the same kernel share all that costs time; their variances are summed beforehand, by weight.
     """
 
-    inputs: Floats
+    inputs: Singles
     """(n, 4): of the observations."""
-    scales: Floats
+    scales: Singles
     """(kernels, 4): those length scales that any part uses."""
-    alpha: Floats
+    alpha: Singles
     """(kernels, n, parts): what each observation's kernel adds to ln T; 0 where the part is of another kernel."""
-    quadratic: Floats
+    quadratic: Singles
     """(kernels, n + a, n + a): what kernels and shares of a row take off the variance; a counts shares of all forms."""
     variance: float
     """Where nothing was measured: of g, and of the noise."""
@@ -174,19 +179,22 @@ def corrections(
     summed = (is_of * weights) @ quadratic.reshape(parts, -1)
     alpha = sizes[:, None] * (inverse @ np.stack(residuals)[form][:, :, None])[:, :, 0]
     return Corrections(
-        grid.inputs,
-        grid.scales[used],
-        is_of[:, None, :] * alpha.T,
-        summed.reshape(len(used), n + a, n + a),
+        grid.inputs.astype(np.float32),
+        grid.scales[used].astype(np.float32),
+        (is_of[:, None, :] * alpha.T).astype(np.float32),
+        summed.reshape(len(used), n + a, n + a).astype(np.float32),
         float(weights @ (sizes + grid.noises[at])),
     )
 
 
-def corrected(each: Corrections, inputs: Floats, shares: Floats) -> tuple[Floats, Floats]:
+def corrected(each: Corrections, inputs: Singles, shares: Singles) -> tuple[Singles, Singles]:
     """g of each part (rows, parts), and the parts' mean variance of ln T (rows,), at new rows: `inputs` (rows, 4),
     `shares` (rows, a) of all forms."""
     across = matern(inputs, each.inputs, each.scales)
-    both = np.concatenate([across, np.broadcast_to(shares, (len(across), *shares.shape))], axis=2)
+    kernels, rows, n = across.shape
+    both = np.empty((kernels, rows, n + shares.shape[1]), dtype=np.float32)
+    both[:, :, :n] = across
+    both[:, :, n:] = shares
     variance = each.variance - np.einsum("kra,kra->r", both @ each.quadratic, both)
     return (across @ each.alpha).sum(axis=0), variance
 
