@@ -185,7 +185,7 @@ class PlanRequest(google.protobuf.message.Message):
     FREE_GPUS_FIELD_NUMBER: builtins.int
     free_cpu: builtins.float
     free_memory_bytes: builtins.int
-    """0: unknown"""
+    """not set: unknown"""
     @property
     def job(self) -> Global___JobMeta: ...
     @property
@@ -199,12 +199,16 @@ class PlanRequest(google.protobuf.message.Message):
         *,
         job: Global___JobMeta | None = ...,
         limits: collections.abc.Iterable[Global___RoleLimits] | None = ...,
-        free_cpu: builtins.float = ...,
-        free_memory_bytes: builtins.int = ...,
+        free_cpu: builtins.float | None = ...,
+        free_memory_bytes: builtins.int | None = ...,
         free_gpus: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["job", b"job"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_free_memory_bytes", b"_free_memory_bytes"]) -> typing.Literal["free_memory_bytes"] | None: ...
 
 Global___PlanRequest: typing_extensions.TypeAlias = PlanRequest
 
@@ -283,11 +287,9 @@ class Profile(google.protobuf.message.Message):
     PS_CPU_LIMIT_FIELD_NUMBER: builtins.int
     HARDWARE_FIELD_NUMBER: builtins.int
     IS_SYNCHRONOUS_FIELD_NUMBER: builtins.int
-    WORKER_CPU_MAX_FIELD_NUMBER: builtins.int
-    PS_CPU_MAX_FIELD_NUMBER: builtins.int
-    WORKER_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     IS_STEADY_FIELD_NUMBER: builtins.int
-    OTHERS_FIELD_NUMBER: builtins.int
+    ROLES_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     at: builtins.float
     workers: builtins.int
@@ -311,15 +313,12 @@ class Profile(google.protobuf.message.Message):
     hardware: builtins.str
     """cpu, or the kind of GPU"""
     is_synchronous: builtins.bool
-    worker_cpu_max: builtins.float
-    ps_cpu_max: builtins.float
-    worker_memory_bytes: builtins.int
-    """of the busiest, the largest"""
     is_steady: builtins.bool
     """nothing changed over the rate's window"""
+    owner: builtins.str
     @property
-    def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleUse]:
-        """of roles beside workers and servers"""
+    def roles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleUse]:
+        """all that the job has, but for what it shares"""
 
     def __init__(
         self,
@@ -345,13 +344,11 @@ class Profile(google.protobuf.message.Message):
         ps_cpu_limit: builtins.float = ...,
         hardware: builtins.str = ...,
         is_synchronous: builtins.bool = ...,
-        worker_cpu_max: builtins.float = ...,
-        ps_cpu_max: builtins.float = ...,
-        worker_memory_bytes: builtins.int = ...,
         is_steady: builtins.bool = ...,
-        others: collections.abc.Iterable[Global___RoleUse] | None = ...,
+        roles: collections.abc.Iterable[Global___RoleUse] | None = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "is_synchronous", b"is_synchronous", "job_id", b"job_id", "others", b"others", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_cpu_max", b"ps_cpu_max", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "worker_cpu_max", b"worker_cpu_max", "worker_memory_bytes", b"worker_memory_bytes", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "is_synchronous", b"is_synchronous", "job_id", b"job_id", "owner", b"owner", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "roles", b"roles", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "workers", b"workers"]) -> None: ...
 
 Global___Profile: typing_extensions.TypeAlias = Profile
 
@@ -359,28 +356,25 @@ Global___Profile: typing_extensions.TypeAlias = Profile
 class RoleUse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ROLE_FIELD_NUMBER: builtins.int
-    REPLICAS_FIELD_NUMBER: builtins.int
-    CPU_LIMIT_FIELD_NUMBER: builtins.int
+    HAS_FIELD_NUMBER: builtins.int
     CPU_MAX_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
-    role: builtins.str
-    replicas: builtins.int
-    cpu_limit: builtins.float
-    """cores that one may use; 0: no limit"""
     cpu_max: builtins.float
     memory_bytes: builtins.int
     """of the busiest, the largest"""
+    @property
+    def has(self) -> Global___RolePlan:
+        """processes that are there, and the limits of one"""
+
     def __init__(
         self,
         *,
-        role: builtins.str = ...,
-        replicas: builtins.int = ...,
-        cpu_limit: builtins.float = ...,
+        has: Global___RolePlan | None = ...,
         cpu_max: builtins.float = ...,
         memory_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_limit", b"cpu_limit", "cpu_max", b"cpu_max", "memory_bytes", b"memory_bytes", "replicas", b"replicas", "role", b"role"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["has", b"has"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cpu_max", b"cpu_max", "has", b"has", "memory_bytes", b"memory_bytes"]) -> None: ...
 
 Global___RoleUse: typing_extensions.TypeAlias = RoleUse
 

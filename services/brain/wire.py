@@ -23,8 +23,7 @@ _JOB = (
     "job_id", "owner", "model", "framework", "dense_parameters", "tables", "dim", "batch_size", "data_rows",
     "data_bytes", "epochs", "priority", "deadline",
 )  # fmt: skip
-_USE = tuple(field.name for field in pb.RoleUse.DESCRIPTOR.fields)
-_PROFILE = tuple(field.name for field in pb.Profile.DESCRIPTOR.fields if field.name != "others")
+_PROFILE = tuple(field.name for field in pb.Profile.DESCRIPTOR.fields if field.name != "roles")
 
 
 def job(message: pb.JobMeta) -> Job:
@@ -45,17 +44,12 @@ def limits(message: pb.RoleLimits) -> RoleLimits:
     )  # fmt: skip
 
 
-def free(request: pb.PlanRequest) -> Free:
-    """0 on the wire is "unknown"."""
-    return Free(request.free_cpu or None, request.free_memory_bytes or None, dict(request.free_gpus) or None)
-
-
-def _free_now(request: pb.DecideRequest | pb.FeedRequest) -> Free:
-    """0 is nothing; what is not set is unknown."""
+def free(request: pb.PlanRequest | pb.DecideRequest | pb.FeedRequest) -> Free:
+    """0 is nothing; what is not set is unknown. Executors need no accelerators."""
     return Free(
         cpu=request.free_cpu if request.HasField("free_cpu") else None,
         memory_bytes=request.free_memory_bytes if request.HasField("free_memory_bytes") else None,
-        gpus=(dict(request.free_gpus) or None) if isinstance(request, pb.DecideRequest) else None,
+        gpus=None if isinstance(request, pb.FeedRequest) else dict(request.free_gpus) or None,
     )  # fmt: skip
 
 
@@ -88,14 +82,17 @@ def plan_reply(value: Plan) -> pb.PlanReply:
 
 def profile(message: pb.Profile) -> Profile:
     """A profile."""
-    others = tuple(RoleUse(**{name: getattr(each, name) for name in _USE}) for each in message.others)
-    return Profile(**{name: getattr(message, name) for name in _PROFILE}, others=others)
+    roles = tuple(RoleUse(role_plan(each.has), each.cpu_max, each.memory_bytes) for each in message.roles)
+    return Profile(**{name: getattr(message, name) for name in _PROFILE}, roles=roles)
 
 
 def profile_message(value: Profile) -> pb.Profile:
     """A profile."""
-    others = [pb.RoleUse(**asdict(each)) for each in value.others]
-    return pb.Profile(**{name: getattr(value, name) for name in _PROFILE}, others=others)
+    roles = [
+        pb.RoleUse(has=role_plan_message(each.has), cpu_max=each.cpu_max, memory_bytes=each.memory_bytes)
+        for each in value.roles
+    ]
+    return pb.Profile(**{name: getattr(value, name) for name in _PROFILE}, roles=roles)
 
 
 def history(message: pb.JobHistory) -> History:
@@ -121,7 +118,7 @@ def ask(request: pb.DecideRequest) -> Ask:
     return Ask(
         job=job(request.job), limits=tuple(limits(each) for each in request.limits),
         now={each.role: role_plan(each) for each in request.now}, samples_per_s=request.samples_per_s,
-        remaining=request.remaining, free=_free_now(request),
+        remaining=request.remaining, free=free(request),
     )  # fmt: skip
 
 
@@ -129,7 +126,7 @@ def feed_ask(request: pb.FeedRequest) -> FeedAsk:
     """A job's data executors."""
     return FeedAsk(
         request.job_id, role_plan(request.now), request.min, request.max, request.buffer_fill, request.cpu_idle,
-        request.memory, request.samples_per_s, _free_now(request), request.owner,
+        request.memory, request.samples_per_s, free(request), request.owner,
     )  # fmt: skip
 
 

@@ -300,7 +300,8 @@ class FakeBrain:
         self.planned = Planned({}, "default", "")
         self.bounds: list[RoleBounds] = []
         """Of the last question for a first plan."""
-        self.over_quota = ""
+        self.fault: MeshError | None = None
+        """Of the question for a first plan."""
         self.profiles: list[JobProfile] = []
         self.asks: list[PlanAsk] = []
         self.advice: list[Advice | None] = []
@@ -316,8 +317,8 @@ class FakeBrain:
         if self.away:
             raise Unavailable("no brain")
         self.bounds = list(bounds)
-        if self.over_quota:
-            raise ResourceExhausted(self.over_quota, reason="OVER_QUOTA")
+        if self.fault is not None:
+            raise self.fault
         return self.planned
 
     async def observe(self, profile: JobProfile) -> None:

@@ -32,6 +32,7 @@ from services.brain.domain.model import (
     TAKEN_BACK,
     Ask,
     Change,
+    Fit,
     History,
     Look,
     Plan,
@@ -134,8 +135,11 @@ class Deciding:
             await asyncio.to_thread(self._store.put_profile, asked)
             shown, profiles = [*shown, asked], [*profiles, asked]
         prior = await self._prior(ask, shown, now)
+        known = await asyncio.to_thread(
+            learned, shown, now=now, prior=prior.throughput, prior_name=prior.name
+        )
         # Carried through also when the caller has given up: no two choices at a time.
-        choice = asyncio.create_task(self._chosen(ask, shown, profiles, changes, prior, now))
+        choice = asyncio.create_task(self._chosen(ask, known, profiles, changes, now))
         look, plan = await asyncio.shield(choice)
         if plan is not None:
             await asyncio.to_thread(self._store.put_plan, plan)
@@ -157,7 +161,7 @@ class Deciding:
         if seen is not None:
             await asyncio.to_thread(self._store.put_profile, seen)
         _changes.labels(change.verdict).inc()
-        self._book.settle(change.job_id, change.before if change.verdict == TAKEN_BACK else change.after)
+        self._book.settle(change.job_id)
 
     async def _prior(self, ask: Ask, shown: Sequence[Profile], now: float) -> Prior:
         """What similar jobs have shown; looked for again every now and then, as some of them go on."""
@@ -190,19 +194,18 @@ class Deciding:
         return Prior(at=now)
 
     async def _chosen(
-        self, ask: Ask, shown: Sequence[Profile], profiles: Sequence[Profile], changes: Sequence[Change],
-        prior: Prior, now: float,
+        self, ask: Ask, known: tuple[Throughput | None, Fit], profiles: Sequence[Profile], changes: Sequence[Change],
+        now: float,
     ) -> tuple[Look, Plan | None]:  # fmt: skip
         async with self._book.choosing:
-            return await asyncio.to_thread(self._choose, ask, shown, profiles, changes, prior, now)
+            return await asyncio.to_thread(self._choose, ask, known, profiles, changes, now)
 
     def _choose(
-        self, ask: Ask, shown: Sequence[Profile], profiles: Sequence[Profile], changes: Sequence[Change],
-        prior: Prior, now: float,
+        self, ask: Ask, known: tuple[Throughput | None, Fit], profiles: Sequence[Profile], changes: Sequence[Change],
+        now: float,
     ) -> tuple[Look, Plan | None]:  # fmt: skip
-        # 1. What is known of the job's speed, from itself and, while that is little, from a job like it.
-        throughput, fit = learned(shown, now=now, prior=prior.throughput, prior_name=prior.name)
-        # 2. Its candidates; those of other live jobs are as they were when these last asked.
+        throughput, fit = known
+        # 1. Its candidates; those of other live jobs are as they were when these last asked.
         before = self._live.get(ask.job.job_id)
         seen = view(
             ask.job, ask.limits, ask.now, throughput=throughput, rate=ask.samples_per_s, remaining=ask.remaining,
@@ -217,7 +220,7 @@ class Deciding:
         proposed = within_bounds(self._planner.propose(seen, cluster, rng))
         made = without_avoided(proposed, changes, now=now)
         self._remember(made, now)
-        # 3. A choice among all of them, of which this job's part is the answer.
+        # 2. A choice among all of them, of which this job's part is the answer.
         everybody = [proposal for _, proposal in list(self._live.values())]
         decided = next(
             each for each in self._planner.select(everybody, cluster, rng) if each.job_id == ask.job.job_id
@@ -226,7 +229,7 @@ class Deciding:
         roles = roles_of(chosen, ask.now, ask.limits) if chosen is not None else ()
         expected = decided.chosen.rate if decided.chosen is not None else 0.0
         planner, reason, why = self._planner.name, decided.reason.name, decided.why
-        # 4. What the planner leaves as it is may still be larger than it is used, or at its edge.
+        # 3. What the planner leaves as it is may still be larger than it is used, or at its edge.
         sizing = None if roles else self._resized(ask, profiles, changes, cluster, grows=throughput is None)
         if sizing is not None:
             roles, expected, planner, why = sizing.roles, ask.samples_per_s, RESIZER, sizing.why
@@ -234,7 +237,7 @@ class Deciding:
         plan = None
         if roles:
             plan = Plan(roles, planner, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now,
-                        samples_per_s=expected, owner=ask.job.owner)  # fmt: skip
+                        samples_per_s=expected)  # fmt: skip
             # What it was given is its own until it asks again; what else it could have had is free for others.
             self._book.give(ask.job.job_id, ask.job.owner, roles)
             self._live[ask.job.job_id] = now, Proposal(seen, (), Reason.KEEP, "it was given a plan")

@@ -34,7 +34,7 @@ class Feeding:
             return self._decide(ask, self._clock.now())
 
     def _decide(self, ask: FeedAsk, now: float) -> Verdict:
-        self._book.see(ask.job_id, ask.owner, [ask.now])
+        self._book.see(ask.job_id, ask.owner, [ask.now], whole=False)
         signal = Signal(ask.buffer_fill, ask.cpu_idle, ask.memory, ask.samples_per_s)
         history = self._tried.pop(ask.job_id, ())
         if history and history[-1].wanted != ask.now.replicas:      # not carried out, or overtaken by a user

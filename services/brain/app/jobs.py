@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, NotFound, ResourceExhausted, Violation
 from recmesh.runtime.telemetry import Metrics
-from services.brain.app.book import Book
+from services.brain.app.book import PATIENCE_S, Book
 from services.brain.domain.explain import explain
 from services.brain.domain.first_plan import first_plan
 from services.brain.domain.model import Change, Free, History, Job, Look, Plan, Profile, RoleLimits
@@ -20,8 +20,6 @@ from services.brain.store import SqlStore
 
 PAST_JOBS = 2000
 """The newest successful jobs that are looked through for similar ones."""
-LIVE_S = 600.0
-"""A job that has told a profile within so long runs."""
 HISTORY_LIMIT = 1000
 SHOWN_CHANGES = 20
 
@@ -58,9 +56,10 @@ class Jobs:
         self._counts = dict.fromkeys(("plans", "plans_from_similar", "profiles", "histories"), 0)
 
     async def restore(self) -> None:
-        """After a restart: what jobs that run hold, by their newest plans."""
-        since = self._clock.now() - LIVE_S
-        self._book.restore(await asyncio.to_thread(self._store.running, since=since))
+        """After a restart: what jobs that train have told a moment before."""
+        since = self._clock.now() - PATIENCE_S
+        for profile in await asyncio.to_thread(self._store.running, since=since):
+            self._book.see(profile.job_id, profile.owner, [use.has for use in profile.roles])
 
     async def plan(self, job: Job, limits: Sequence[RoleLimits], free: Free) -> Plan:
         """The job's first plan; it is stored before it is given out.
@@ -72,8 +71,9 @@ class Jobs:
         past = await asyncio.to_thread(self._store.histories, outcome=SUCCEEDED, limit=PAST_JOBS)
         async with self._book.choosing:
             made = self._first(job, limits, free, past)
-        plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now(), owner=job.owner)
-        await asyncio.to_thread(self._store.put_plan, plan)
+            plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now())
+            await asyncio.to_thread(self._store.put_plan, plan)
+            self._book.give(job.job_id, job.owner, plan.roles)
         await self._told(plan)
         self._counts["plans"] += 1
         self._counts["plans_from_similar"] += plan.source == "similar"
@@ -91,7 +91,6 @@ class Jobs:
                 f"{amount(left)} are left in the quota of owner {job.owner!r}",
                 reason="OVER_QUOTA",
             )
-        self._book.give(job.job_id, job.owner, plan.roles)
         return plan
 
     async def observe(self, profile: Profile) -> None:
@@ -106,8 +105,8 @@ class Jobs:
             raise InvalidArgument("the profile is refused", violations=violations)
         at = profile.at or self._clock.now()
         await asyncio.to_thread(self._store.put_profile, replace(profile, at=at))
-        counts = {each.role: each.replicas for each in profile.others}
-        self._book.see_running(profile.job_id, counts | {"worker": profile.workers, "ps": profile.ps})
+        if profile.roles:
+            self._book.see(profile.job_id, profile.owner, [use.has for use in profile.roles])
         self._counts["profiles"] += 1
         _profiles.inc()
 

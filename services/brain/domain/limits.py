@@ -37,8 +37,8 @@ def clamped(plan: RolePlan, limits: RoleLimits) -> tuple[RolePlan, tuple[str, ..
         replicas=replicas,
         cpu=limits.cpu or plan.cpu,
         memory_bytes=limits.memory_bytes or plan.memory_bytes,
-        gpu=limits.gpu or plan.gpu,
-        gpu_kind=limits.gpu_kind or plan.gpu_kind,
+        gpu=limits.gpu,
+        gpu_kind=limits.gpu_kind if limits.gpu else "",
     )
     return bounded, tuple(notes)
 
@@ -58,22 +58,37 @@ def fitted(
     rooms = {"what is free": free} | ({"what is left of the owner's quota": quota} if quota is not None else {})
     notes: list[str] = []
 
-    def over() -> str:
-        """Of what there is too little."""
+    def over() -> tuple[str, Resources]:
+        """Of what there is too little, and by how much."""
         wanted = total(tuple(current.values()))
-        return next((name for name, room in rooms.items() if not wanted.within(room)), "")
+        for name, room in rooms.items():
+            if not wanted.within(room):
+                return name, wanted.plus(room, -1.0)
+        return "", Resources()
 
     for role in sorted(current, key=_shrink_order):
         plan, bound = current[role], limits.get(role, RoleLimits(role))
         least = plan.replicas if bound.pinned is not None else min(bound.min, plan.replicas)
-        why = over()
-        while over() and current[role].replicas > least:
+        name, short = over()
+        whose = name
+        while name and current[role].replicas > least and _would_help(plan, short):
             current[role] = replace(current[role], replicas=current[role].replicas - 1)
+            whose, (name, short) = name, over()
         if current[role].replicas != plan.replicas:
-            notes.append(f"{role} {plan.replicas} → {current[role].replicas} ({why})")
-    if over() == "what is free":
+            notes.append(f"{role} {plan.replicas} → {current[role].replicas} ({whose})")
+    if over()[0] == "what is free":
         notes.append("more than what is free: it starts all the same, and may be slow or run out of memory")
     return Bounded(tuple(current[plan.role] for plan in roles), tuple(notes))
+
+
+def _would_help(plan: RolePlan, short: Resources) -> bool:
+    """Whether one process less frees any of what is lacking."""
+    one = total([replace(plan, replicas=1)])
+    return (
+        (short.cpu > 0 and one.cpu > 0)
+        or (short.memory_bytes > 0 and one.memory_bytes > 0)
+        or any(short.gpus.get(kind, 0.0) > 0 for kind, many in one.gpus.items() if many)
+    )
 
 
 def _shrink_order(role: str) -> tuple[int, str]:

@@ -84,7 +84,6 @@ class Plan:
     at: float = 0.0
     samples_per_s: float = 0.0
     """Expected of it; 0: not known."""
-    owner: str = ""
 
     def role(self, name: str) -> RolePlan | None:
         """The role's part."""
@@ -110,10 +109,8 @@ class History:
 class RoleUse:
     """What the processes of a role use."""
 
-    role: str
-    replicas: int
-    cpu_limit: float = 0.0
-    """Cores that one may use; 0: no limit, or not told."""
+    has: RolePlan
+    """How many there are, and the limits of one."""
     cpu_max: float = 0.0
     """Cores that the busiest used."""
     memory_bytes: int = 0
@@ -146,27 +143,17 @@ class Profile:
     ps_cpu_limit: float = 0.0
     hardware: str = ""
     """cpu, or the kind of the workers' GPU; empty: not told."""
-    worker_cpu_max: float = 0.0
-    """Cores that the busiest worker used."""
-    ps_cpu_max: float = 0.0
-    worker_memory_bytes: int = 0
-    """Of the largest worker."""
     is_synchronous: bool = False
     """Workers wait for each other in every step."""
     is_steady: bool = False
     """Nothing changed over the window of the rate, nor shortly before."""
-    others: tuple[RoleUse, ...] = ()
-    """Roles beside workers and parameter servers."""
+    roles: tuple[RoleUse, ...] = ()
+    """All that the job has, but for what it shares with others."""
+    owner: str = ""
 
     def use(self, role: str) -> RoleUse | None:
-        """Of any role; None where nothing is told of it."""
-        if role == "worker":
-            return RoleUse(
-                role, self.workers, self.worker_cpu_limit, self.worker_cpu_max, self.worker_memory_bytes
-            )
-        if role == "ps":
-            return RoleUse(role, self.ps, self.ps_cpu_limit, self.ps_cpu_max, self.ps_memory_bytes)
-        return next((each for each in self.others if each.role == role), None)
+        """None where nothing is told of it."""
+        return next((each for each in self.roles if each.has.role == role), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ def _sizings(
     job: Job, name: str, plan: RolePlan, bound: RoleLimits, seen: Sequence[Profile], *, cores: Limits
 ) -> tuple[Sizing | None, Sizing | None]:
     uses = [use for each in seen if (use := each.use(name)) is not None]
-    if any((use.replicas, use.cpu_limit) != (plan.replicas, plan.cpu) for use in uses):
-        return None, None       # its number has changed within the window
+    if len(uses) < len(seen) or any((use.has.replicas, use.has.cpu) != (plan.replicas, plan.cpu) for use in uses):
+        return None, None       # it came, or has changed, within the window
     cpu = memory = None
     if plan.cpu and not bound.cpu:
         most = Limits(min(cores.least, plan.cpu), max(cores.most, plan.cpu))

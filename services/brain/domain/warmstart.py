@@ -60,8 +60,6 @@ def blended(chosen: Sequence[History], role: str, rule: WarmStart) -> RolePlan |
         replicas=nearest(blend(lambda plan: plan.replicas)),
         cpu=max(0.1, round(blend(lambda plan: plan.cpu), 1)),
         memory_bytes=math.ceil(blend(lambda plan: plan.memory_bytes) / MIB) * MIB,
-        gpu=plans[-1].gpu,
-        gpu_kind=plans[-1].gpu_kind,
     )
 
 

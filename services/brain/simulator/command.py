@@ -145,14 +145,17 @@ def main(argv: Sequence[str]) -> int:
         if options.out is not None:
             _make(options.out)
         outcomes = run(study, tell=lambda text: print(text, file=sys.stderr, flush=True))
-        _show(options, study, outcomes)
-        sys.stdout.flush()
+        document = _document(options, study, outcomes)
+        if options.out is not None:
+            _write(options.out, options, study, outcomes, document)
     except MeshError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, CallerError) else 1
+    try:
+        _show(options, study, outcomes, document)
+        sys.stdout.flush()
     except BrokenPipeError:         # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return 0
 
 
@@ -278,10 +281,7 @@ def _check_nodes(jobs: Sequence[Job], nodes: Sequence[Resources]) -> None:
             raise InvalidArgument("cannot simulate", violations=[Violation("--nodes", reason)])
 
 
-def _show(options: argparse.Namespace, study: Study, outcomes: Mapping[str, Outcome]) -> None:
-    document = _document(options, study, outcomes)
-    if options.out is not None:
-        _write(options.out, options, study, outcomes, document)
+def _show(options: argparse.Namespace, study: Study, outcomes: Mapping[str, Outcome], document: object) -> None:
     if options.json:
         print(json.dumps(document, indent=2))
         return

@@ -40,7 +40,9 @@ class Knowledge:
             return run.seen[size].rate if size in run.seen else 0.0
         if self.policy.shared:
             log = math.log(news.rate)
-            run.factor = self._pool(run.job).add(size, log=log, windows=news.windows, at=now, factor=run.factor)
+            run.factor = self._pool(run.job).add(
+                run.index, size, log=log, windows=news.windows, at=now, factor=run.factor
+            )
         return news.rate
 
     def _pool(self, job: Job) -> Pool:

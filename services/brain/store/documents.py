@@ -51,7 +51,10 @@ def to_plan(document: Mapping[str, Any]) -> Plan:
 def to_profile(document: Mapping[str, Any]) -> Profile:
     """From `to_document`."""
     plain = _known(Profile, document)
-    plain["others"] = tuple(RoleUse(**_known(RoleUse, each)) for each in plain.get("others", ()))
+    plain["roles"] = tuple(
+        RoleUse(**_known(RoleUse, each) | {"has": RolePlan(**_known(RolePlan, each["has"]))})
+        for each in plain.get("roles", ())
+    )
     return Profile(**plain)
 
 

@@ -88,16 +88,17 @@ class SqlStore:
             found = connection.execute(query).first()
         return to_plan(found[0]) if found is not None else None
 
-    def running(self, *, since: float) -> list[Plan]:
-        """The newest plan of each job that has told a profile since then, and has not ended."""
-        newest = func.row_number().over(partition_by=plans.c.job_id, order_by=desc(plans.c.at)).label("place")
-        ranked = select(plans.c.document, plans.c.job_id, newest).subquery()
-        told = select(profiles.c.job_id).where(profiles.c.at >= since)
-        query = select(ranked.c.document).where(
-            ranked.c.place == 1, ranked.c.job_id.in_(told), ranked.c.job_id.not_in(select(jobs.c.job_id))
-        )
+    def running(self, *, since: float) -> list[Profile]:
+        """The newest profile since then of each job, but of those that have ended after it."""
+        newest = func.row_number().over(partition_by=profiles.c.job_id, order_by=desc(profiles.c.at)).label("place")
+        ranked = (
+            select(profiles.c.document, profiles.c.job_id, profiles.c.at, newest)
+            .where(profiles.c.at >= since).subquery()
+        )  # fmt: skip
+        ended = select(jobs.c.job_id).where(jobs.c.job_id == ranked.c.job_id, jobs.c.ended >= ranked.c.at).exists()
+        query = select(ranked.c.document).where(ranked.c.place == 1, ~ended)
         with reading(self.engine) as connection:
-            return [to_plan(document) for (document,) in connection.execute(query)]
+            return [to_profile(document) for (document,) in connection.execute(query)]
 
     def put_profile(self, profile: Profile) -> None:
         """Insert or replace the profile of that job and moment."""

@@ -107,11 +107,11 @@ async def record(run: Run) -> None:
     if status.plan:
         seconds, trial = max(1e-9, status.ended - status.started), status.trial
         # Jobs like it begin with its last plan: with one that was proved.
-        proved = dict(trial.before) if trial is not None and not trial.taken_back else status.plan
+        tried = trial.before if trial is not None and not trial.taken_back else {}
         await run.context.peers.brain.record_job(
             JobEnd(
                 facts=facts_of(run.spec, run.job), outcome=status.phase, reason=status.reason,
-                started=status.started, ended=status.ended, plan=proved,
+                started=status.started, ended=status.ended, plan={**status.plan, **tried},
                 samples_per_s=status.samples_per_s or status.samples / seconds, samples=status.samples,
                 metrics=status.metrics,
             )
@@ -120,7 +120,12 @@ async def record(run: Run) -> None:
 
 
 async def purge(run: Run) -> None:
-    """Nothing of the job remains, except its model. Each step may be repeated."""
+    """Nothing of the job remains, except its model and its history. Each step may be repeated."""
+    if not run.status.recorded:         # it is deleted: what it held is free
+        try:
+            await record(run)
+        except MeshError as error:
+            logger.info("job %s: brain is not told of its end: %s", run.job_id, error.message)
     if run.status.phase is not Phase.PENDING:
         await run.context.peers.checkpoints.delete(run.job_id)
         await run.context.peers.shards.close_run(run.job_id, forget=True)

@@ -88,7 +88,7 @@ class Feeder:
     async def _bear(self, now: float, *, is_whole: bool) -> None:
         """That some are lacking, but not for ever: those that do not start would keep the job from another count."""
         run, limits = self._run, self._run.context.limits
-        if is_whole:
+        if is_whole or run.status.trial is not None:        # a trial may replace them one by one
             self._lacking_since = None
             return
         self._lacking_since = now if self._lacking_since is None else self._lacking_since

@@ -10,15 +10,19 @@ logger = get_logger(__name__)
 
 
 async def look_every(run: Run, every_s: float, look: Callable[[], Awaitable[None]], *, at: str) -> None:
-    """Runs until it is cancelled. `at`: what is looked at, for the log.
+    """Runs until it is cancelled. `at`: what is looked at, for the log, which has a lasting trouble once.
 
     One job's look that goes wrong in whatever way must end neither the loop nor the job.
     """
+    told = ""
     while True:
         await run.context.clock.sleep(every_s)
         try:
             await look()
+            told = ""
         except MeshError as error:
-            logger.warning("job %s: the look at %s is made again later: %s", run.job_id, at, error.message)
+            if error.message != told:
+                logger.warning("job %s: the look at %s is made again later: %s", run.job_id, at, error.message)
+            told = error.message
         except Exception:
             logger.exception("job %s: the look at %s failed", run.job_id, at)

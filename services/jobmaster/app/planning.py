@@ -2,7 +2,7 @@
 
 import asyncio
 
-from recmesh.runtime.errors import CallerError, MeshError, MeshFault, ResourceExhausted
+from recmesh.runtime.errors import CallerError, MeshError, MeshFault
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.generation import open_queue
 from services.jobmaster.app.run import Run
@@ -15,8 +15,8 @@ from services.jobmaster.peers.planning import Planned, RoleBounds
 
 logger = get_logger(__name__)
 
-ALWAYS = ("ps", "worker")
-"""Roles that every job has."""
+OVER_QUOTA = "OVER_QUOTA"
+"""brain's reason: the least that the job may begin with is more than what is left of its owner's quota."""
 
 
 async def plan(run: Run) -> None:
@@ -38,9 +38,9 @@ async def _asked(run: Run) -> Planned:
     free = await run.context.cluster.capacity()
     try:
         planned = await run.context.peers.brain.plan(facts_of(run.spec, run.job), bounds_of(run), free=free)
-    except ResourceExhausted:
-        raise       # its owner's quota has no room for it now: it waits
     except MeshError as error:
+        if error.reason == OVER_QUOTA:
+            raise       # it waits until there is room
         logger.warning("job %s: brain has no plan: %s", run.job_id, error.message)
         default = plans.default_plan(run.spec)
         why = f"brain could not be asked ({error.message}): the small default is used"
@@ -50,16 +50,14 @@ async def _asked(run: Run) -> Planned:
 
 
 def bounds_of(run: Run) -> list[RoleBounds]:
-    """What the job's user allows for each role; none of roles that it does not have. Executors that are shared are no
-    single job's to plan."""
+    """What the job's user allows for each role that brain plans."""
     spec, intent, bounds = run.spec, run.job.intent, []
-    for name in ("ps", "worker", "data", "evaluator"):
+    for name in plans.planned_roles(spec):
         role, size = getattr(spec.roles, name), plans.size(spec, intent, {}, name)
         pinned = plans.pin(spec, intent, name) or 0
-        if name not in ALWAYS:
-            is_free = name == "data" and plans.is_fed(spec, intent)
-            pinned = 0 if is_free else plans.wanted(spec, intent, {}, name)
-            if not is_free and (not pinned or (name == "data" and spec.roles.data.shared)):
+        if name == "evaluator" or (name == "data" and not plans.is_fed(spec, intent)):
+            pinned = plans.wanted(spec, intent, {}, name)
+            if not pinned:
                 continue
         bounds.append(RoleBounds(
             role=name, min=role.min, max=role.max, pinned=pinned, cpu=size.cpu, memory_bytes=size.memory_bytes,

@@ -2,6 +2,7 @@
 
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.memory import limit_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.phase import Phase
@@ -73,20 +74,18 @@ class Profiler:
             remaining=status.remaining,
             worker_cpu_limit=sizes["worker"].cpu, ps_cpu_limit=sizes["ps"].cpu,
             hardware=(sizes["worker"].gpu_kind or "gpu") if sizes["worker"].gpu else "cpu",
-            worker_cpu_max=max((beat.cpu_cores for beat in workers), default=0.0),
-            ps_cpu_max=max((beat.cpu_cores for beat in servers), default=0.0),
-            worker_memory_bytes=max((beat.memory_bytes for beat in workers), default=0),
             is_synchronous=run.spec.training.sync is not None, is_steady=steady is not None,
-            others=tuple(filter(None, map(self._use, ("data", "evaluator")))),
+            roles=tuple(self._use(role) for role in plans.planned_roles(run.spec) if status.live(role)),
+            owner=run.spec.owner,
         )
 
-    def _use(self, role: str) -> RoleUse | None:
-        run, beats = self._run, self._run.vitals.of(role)
-        if not beats:
-            return None
+    def _use(self, role: str) -> RoleUse:
+        run, beats, live = self._run, self._run.vitals.of(role), self._run.status.live(role)
+        size = plans.size(run.spec, run.job.intent, run.status.plan, role)
         return RoleUse(
-            role, replicas=len(beats), cpu_limit=plans.size(run.spec, run.job.intent, run.status.plan, role).cpu,
-            cpu_max=max(beat.cpu_cores for beat in beats), memory_bytes=max(map(_with_full_buffer, beats)),
+            role, size.model_copy(update={"replicas": len(live), "memory_bytes": limit_of(run, role)}),
+            cpu_max=max((beat.cpu_cores for beat in beats), default=0.0),
+            memory_bytes=max(map(_with_full_buffer, beats), default=0),
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from recmesh.runtime.errors import CallerError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.looking import look_every
-from services.jobmaster.app.planning import ALWAYS, bounds_of
+from services.jobmaster.app.planning import bounds_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import fleet
@@ -21,8 +21,6 @@ from services.jobmaster.peers.planning import Advice, PlanAsk
 logger = get_logger(__name__)
 
 LOOK_S = 1.0
-ROLES = ("ps", "worker", "data", "evaluator")
-"""Whose plan brain may change while a job trains: of the first two numbers and sizes, of the others sizes."""
 WORTH_S = 60.0
 """A job that ends sooner is left as it is."""
 UNASKED_S = 60.0
@@ -87,7 +85,7 @@ class Tuner:
         count = fleet.wanted(run.spec, run.job.intent, status, record)
         if not fleet.is_settled(record, status, fleet.places(record, status, count=count)) or record.move is not None:
             return "slots are moved"
-        for role in (role for name in ROLES for role in status.live(name)):
+        for role in (role for name in plans.planned_roles(run.spec) for role in status.live(name)):
             size = plans.size(run.spec, run.job.intent, status.plan, role.role)
             if role.size is not None and (role.size.cpu, role.size.memory_bytes) != (size.cpu, size.memory_bytes):
                 return f"{role.role} {role.index} has another size than it should"
@@ -136,8 +134,8 @@ class Tuner:
             await self._begin(advice, has, rate, now)
 
     def _all_has(self) -> dict[str, RolePlan]:
-        """Of the roles that the job has, and its plan knows."""
-        has = {name: self._has(name) for name in ROLES if name in (*ALWAYS, *self._run.status.plan)}
+        """Of the roles that the job has: of workers and servers brain may change numbers and sizes, of others sizes."""
+        has = {name: self._has(name) for name in plans.planned_roles(self._run.spec)}
         return {name: plan for name, plan in has.items() if plan.replicas}
 
     def _has(self, role: str) -> RolePlan:
@@ -176,7 +174,8 @@ class Tuner:
             plan=after,
             trial=Trial(
                 plan_id=advice.plan_id, decision=number, planner=advice.planner, why=f"{advice.planner}: {told}",
-                before={**old, **before}, after=after, rate_before=rate, rate_expected=advice.samples_per_s, began=now,
+                before=dict(before), after={role: after[role] for role in before}, rate_before=rate,
+                rate_expected=advice.samples_per_s, began=now,
                 samples=run.status.samples, generation=run.record.gen,
             ),
         )
@@ -188,7 +187,7 @@ class Tuner:
 
     async def _judge(self, trial: Trial, now: float, *, is_steady: bool) -> None:
         run, limits = self._run, self._run.context.limits
-        if not trial.taken_back and any(self._has(role) != trial.after[role] for role in _of(trial)):
+        if not trial.taken_back and any(self._has(role) != trial.after[role] for role in trial.after):
             # A user, or the answer to a want of memory. That stays.
             await self._let_go(trial, now, "changed by others meanwhile")
             return
@@ -241,9 +240,7 @@ class Tuner:
     def _as_before(self, trial: Trial) -> dict[str, RolePlan]:
         """Of the roles that the trial is about."""
         plan = self._run.status.plan
-        tried = _of(trial)
-        others = {role: planned for role, planned in plan.items() if role not in tried}
-        return {**{role: trial.before[role] for role in tried}, **others}
+        return {**plan, **trial.before}
 
     async def _take_back(self, trial: Trial, why: str, *, rate: float) -> None:
         run, now = self._run, self._run.context.clock.now()
@@ -262,8 +259,7 @@ class Tuner:
         """What brain is to be told, this change's outcome included: stored with it, so that neither is there alone."""
         outcome = Outcome(
             plan_id=trial.plan_id, job_id=self._run.job_id, at=now, verdict=verdict, why=why,
-            before=self._as_raised({role: trial.before[role] for role in _of(trial)}),
-            after=self._as_raised({role: trial.after[role] for role in _of(trial)}),
+            before=self._as_raised(trial.before), after=self._as_raised(trial.after),
             rate_before=trial.rate_before, rate_expected=trial.rate_expected, rate_after=rate,
             overhead_s=trial.overhead_s,
         )
@@ -280,8 +276,3 @@ class Tuner:
                 logger.warning("job %s: brain refuses an outcome: %s", run.job_id, error.message)
             run.update(untold=tuple(each for each in run.status.untold if each != outcome))
         await run.flush()
-
-
-def _of(trial: Trial) -> list[str]:
-    """The roles that it is about."""
-    return [role for role in ROLES if role in trial.after and role in trial.before]

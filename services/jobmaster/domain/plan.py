@@ -9,6 +9,12 @@ DEFAULT_REPLICAS: Mapping[str, int] = {"ps": 1, "worker": 1}
 """The documented small default, when brain cannot be asked."""
 
 
+ROLES = ("ps", "worker", "data", "evaluator")
+
+EXECUTOR_BYTES = 512 << 20
+"""What a data executor needs beside its buffer, at least."""
+
+
 def pin(spec: TrainingJob, intent: Intent, role: str) -> int | None:
     """The count to which a user has fixed a role; None when brain decides."""
     if role in intent.replicas:
@@ -42,6 +48,11 @@ def is_fed(spec: TrainingJob, intent: Intent) -> bool:
     return spec.data is not None and is_free and not data.shared
 
 
+def planned_roles(spec: TrainingJob) -> tuple[str, ...]:
+    """Roles that brain plans, where the job has them. Executors that are shared are no single job's to plan."""
+    return tuple(role for role in ROLES if role != "data" or not spec.roles.data.shared)
+
+
 def size(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role: str) -> RolePlan:
     """How large one process of a role is: what users asked for since, what the spec says, else what the plan says."""
     planned = plan.get(role, RolePlan(replicas=0))
@@ -51,10 +62,13 @@ def size(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role: 
     else:
         declared = getattr(spec.roles, role)
     asked = intent.sizes.get(role, Size())
+    memory_bytes = planned.memory_bytes
+    if role == "data" and memory_bytes:     # brain knows of no buffer
+        memory_bytes = max(memory_bytes, spec.roles.data.buffer + EXECUTOR_BYTES)
     return RolePlan(
         replicas=planned.replicas,
         cpu=asked.cpu or declared.cpu or planned.cpu,
-        memory_bytes=asked.memory_bytes or declared.memory or planned.memory_bytes,
+        memory_bytes=asked.memory_bytes or declared.memory or memory_bytes,
         gpu=declared.gpu or planned.gpu,
         gpu_kind=declared.gpu_kind or planned.gpu_kind,
     )

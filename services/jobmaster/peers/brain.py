@@ -1,7 +1,7 @@
 """brain over gRPC: protobuf in and out, nothing else."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import grpc
@@ -29,8 +29,13 @@ class GrpcBrain:
 
     async def observe(self, profile: JobProfile) -> None:
         """See `peers.planning.Brain`."""
-        told = asdict(profile)
-        told["others"] = [brain_pb2.RoleUse(**use) for use in told["others"]]
+        told = asdict(replace(profile, roles=()))
+        told["roles"] = [
+            brain_pb2.RoleUse(
+                has=_role_messages({use.role: use.has})[0], cpu_max=use.cpu_max, memory_bytes=use.memory_bytes
+            )
+            for use in profile.roles
+        ]
         await self._stub.Observe(brain_pb2.Profile(**told), timeout=2.0)
 
     async def decide(self, ask: PlanAsk) -> Advice | None:

@@ -34,12 +34,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class RoleUse:
-    """What the processes of a role use."""
+    """What the processes of a role have and use."""
 
     role: str
-    replicas: int
-    cpu_limit: float
-    """Cores that one may use; 0: no limit."""
+    has: RolePlan
+    """How many there are, and the limits of one."""
     cpu_max: float
     """Cores that the busiest used."""
     memory_bytes: int
@@ -78,10 +77,11 @@ class JobProfile:
     worker_memory_bytes: int = 0
     """Of the largest worker."""
     is_synchronous: bool = False
-    others: tuple[RoleUse, ...] = ()
-    """Roles beside workers and parameter servers."""
     is_steady: bool = False
     """Nothing has changed for a while, and the rate is that of a whole window."""
+    roles: tuple[RoleUse, ...] = ()
+    """All that the job has, but for executors that it shares."""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

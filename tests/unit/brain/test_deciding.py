@@ -14,7 +14,20 @@ from recmesh.runtime.errors import InvalidArgument, ResourceExhausted
 from services.brain.app.book import Book
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.jobs import Jobs
-from services.brain.domain.model import Ask, Change, Fit, Free, History, Job, Look, Plan, Profile, RoleLimits, RolePlan
+from services.brain.domain.model import (
+    Ask,
+    Change,
+    Fit,
+    Free,
+    History,
+    Job,
+    Look,
+    Plan,
+    Profile,
+    RoleLimits,
+    RolePlan,
+    RoleUse,
+)
 from services.brain.domain.planning.built_in import PLANNERS
 from services.brain.domain.views import Sizes, learned, view
 from services.brain.domain.warmstart import WarmStart
@@ -108,14 +121,15 @@ class Mesh:
             now = now if slower else after
         return now, reasons
 
-    async def _measure(self, job_id: str, now: dict[str, RolePlan], rate: float) -> None:
+    async def _measure(self, job_id: str, now: dict[str, RolePlan], rate: float, owner: str = "") -> None:
         for _ in range(3):
             self.clock.advance(20.0)
             worker, ps = now["worker"], now["ps"]
             await self.jobs.observe(
                 Profile(
                     job_id, self.clock.now(), worker.replicas, ps.replicas, batch_size=BATCH, samples_per_s=rate,
-                    worker_cpu_limit=worker.cpu, ps_cpu_limit=ps.cpu, hardware="cpu", is_steady=True,
+                    worker_cpu_limit=worker.cpu, ps_cpu_limit=ps.cpu, hardware="cpu", is_steady=True, owner=owner,
+                    roles=(RoleUse(worker), RoleUse(ps)),
                 )
             )  # fmt: skip
 
@@ -180,7 +194,7 @@ async def test_first_plans_count_against_the_quota_too(store: SqlStore) -> None:
         await mesh.jobs.plan(Job("c", owner="ads"), LIMITS, Free())
     assert refused.value.reason == "OVER_QUOTA"
     assert await mesh.jobs.plan(Job("d", owner="search"), LIMITS, Free())
-    await mesh._measure("a", roles(2, 1), 1000.0)
+    await mesh._measure("a", roles(2, 1), 1000.0, "ads")
     look, plan_a = await mesh.deciding.decide(Ask(Job("a", owner="ads"), LIMITS, roles(2, 1), 1000.0, 10**9, Free()))
     assert plan_a is not None and sum(role.replicas for role in plan_a.roles) == 4, look
     await mesh.jobs.record(History(Job("b", owner="ads"), "Succeeded"))
@@ -191,7 +205,7 @@ async def test_after_a_restart_what_runs_still_counts(store: SqlStore) -> None:
     quotas = {"ads": Resources(4.0, 500 * GIB)}
     mesh = Mesh(store, quotas=quotas)
     await mesh.jobs.plan(Job("a", owner="ads"), LIMITS, Free())
-    await mesh._measure("a", roles(2, 1), 1000.0)
+    await mesh._measure("a", roles(2, 1), 1000.0, "ads")
     again = Mesh(store, quotas=quotas)
     again.clock.advance(mesh.clock.now() - again.clock.now())
     await again.jobs.restore()
@@ -200,8 +214,15 @@ async def test_after_a_restart_what_runs_still_counts(store: SqlStore) -> None:
         await again.jobs.plan(Job("c", owner="ads"), LIMITS, Free())
     await again.jobs.record(History(Job("a", owner="ads"), "Succeeded"))
     third = Mesh(store, quotas=quotas)
+    third.clock.advance(mesh.clock.now() - third.clock.now())
     await third.jobs.restore()
     assert third.book.left("ads") == quotas["ads"]
+    third.clock.advance(5.0)
+    await third._measure("a", roles(2, 1), 1000.0, "ads")           # another of its name
+    again = Mesh(store, quotas=quotas)
+    again.clock.advance(third.clock.now() - again.clock.now())
+    await again.jobs.restore()
+    assert again.book.left("ads") == Resources(1.0, 500 * GIB - 6 * GIB)
 
 
 async def test_what_was_taken_back_is_not_proposed_again_soon(store: SqlStore) -> None:
@@ -243,8 +264,8 @@ async def test_bad_input_is_refused_by_its_field(store: SqlStore) -> None:
         await mesh.deciding.conclude(Change("", "x", 0.0, "fine", "", (odd,), (), rate_after=-1.0))
     assert {each.path for each in refused.value.violations} == {"plan_id", "verdict", "rate_after", "before[0]"}
     with pytest.raises(InvalidArgument) as refused:
-        await mesh.jobs.observe(Profile("x", 1.0, 1, 1, worker_cpu_max=math.inf, ps_memory_bytes=-1))
-    assert [each.path for each in refused.value.violations] == ["ps_memory_bytes", "worker_cpu_max"]
+        await mesh.jobs.observe(Profile("x", 1.0, 1, 1, worker_cpu_limit=math.inf, ps_memory_bytes=-1))
+    assert [each.path for each in refused.value.violations] == ["ps_memory_bytes", "worker_cpu_limit"]
 
 
 async def test_cores_that_are_not_used_are_given_back_where_the_planner_has_nothing_better(store: SqlStore) -> None:
@@ -255,8 +276,9 @@ async def test_cores_that_are_not_used_are_given_back_where_the_planner_has_noth
         await mesh.jobs.observe(
             Profile(
                 "idle", mesh.clock.now(), 2, 1, batch_size=BATCH, samples_per_s=500.0, worker_cpu_limit=4.0,
-                ps_cpu_limit=4.0, worker_cpu_max=1.0, ps_cpu_max=3.4, worker_memory_bytes=int(1.6 * GIB),
-                ps_memory_bytes=int(1.6 * GIB), hardware="cpu", is_steady=True,
+                ps_cpu_limit=4.0, ps_memory_bytes=int(1.6 * GIB), hardware="cpu", is_steady=True, roles=(
+                    RoleUse(now["worker"], 1.0, int(1.6 * GIB)), RoleUse(now["ps"], 3.4, int(1.6 * GIB)),
+                ),
             )
         )  # fmt: skip
     look, plan = await mesh.deciding.decide(Ask(Job("idle"), limits, now, 500.0, 10**9, Free(0.0, 0)))

@@ -18,13 +18,16 @@ FREE = [RoleLimits("worker", 1, 8), RoleLimits("ps", 1, 4)]
 
 def watched(*, seconds: float = 700.0, now: Mapping[str, RolePlan] = NOW, **used: Any) -> list[Profile]:
     worker, ps = now["worker"], now["ps"]
-    usual: dict[str, Any] = {
-        "worker_cpu_max": 3.4, "ps_cpu_max": 1.7, "worker_memory_bytes": 6 * GIB, "ps_memory_bytes": 6 * GIB,
+    uses = {"worker_cpu_max": 3.4, "ps_cpu_max": 1.7, "worker_memory_bytes": 6 * GIB, "ps_memory_bytes": 6 * GIB} | {
+        name: value for name, value in used.items() if name != "roles"
     }
     like = Profile(
         "job", 0.0, worker.replicas, ps.replicas, worker_cpu_limit=worker.cpu, ps_cpu_limit=ps.cpu,
-        samples_per_s=1000.0, **usual | used,
-    )
+        samples_per_s=1000.0, ps_memory_bytes=uses["ps_memory_bytes"], roles=(
+            RoleUse(worker, uses["worker_cpu_max"], uses["worker_memory_bytes"]),
+            RoleUse(ps, uses["ps_cpu_max"], uses["ps_memory_bytes"]), *used.get("roles", ()),
+        ),
+    )  # fmt: skip
     return [replace(like, at=5.0 * step, samples=5000 * step) for step in range(int(seconds / 5.0) + 1)]
 
 
@@ -81,11 +84,11 @@ def test_nothing_is_said_before_a_whole_window_of_the_present_sizes() -> None:
 def test_any_role_is_sized_by_what_it_uses() -> None:
     """Executors get more cores also where a planner says what workers' and servers' bring."""
     now = {**NOW, "data": RolePlan("data", 3, 2.0, 2 * GIB), "evaluator": RolePlan("evaluator", 1, 4.0, 8 * GIB)}
-    others = (RoleUse("data", 3, 2.0, 2.0, int(1.6 * GIB)), RoleUse("evaluator", 1, 4.0, 0.6, GIB))
+    others = (RoleUse(now["data"], 2.0, int(1.6 * GIB)), RoleUse(now["evaluator"], 0.6, GIB))
 
     def found(**changed: Any) -> Resizing | None:
         return resized(
-            Job("job"), now, [*FREE, RoleLimits("data", 1, 8)], watched(worker_cpu_max=4.0, others=others, **changed),
+            Job("job"), now, [*FREE, RoleLimits("data", 1, 8)], watched(worker_cpu_max=4.0, roles=others, **changed),
             cores=Limits(0.5, 8.0), window_s=600.0, at=700.0, grows=False,
         )  # fmt: skip
 
@@ -97,5 +100,8 @@ def test_any_role_is_sized_by_what_it_uses() -> None:
 
 def test_a_role_whose_number_has_just_changed_is_left_alone() -> None:
     now = {**NOW, "data": RolePlan("data", 4, 1.0, 2 * GIB)}
-    seen = watched(others=(RoleUse("data", 3, 1.0, 1.0, GIB),))
+    before = RoleUse(replace(now["data"], replicas=3), 1.0, GIB // 4)
+    seen = watched(roles=(before,))
     assert resized(Job("job"), now, FREE, seen, cores=Limits(0.5, 8.0), window_s=600.0, at=700.0) is None
+    fresh = [*watched()[:-3], *watched(roles=(RoleUse(now["data"], 0.1, GIB // 4),))[-3:]]
+    assert resized(Job("job"), now, FREE, fresh, cores=Limits(0.5, 8.0), window_s=600.0, at=700.0) is None

@@ -14,6 +14,7 @@ from services.brain.domain.model import (
     Plan,
     Profile,
     RolePlan,
+    RoleUse,
 )
 
 ROLES = (RolePlan("worker", 2, 1.5, 1 << 30, 0.5, "A10"), RolePlan("ps", 1, 1.0, 2 << 30))
@@ -32,7 +33,8 @@ def test_a_change_comes_back_equal() -> None:
 def test_every_field_of_a_profile_travels() -> None:
     profile = Profile(
         "a", 1.5, 2, 1, 0.7, 0.2, 512, 900.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1 << 40, 1 << 41, 10, 20, 1.5, 1.0, "cpu",
-        1.2, 0.4, 1 << 33, is_synchronous=True, is_steady=True,
+        is_synchronous=True, is_steady=True, owner="ads",
+        roles=(RoleUse(ROLES[0], 1.2, 1 << 33), RoleUse(RolePlan("data", 3, 0.5, 1 << 29), 0.4, 1 << 28)),
     )  # fmt: skip
     assert wire.profile(pb.Profile.FromString(wire.profile_message(profile).SerializeToString())) == profile
 
@@ -51,6 +53,7 @@ def test_a_look_tells_all_that_people_are_shown() -> None:
         ({}, Free(None, None)),
         ({"free_cpu": 0.0, "free_memory_bytes": 0}, Free(0.0, 0)),
         ({"free_cpu": 2.5}, Free(2.5, None)),
+        ({"free_gpus": {"A10": 2.0}}, Free(gpus={"A10": 2.0})),
     ],
 )
 def test_nothing_free_is_not_the_same_as_not_known(given: dict[str, float], free: Free) -> None:
@@ -67,3 +70,15 @@ def test_an_answer_says_whether_anything_changes() -> None:
     plan = Plan(ROLES, "pareto-greedy", "it pays", plan_id="p9")
     assert wire.decide_reply(LOOK, plan).change and not wire.decide_reply(LOOK, None).change
     assert [role.role for role in wire.decide_reply(LOOK, plan).roles] == ["worker"]
+
+
+def test_a_first_plan_on_a_full_machine_is_bounded_and_limits_name_accelerators() -> None:
+    request = pb.PlanRequest.FromString(pb.PlanRequest(free_cpu=0.0, free_gpus={"A10": 1.0}).SerializeToString())
+    assert wire.free(request) == Free(0.0, None, {"A10": 1.0})
+    limits = pb.RoleLimits(role="worker", min=1, max=4, gpu=0.5, gpu_kind="A10")
+    assert (wire.limits(limits).gpu, wire.limits(limits).gpu_kind) == (0.5, "A10")
+
+
+def test_a_question_about_executors_has_an_owner_and_no_accelerators() -> None:
+    ask = wire.feed_ask(pb.FeedRequest(job_id="a", owner="ads", min=1, max=2, free_cpu=1.0))
+    assert (ask.owner, ask.free) == ("ads", Free(1.0))

@@ -386,15 +386,27 @@ async def test_a_threshold_of_trouble_may_be_set(field: str, value: float) -> No
     assert getattr(settings.limits, field) == value
 
 
-@pytest.mark.asyncio
-@pytest.mark.looptime
 async def test_a_job_beyond_its_owner_s_quota_waits_and_says_so(world: JobWorld) -> None:
-    world.brain.over_quota = "2 cores are left in the quota of owner 'ads'"
+    world.brain.fault = ResourceExhausted("2 cores are left in the quota of owner 'ads'", reason="OVER_QUOTA")
     job_id = await world.submit(spec())
     await world.clock.sleep(60.0)
     run = world.jobs.run_of(job_id)
     assert world.phase(job_id) == "Pending" and not world.cluster.processes_of.get(job_id)
     assert run.status.message == "plan: 2 cores are left in the quota of owner 'ads'; it is tried again"
-    world.brain.over_quota = ""
+    world.brain.fault = None
     await world.until(lambda: world.phase(job_id) == "Succeeded")
     assert run.status.message == ""
+
+
+async def test_a_brain_whose_disk_is_full_keeps_no_job_from_starting(world: JobWorld) -> None:
+    world.brain.fault = ResourceExhausted("no space is left", reason="STORAGE_FULL")
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Succeeded")
+
+
+async def test_what_a_deleted_job_held_is_told_to_be_free(world: JobWorld) -> None:
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    await world.jobs.delete(job_id)
+    await world.until(lambda: bool(world.brain.ends))
+    assert (world.brain.ends[0].facts.job_id, world.brain.ends[0].reason) == (job_id, "Deleted")

@@ -138,8 +138,21 @@ async def test_executors_sizes_are_brain_s_to_change_too(world: JobWorld) -> Non
     assert (outcome.before["data"].cpu, outcome.after["data"].cpu, outcome.verdict) == (1.0, 1.5, "kept")
     assert [role.size.cpu for role in run.status.live("data") if role.size is not None] == [1.5, 1.5]
     assert world.brain.asks[0].now["data"].replicas == 2 and "evaluator" not in world.brain.asks[0].now
-    (use,) = world.brain.profiles[-1].others
-    assert (use.role, use.replicas, use.cpu_limit) == ("data", 2, 1.5)
+    uses = {use.role: use.has for use in world.brain.profiles[-1].roles}
+    assert set(uses) == {"worker", "ps", "data"} and (uses["data"].replicas, uses["data"].cpu) == (2, 1.5)
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_role_that_the_user_has_taken_away_does_not_keep_changes_from_being_judged(world: JobWorld) -> None:
+    world.serving, world.brain.planned = Serving(), Planned({"data": RolePlan(replicas=2, cpu=1.0)}, "default", "")
+    job_id = await world.submit(spec(**FREE | {"roles": FREE["roles"] | {"data": {"min": 1, "max": 6}}}))
+    await world.until(lambda: world.phase(job_id) == "Running")
+    await world.jobs.scale(job_id, role="data", replicas=0, clear=False)
+    world.brain.advice.append(advice(worker=(4, 1.0), ps=(2, 1.0)))
+    await world.until(lambda: bool(world.brain.outcomes))
+    (outcome,) = world.brain.outcomes
+    assert outcome.verdict == "kept" and set(outcome.after) == {"worker", "ps"}
 
 
 @pytest.mark.asyncio

@@ -18,6 +18,8 @@ from services.brain.domain.throughput.residual import Corrections, corrected
 ROWS_AT_ONCE = 256
 """Of a prediction: what lies between stays in the processor's cache."""
 
+LEAST_VARIANCE = 1e-6
+"""Of ln T: of what single precision leaves of a difference."""
 _WITHIN = 1e-3
 _AXES = ("workers", "PS", "cores per worker", "cores per PS")
 
@@ -123,7 +125,8 @@ class Learned:
     def _predict(self, shapes: Shapes) -> Prediction:
         rows = Rows.of(shapes, self.batching.per_worker(shapes.workers))
         mean, variance = self.mixture.log_step_s(rows)
-        return Prediction(rows.workers * rows.batch * np.exp(-np.clip(mean, -60.0, 60.0)), np.sqrt(variance))
+        log_sd = np.sqrt(np.maximum(variance, LEAST_VARIANCE))
+        return Prediction(rows.workers * rows.batch * np.exp(-np.clip(mean, -60.0, 60.0)), log_sd)
 
     def doubt(self, allocation: Allocation) -> str:
         """Why it is an extrapolation; "" within what was measured."""

@@ -36,19 +36,24 @@ class Pool:
 
     def __init__(self) -> None:
         self.seen: dict[Size, Seen] = {}
+        self._alone: dict[Size, int] = {}
+        """Sizes that one job alone has had, and which: it is not to be compared with itself."""
 
-    def add(self, size: Size, *, log: float, windows: float, at: float, factor: float | None) -> float | None:
+    def add(
+        self, job: int, size: Size, *, log: float, windows: float, at: float, factor: float | None
+    ) -> float | None:
         """A job's mean logarithm of so many windows at a size, and its own factor (a logarithm) if that is known.
 
         Returns the factor, None while the job has no size in common with others.
         """
         before = self.seen.get(size)
         if before is None:
-            self.seen[size] = Seen((log - (factor or 0.0)) * windows, windows, at)
+            self.seen[size], self._alone[size] = Seen((log - (factor or 0.0)) * windows, windows, at), job
             return factor
-        if factor is None:
-            factor = log - before.total / before.windows
-        self.seen[size] = Seen(before.total + (log - factor) * windows, before.windows + windows, at)
+        if self._alone.get(size) != job:
+            self._alone.pop(size, None)
+            factor = log - before.total / before.windows if factor is None else factor
+        self.seen[size] = Seen(before.total + (log - (factor or 0.0)) * windows, before.windows + windows, at)
         return factor
 
 
@@ -59,9 +64,8 @@ def pooled(jobs: Sequence[Sequence[Observation]]) -> list[Observation]:
     for at, k, i in listed:
         each = jobs[k][i]
         size = (each.workers, each.ps, each.worker_cpu, each.ps_cpu)
-        factors[k] = pool.add(
-            size, log=math.log(each.samples_per_s), windows=each.windows, at=at, factor=factors.get(k)
-        )
+        log = math.log(each.samples_per_s)
+        factors[k] = pool.add(k, size, log=log, windows=each.windows, at=at, factor=factors.get(k))
         like[size] = each
     found = [
         replace(like[size], samples_per_s=seen.rate, windows=seen.windows, at=seen.at, breakdown=None)

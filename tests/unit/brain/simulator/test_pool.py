@@ -39,10 +39,11 @@ def test_a_job_is_related_by_the_first_size_it_shares() -> None:
 
     pool = Pool(FACTS, fit)
     one, two = (1, 1, 2.0, 1.0), (2, 1, 2.0, 1.0)
-    assert pool.add(one, log=np.log(100.0), windows=4, at=1.0, factor=None) is None
-    factor = pool.add(one, log=np.log(200.0), windows=4, at=2.0, factor=None)
+    assert pool.add(1, one, log=np.log(100.0), windows=4, at=1.0, factor=None) is None
+    assert pool.add(1, one, log=np.log(100.0), windows=4, at=1.5, factor=None) is None     # not with itself
+    factor = pool.add(2, one, log=np.log(200.0), windows=4, at=2.0, factor=None)
     assert factor == pytest.approx(np.log(2.0))
-    assert pool.add(two, log=np.log(300.0), windows=4, at=3.0, factor=factor) == factor
+    assert pool.add(2, two, log=np.log(300.0), windows=4, at=3.0, factor=factor) == factor
     pool.model(4.0)
     assert {each.workers: each.samples_per_s for each in kept[-1]} == pytest.approx({1: 100.0, 2: 150.0})
 
@@ -51,7 +52,7 @@ def test_a_pool_is_fitted_anew_only_when_there_is_news() -> None:
     fits: list[int] = []
     pool = Pool(FACTS, lambda found, now: fits.append(len(found)))
     for beats in (1, 1, 1, 4):
-        pool.add((1, 1, 2.0, 1.0), log=0.0, windows=beats, at=0.0, factor=None)
+        pool.add(1, (1, 1, 2.0, 1.0), log=0.0, windows=beats, at=0.0, factor=None)
         pool.model(0.0)
         pool.model(0.0)
     assert fits == [1, 1, 1]  # at 1, 2 and 7 heartbeats
