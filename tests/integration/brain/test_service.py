@@ -69,7 +69,8 @@ async def test_a_first_job_gets_defaults_and_a_later_one_what_similar_jobs_ended
         assert plan.source == "similar"
         assert {role.role: role.replicas for role in plan.roles} == {"ps": 2, "worker": 14}
         assert [each.job_id for each in plan.similar] == ["c", "b", "a"]
-        small = await stub.Plan(pb.PlanRequest(job=meta("small"), limits=limits, free_cpu=3))
+        promised = sum(role.replicas * role.cpu for role in plan.roles)      # and not running yet
+        small = await stub.Plan(pb.PlanRequest(job=meta("small"), limits=limits, free_cpu=promised + 3))
         assert {role.role: role.replicas for role in small.roles} == {"ps": 2, "worker": 1}
         explained = await stub.Explain(pb.ExplainRequest(job_id="next"))
         assert explained.plan.plan_id == plan.plan_id
