@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.e2e]
 
 SETTINGS = {
     "RECMESH_CORES": "1.4", "RECMESH_PLAN_INTERVAL_S": "1", "RECMESH_PLAN_SETTLE_S": "2", "RECMESH_PLAN_WINDOW_S": "6",
+    "RECMESH_QUOTAS": '{"capped": {"cpu": 0.8, "memory_gib": 64}}',
 }  # fmt: skip
 
 
@@ -21,7 +22,7 @@ SETTINGS = {
 def mesh(tmp_path: Path) -> Iterator[WholeMesh]:
     made = WholeMesh(tmp_path)
     made.home.root.mkdir()
-    lines = [f'{name} = "{value}"' for name, value in SETTINGS.items()]
+    lines = [f"{name} = '{value}'" for name, value in SETTINGS.items()]
     made.home.config_file.write_text("\n".join(["[env]", *lines, ""]))
     made.up()
     yield made
@@ -53,6 +54,18 @@ def test_a_job_that_began_too_small_grows_to_what_its_machine_allows(mesh: Whole
     decided = [event.data for event in mesh.events(job_id, "job.decided")]
     assert [item["decided"][:12] for item in decided if item["matter"] == "plan"] == ["worker 1 → 2", "worker 2 → 3"]
     mesh.asked(lambda client: client.stop(job_id))
+
+
+def test_a_job_beyond_its_owner_s_quota_waits_until_there_is_room(mesh: WholeMesh) -> None:
+    first, second = (mesh.submit(endless(mesh, name, replicas=1) | {"owner": "capped"}) for name in ("one", "two"))
+    until(lambda: mesh.job(first).phase == "Running", timeout_s=STEP_S, poll_s=0.2)
+    until(lambda: "left in the quota of owner 'capped'" in mesh.job(second).message, timeout_s=STEP_S, poll_s=0.2)
+    waiting = mesh.job(second)
+    assert waiting.phase == "Pending" and not waiting.roles
+    assert "0.7 cores" in waiting.message and "0.1 cores" in waiting.message, waiting.message
+    mesh.asked(lambda client: client.stop(first))
+    until(lambda: mesh.job(second).phase == "Running", timeout_s=STEP_S, poll_s=0.2)
+    mesh.asked(lambda client: client.stop(second))
 
 
 def running(mesh: WholeMesh, job_id: str) -> list[int]:
