@@ -60,7 +60,8 @@ def run(*, quick: bool) -> Result:
 
     `bound_*` is what the oracle `tuned` reaches: it knows every speed, and starts at the best size. `*_stop`: the peers
     stop a job for 10 to 30 min at each change, as their papers' implementations do. `*_dssm`: of dssm alone. `*_alone`:
-    without first plans and models from like jobs. `*_faults`: a process dies in a day with probability .015.
+    without first plans and models from like jobs. `*_judged`: changes that made a job slower, by its heartbeats, are
+    undone. `*_faults`: a process dies in a day with probability .015.
     """
     seeds = range(1, (QUICK_SEEDS if quick else SEEDS) + 1)
     world = _World(truth_named("dl2", data()), trace_named("philly", data()), QUICK_JOBS if quick else JOBS)
@@ -77,6 +78,11 @@ def run(*, quick: bool) -> Result:
     alone = [_all(world, seed, (OURS,), warm=False) for seed in seeds]
     found |= _reductions([theirs | mine for theirs, mine in zip(main, alone, strict=True)], "_alone",
                          ((OPTIMUS, "optimus"), (ES, "es")))  # fmt: skip
+    judged = [_all(world, seed, (OURS,), takes_back=True) for seed in seeds]
+    found |= _reductions([theirs | mine for theirs, mine in zip(main, judged, strict=True)], "_judged",
+                         ((OPTIMUS, "optimus"), (ES, "es")))  # fmt: skip
+    excess = [mine[OURS].jct_mean_s / each[TUNED].jct_mean_s - 1.0 for each, mine in zip(main, judged, strict=True)]
+    found |= _interval("excess_vs_tuned_judged", excess)
     dssm = [_all(world, seed, (OURS, OPTIMUS, ES, TUNED), models=("dssm",)) for seed in seeds]
     found |= _reductions(dssm, "_dssm", ((OPTIMUS, "optimus"), (ES, "es")))
     found |= _means(dssm, "bound_vs_{}_dssm", TUNED, lambda figure: figure.jct_mean_s)
@@ -88,7 +94,7 @@ def run(*, quick: bool) -> Result:
 
 def _all(
     world: _World, seed: int, names: Sequence[str], *, models: Sequence[str] = DLRM_LIKE, stop: bool = False,
-    warm: bool = True, faults: Faults = Faults(),  # noqa: B008 - frozen
+    warm: bool = True, faults: Faults = Faults(), takes_back: bool = False,  # noqa: B008 - frozen
 ) -> dict[str, Figures]:  # fmt: skip
     """Each planner over the same jobs with the same noise and faults."""
     jobs = _jobs(world, seed, models)
@@ -96,7 +102,7 @@ def _all(
     found: dict[str, Figures] = {}
     for name in names:
         costs = Costs(stop_s=PEERS_STOP_S) if stop else Costs()
-        policy = policy_named(name, costs=costs, warm=WarmStart() if warm else None)
+        policy = policy_named(name, costs=costs, warm=WarmStart() if warm else None, takes_back=takes_back)
         found[name] = figures(simulate(jobs, world.truth, policy, settings))
     return found
 

@@ -6,7 +6,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from recmesh.data.faults import wrong
@@ -18,7 +18,7 @@ from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import FailedPrecondition
 from recmesh.spec.dataset import DatasetSpec
 
-VERSION = 1
+VERSION = 2
 """Of the state."""
 State = dict[str, Any]
 
@@ -59,8 +59,8 @@ class Loader:
         self._epoch_rows = plan.total // epochs
         self._print = _fingerprint(spec, plan)
         self._reader = TaskReader(spec, cache_bytes=cache_bytes)
-        self._done = IntervalSet()              # by all workers, as far as this one knows
-        self._own = IntervalSet()               # by this one, since the state was loaded
+        self._done = IntervalSet()              # by all workers, when they began with this split
+        self._own = IntervalSet()               # by this one since then
         self._batches = self._to_do()
 
     def __len__(self) -> int:
@@ -81,47 +81,78 @@ class Loader:
                 return batch
 
     def state_dict(self) -> State:
-        """What was consumed; JSON can hold it. Of several workers, `merge` their states before they are loaded."""
-        done = self._done.union(self._own)
-        return {"version": VERSION, "dataset": self._print, "done": [list(pair) for pair in done.pairs()]}
+        """What was consumed; JSON can hold it. Of several workers it is one's own, for as many of them and batches of
+        the same size; `merge` those of all to go on with others."""
+        state = {"version": VERSION, "dataset": self._print, "done": _pairs(self._done), "own": _pairs(self._own)}
+        split = {"rank": self._share.rank, "world": self._share.world, "batch_size": self._batch_size}
+        return state | split | {"handed": self._handed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. FailedPrecondition: it is of other data, another seed, or a newer recmesh."""
+        """Go on from there: from what `merge` made, a single worker's state, or this worker's own.
+
+        Raises:
+            FailedPrecondition: it is of other data, another seed, or a newer recmesh; or of one of several workers, and
+                not of this one (`UNMERGED`).
+        """
         _check(state)
         if state["dataset"] != self._print:
             raise FailedPrecondition(
                 "the state is of other data, another seed, number of epochs or shuffling", reason="OTHER_DATASET"
             )
-        self._done = IntervalSet((int(lo), int(hi)) for lo, hi in state["done"])
-        self._own = IntervalSet()
+        done, own = _set(state["done"]), _set(state["own"])
+        split = (state["rank"], state["world"], state["batch_size"])
+        if split == (self._share.rank, self._share.world, self._batch_size):
+            self._done, self._own = done, own
+            self._batches = self._to_do(after=state["handed"])
+            return
+        if state["world"] > 1:
+            raise FailedPrecondition(
+                f"the state is of worker {split[0]} of {split[1]} with batches of {split[2]}, and this is worker "
+                f"{self._share.rank} of {self._share.world} with batches of {self._batch_size}: load "
+                "Loader.merge(states of all workers) in each",
+                reason="UNMERGED",
+            )
+        self._done, self._own = done.union(own), IntervalSet()
         self._batches = self._to_do()
 
     def fork(self) -> "Loader":
         """Another one that goes on from here by itself; files and their cache are shared."""
         twin = copy.copy(self)
-        twin._done, twin._own = self._done.union(self._own), IntervalSet()
-        twin._batches = twin._to_do()
+        twin._own = IntervalSet(self._own.pairs())
+        twin._batches = twin._to_do(after=self._handed)
         return twin
 
     @staticmethod
     def merge(states: Iterable[Mapping[str, Any]]) -> State:
-        """What all workers together have consumed: load it in each, however many there are then."""
+        """What all workers together have consumed: load it in each, however many there are then.
+
+        Raises:
+            InvalidArgument: there is none, or a worker's is missing.
+            FailedPrecondition: they are of different data, or of workers that did not begin together.
+        """
         listed = list(states)
         if not listed:
             raise wrong("states", "there is none")
         for state in listed:
             _check(state)
-        prints = {state["dataset"] for state in listed}
-        if len(prints) > 1:
+        if len({state["dataset"] for state in listed}) > 1:
             raise FailedPrecondition("the states are of different data", reason="OTHER_DATASET")
-        done = IntervalSet((int(lo), int(hi)) for state in listed for lo, hi in state["done"])
-        return {"version": VERSION, "dataset": prints.pop(), "done": [list(pair) for pair in done.pairs()]}
+        worlds = {state["world"] for state in listed}
+        if len(worlds) > 1 or any(state["done"] != listed[0]["done"] for state in listed):
+            raise FailedPrecondition("the states are of workers that did not begin together", reason="OTHER_SPLIT")
+        missing = sorted(set(range(*worlds)) - {state["rank"] for state in listed})
+        if missing:
+            raise wrong("states", f"of {len(missing)} of {worlds.pop()} workers there is none: {missing[:10]}")
+        done = IntervalSet((int(lo), int(hi)) for state in listed for lo, hi in (*state["done"], *state["own"]))
+        merged = {"rank": 0, "world": 1, "batch_size": 0, "handed": 0}
+        return {"version": VERSION, "dataset": listed[0]["dataset"], "done": _pairs(done), "own": []} | merged
 
     # ---- inside
 
-    def _to_do(self) -> "Iterator[list[tuple[int, int]]]":
-        self._handed = 0
-        return (pieces for epoch in range(self._epochs) for pieces in self._cut(epoch))
+    def _to_do(self, *, after: int = 0) -> "Iterator[list[tuple[int, int]]]":
+        """This worker's batches; the first `after` were handed out."""
+        self._handed = after
+        return islice((pieces for epoch in range(self._epochs) for pieces in self._cut(epoch)), after, None)
 
     def _cut(self, epoch: int) -> "list[list[tuple[int, int]]]":
         """This worker's batches of an epoch: its part of the positions that were missing when the state was loaded."""
@@ -153,8 +184,18 @@ def _batches(intervals: Iterable[tuple[int, int]], size: int) -> list[list[tuple
     return found
 
 
+def _pairs(intervals: IntervalSet) -> list[list[int]]:
+    return [list(pair) for pair in intervals.pairs()]
+
+
+def _set(pairs: Iterable[Iterable[int]]) -> IntervalSet:
+    return IntervalSet((int(lo), int(hi)) for lo, hi in pairs)
+
+
 def _check(state: Mapping[str, Any]) -> None:
-    if state.get("version") != VERSION or not isinstance(state.get("done"), list) or "dataset" not in state:
+    lists, numbers = ("done", "own"), ("rank", "world", "batch_size", "handed")
+    is_whole = all(isinstance(state.get(name), list) for name in lists) and "dataset" in state
+    if state.get("version") != VERSION or not is_whole or not all(isinstance(state.get(n), int) for n in numbers):
         raise FailedPrecondition(f"this is no state of version {VERSION}", reason="BAD_STATE")
 
 

@@ -88,6 +88,8 @@ def parser() -> argparse.ArgumentParser:
         default="similar",
         help="pareto-greedy's jobs begin with a plan from similar ones, or as users ask (default: similar)",
     )
+    add("--take-back", action="store_true",
+        help="pareto-greedy's changes that made a job slower are undone, as measured by its heartbeats")  # fmt: skip
     add("--stop-restart", default="", metavar="A..B",
         help="minutes for which the other planners stop a job at a change (default: as we do)")  # fmt: skip
     add("--checkpoint", default="600x.1", metavar="EVERYxSECONDS",
@@ -134,6 +136,7 @@ class Study:
     costs: Costs
     others_costs: Costs
     warm: WarmStart | None
+    takes_back: bool
     planners: tuple[str, ...]
 
 
@@ -188,7 +191,7 @@ def prepared(options: argparse.Namespace) -> Study:
         nodes, seed=options.seed, interval_s=options.interval, faults=faults, noise_sd=options.noise,
         until_s=options.until, view=ClusterView(0.0, Resources(), epsilon=options.epsilon),
     )  # fmt: skip
-    return Study(tuple(jobs), truth, settings, costs, others, warm, planners)
+    return Study(tuple(jobs), truth, settings, costs, others, warm, options.take_back, planners)
 
 
 def run(study: Study, *, tell: Callable[[str], None] | None = None) -> dict[str, Outcome]:
@@ -197,7 +200,7 @@ def run(study: Study, *, tell: Callable[[str], None] | None = None) -> dict[str,
     for name in study.planners:
         began = time.perf_counter()
         costs = study.costs if name in ("pareto-greedy", "tuned") else study.others_costs
-        policy = policy_named(name, costs=costs, warm=study.warm)
+        policy = policy_named(name, costs=costs, warm=study.warm, takes_back=study.takes_back)
         outcomes[name] = simulate(study.jobs, study.truth, policy, study.settings)
         if tell is not None:
             took = time.perf_counter() - began

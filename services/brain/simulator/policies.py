@@ -14,10 +14,11 @@ ORACLE = "tuned"
 """Sees the truth; every other planner learns."""
 
 
-def policy_named(name: str, *, costs: Costs, warm: WarmStart | None = None) -> Policy:
+def policy_named(name: str, *, costs: Costs, warm: WarmStart | None = None, takes_back: bool = False) -> Policy:
     """A built-in planner, or one of an installed package's entry point `recmesh.planners`; InvalidArgument names all.
 
     Only `pareto-greedy` begins with brain's first plan, and with what was learned of like jobs: no other knows of them.
+    `takes_back` is for it alone, too.
     """
     try:
         planner: Planner = load(GROUP, name, PLANNERS)()
@@ -35,6 +36,6 @@ def policy_named(name: str, *, costs: Costs, warm: WarmStart | None = None) -> P
         oracle=name == ORACLE,
         warm=warm if name == OURS else None,
         shared=warm is not None and name == OURS,
-        takes_back=name == OURS,
+        takes_back=takes_back and name == OURS,
         costs=costs,
     )
