@@ -47,7 +47,8 @@ def run(*, quick: bool) -> Result:
     """`*_accuracy` = 1 − |first − last| / last (not below 0), over jobs that came to rest; of plans from similar jobs.
 
     `*_last_of_owner`: what the owner's last job that had ended (and come to rest) would have given. `*_cold`: what
-    users ask for. `steady_reduction`: 1 − mean time until the last change, with first plans / without.
+    users ask for. `steady_reduction`: 1 − mean time until the last change, with first plans and what jobs of the model
+    have shown, as in the service / without both.
     """
     days = QUICK_DAYS if quick else DAYS
     truth = truth_named("dl2", data())
@@ -55,7 +56,7 @@ def run(*, quick: bool) -> Result:
     jobs = jobs_of(_month(days, rng), truth, rng=rng, models=DLRM_LIKE, spread=SPREAD)
     settings = Settings(NODES, seed=SEED)
     ours = policy_named("pareto-greedy", costs=Costs(), warm=WarmStart())
-    warm = simulate(jobs, truth, replace(ours, shared=False), settings)
+    warm = simulate(jobs, truth, ours, settings)
     cold = simulate(jobs, truth, replace(ours, warm=None, shared=False), settings)
     planned = [each for each in _rested(warm) if each.first != each.job.asked or _had_history(each, warm)]
     accuracy = _accuracy([(each.first, each.allocation) for each in planned])

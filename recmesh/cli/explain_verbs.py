@@ -78,6 +78,8 @@ def _print(job_id: str, explanation: "Explanation") -> None:
 
     look, plan, first = explanation.look, explanation.plan, explanation.first
     newest = explanation.profiles[-1] if explanation.profiles else None
+    undone = next((each.verdict for each in explanation.changes if plan and each.plan_id == plan.plan_id), "")
+    fate = f" ({undone})" if undone not in ("", "kept") else ""
     began = first if first and plan and first.plan_id != plan.plan_id else None
     # 1. What it has, and where that came from.
     output.print_fields({
@@ -87,7 +89,7 @@ def _print(job_id: str, explanation: "Explanation") -> None:
         "Step": words.step(explanation.step_s),
         "Began with": f"{words.shape(began.roles)}, from {words.source(began)}" if began else "",
         "Why then": began.explanation if began else "",
-        "Newest plan": f"{words.shape(plan.roles)}, from {words.source(plan)}" if plan else "none was asked for",
+        "Newest plan": f"{words.shape(plan.roles)}, from {words.source(plan)}{fate}" if plan else "none was asked for",
         "Why": plan.explanation if plan else "",
     })  # fmt: skip
     _section("Similar past jobs", tables.similar((first or plan).similar if first or plan else []))  # type: ignore[union-attr]  # one of them is there

@@ -24,6 +24,12 @@ def register(app: typer.Typer) -> None:
     app.command()(version)
 
 
+_OF_THE_SHELL = {
+    "RECMESH_HOME", "RECMESH_URL", "RECMESH_API_KEY", "RECMESH_DATA", "RECMESH_NATS_URL", "RECMESH_NATS_TOKEN",
+}  # fmt: skip
+"""Variables that commands read themselves."""
+
+
 def up(
     home: HomeOption = None,
     listen: Annotated[
@@ -37,6 +43,9 @@ def up(
     from recmesh.cli.mesh.start import up as start
 
     folder = home_of(home)
+    ours = {name for name in os.environ if name.startswith("RECMESH_") and not name.startswith("RECMESH_BENCH_")}
+    if listed := ", ".join(sorted(ours - _OF_THE_SHELL)):
+        print(f"note: {listed}: services get none of the shell's; write [env] in {folder.config_file}", file=sys.stderr)
     progress = _Progress(quiet=json)
     try:
         result = start(folder, os.environ, UpOptions(listen=listen, timeout_s=timeout), on_progress=progress)

@@ -1,6 +1,7 @@
 """Records that cannot be read: found one by one, written aside with reason and place, and counted under a limit."""
 
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from recmesh.spec.dataset import BadRecords
 
 _log = get_logger(__name__)
 T = TypeVar("T")
+_PLACE = re.compile(r"(?: in row \d+| Row #\d+:)")
+"""Where a parser says that it was, within the part that it was given; the letter has the record's own place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +137,5 @@ class DeadLetters:
 
 
 def _why(error: MeshError) -> str:
-    return error.violations[0].reason if error.violations else error.message
+    reason = error.violations[0].reason if error.violations else error.message
+    return _PLACE.sub("", reason)

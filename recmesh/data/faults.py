@@ -17,7 +17,7 @@ def wrong(path: str, reason: str, *, message: str = "") -> InvalidArgument:
 
 @contextmanager
 def in_stream(stream: int, source: int) -> Iterator[None]:
-    """Errors about fields of the one source name those of this source of a stream."""
+    """Errors about fields of the one source name those of this source of a stream; others name the source."""
     try:
         yield
     except MeshError as error:
@@ -26,5 +26,6 @@ def in_stream(stream: int, source: int) -> Iterator[None]:
             Violation(item.path.replace("data.source.", there, 1), item.reason.replace("data.source.", there))
             for item in error.violations
         ]
+        found = found or [Violation(there.removesuffix("."), error.message)]
         message = error.message.replace("data.source.", there)
         raise type(error)(message, reason=error.reason, violations=found) from error

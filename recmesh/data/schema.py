@@ -111,7 +111,8 @@ def _check(
     if column not in kinds:
         names = sorted(kinds)
         shown = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-        return [Violation(path, f"there is no column {column!r}; there are {shown}")]
+        quotes = "; names in quotes are read with quoted: true" if f'"{column}"' in kinds else ""
+        return [Violation(path, f"there is no column {column!r}; there are {shown}{quotes}")]
     kind = kinds[column]
     return [] if kind in allowed else [Violation(path, f"column {column!r} is of type {kind}; {why}")]
 

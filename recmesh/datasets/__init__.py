@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recmesh.client.jobfile import load_mapping, resolve_data
+from recmesh.data.faults import wrong
 from recmesh.data.loading import Loader, Share
 from recmesh.datasets.definition import DataStream, Source
 from recmesh.spec.dataset import DatasetSpec
@@ -35,7 +36,11 @@ class Dataset:
         Paths in a file count as for `recmesh submit`: from the current folder, or from the file's own.
         """
         if isinstance(spec, DataStream):
-            spec = {"streams": [stream.mapping for stream in (spec, *more)]} | fields
+            modes = {stream.mode for stream in (spec, *more)} - {None}
+            if len(modes) > 1:
+                raise wrong("streams", f"have different modes: {', '.join(sorted(map(str, modes)))}")
+            given = {"mode": modes.pop()} if modes else {}
+            spec = {"streams": [stream.mapping for stream in (spec, *more)]} | given | fields
         elif more or fields:
             raise TypeError("streams and fields go with streams; a specification is given alone")
         if isinstance(spec, (str, os.PathLike)):

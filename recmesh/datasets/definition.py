@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 When = str | float | date | datetime
 """A moment: ISO 8601, unix seconds, or Python's own; in UTC where none says otherwise."""
@@ -39,9 +39,9 @@ class DataStream:
 
     def __init__(
         self, sources: Sequence[Source], *, window: str | float = "1h", offsets: Sequence[str | float] = (),
-        weights: Sequence[float] = (),
+        weights: Sequence[float] = (), mode: Literal["forward", "rebalance"] | None = None,
     ) -> None:
-        """`offsets` and `weights`: one per source, or none."""
+        """`offsets` and `weights`: one per source, or none. `mode`: of data executors; streams of one dataset agree."""
         for name, values in (("offsets", offsets), ("weights", weights)):
             if values and len(values) != len(sources):
                 raise ValueError(f"{name}: {len(values)} for {len(sources)} sources")
@@ -51,3 +51,4 @@ class DataStream:
         for mapping, weight in zip(listed, weights, strict=False):
             mapping["weight"] = weight
         self.mapping = {"window": window, "sources": listed}
+        self.mode = mode

@@ -61,6 +61,11 @@ def check_bounds(jobs: Sequence[JobView], proposals: Sequence[Proposal]) -> None
         for each in proposal.candidates:
             given = each.allocation
             assert job.bounds.hold(given), f"{job.job_id}: {given} lies outside of {job.bounds}"
+            assert given.worker_memory_bytes == job.now.worker_memory_bytes, f"{job.job_id}: other memory of workers"
+            most = job.bounds.ps_memory_bytes
+            assert not most or given.ps_memory_bytes <= max(most, job.now.ps_memory_bytes), (
+                f"{job.job_id}: {given.ps_memory_bytes} B for each server, {most} are allowed"
+            )
             assert (given.worker_gpus, given.gpu_kind) == (job.now.worker_gpus, job.now.gpu_kind), (
                 f"{job.job_id}: other accelerators than its user chose"
             )

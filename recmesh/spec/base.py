@@ -101,9 +101,14 @@ class Spec(BaseModel):
                     raise
 
     @classmethod
+    def _given(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With what a field that is not given is, where that depends on others."""
+        return values
+
+    @classmethod
     def _rightly(cls, value: Any, errors: list[Any]) -> Self:
         """What is right in a wrong specification; wrong fields are no attributes of it."""
-        values = value if isinstance(value, Mapping) else {}
+        values = cls._given(value) if isinstance(value, Mapping) else {}
         right: dict[str, Any] = {}
         wrong = set(cls.model_fields) if not isinstance(value, Mapping) else set()
         for name, field in cls.model_fields.items():

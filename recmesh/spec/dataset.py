@@ -45,6 +45,7 @@ SampleKind = Literal["batch", "stream"]
 """Of which kind samples are, for models that learn from each in another way: `batch` have labels that came late and are
 right, `stream` such as are known at once."""
 
+_PLACEHOLDER = re.compile(r"(?<!\$)\{[A-Za-z]+\}")
 TIME_FIELDS = ("{YYYY}", "{MM}", "{DD}", "{HH}", "{mm}")
 """Of a window's begin, in paths."""
 
@@ -164,8 +165,8 @@ class StreamSource(Source):
     offset: Duration = 0.0
     """How far it is behind: with 1d, yesterday's data of it are served together with today's of the others."""
     weight: float | None = Field(default=None, gt=0, le=1e6)
-    """How many of its bytes are served within a window for one of a source of weight 1; all are served before the next
-    window. None: as fast as it takes for all sources to end together."""
+    """How many of its bytes are served within a window for one of a source of weight 1, and of a topic how many of the
+    messages that wait; all are served before the next window. None: as it takes for all sources to end together."""
     may_be_empty: bool = False
     """A window without files is no error."""
     kind: SampleKind | None = None
@@ -175,9 +176,11 @@ class StreamSource(Source):
     @model_validator(mode="before")
     @classmethod
     def _messages_are_json(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and (value.get("jetstream") or value.get("kafka")):
-            return {"format": "jsonl", **value}
-        return value
+        return cls._given(value) if isinstance(value, Mapping) else value
+
+    @classmethod
+    def _given(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"format": "jsonl", **values} if values.get("jetstream") or values.get("kafka") else values
 
     @rule
     def _files_or_topic(self) -> Iterator[Fault]:
@@ -190,7 +193,7 @@ class StreamSource(Source):
     @rule
     def _fields_of_topics(self) -> Iterator[Fault]:
         if self.is_topic:
-            for name in ("done", "weight", "partition", "rows", "header", "columns", "may_be_empty"):
+            for name in ("done", "partition", "rows", "header", "columns", "may_be_empty"):
                 if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                     yield name, "belongs to files, not to a topic"
             if self.format not in MESSAGE_FORMATS:
@@ -236,6 +239,20 @@ class StreamSource(Source):
     def _ends_after_it_starts(self) -> Iterator[Fault]:
         if self.end is not None and not isinstance(self.start, str) and self.end <= self.start:
             yield "end", "must be after start"
+
+    @rule
+    def _times_are_known(self) -> Iterator[Fault]:
+        texts = [*((f"files.{index}", path) for index, path in enumerate(self.files)), ("done", self.done)]
+        for path, text in texts:
+            if odd := [field for field in _PLACEHOLDER.findall(text) if field not in TIME_FIELDS]:
+                yield path, f"{', '.join(odd)}: there are {', '.join(TIME_FIELDS)}"
+
+    @rule
+    def _servers_have_ports(self) -> Iterator[Fault]:
+        if self.kafka:
+            for server in filter(None, map(str.strip, self.servers.split(","))):
+                if not VARIABLE.search(server) and not re.fullmatch(r".+:\d{1,5}", server):
+                    yield "servers", f"{server} is no host:port"
 
     @rule
     def _whole_files(self) -> Iterator[Fault]:
@@ -441,6 +458,8 @@ class DatasetSpec(Spec):
     weight: str = ""
     """A column of sample weights."""
     features: list[Feature] = Field(min_length=1)
+    mode: Literal["forward", "rebalance"] | None = None
+    """Of the job's data executors; None: as `roles.data.mode` says."""
     shuffle: bool = True
     """Tasks among each other and rows within a task, by the job's seed."""
     task_rows: PositiveInt = 65536

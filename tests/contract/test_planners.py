@@ -78,6 +78,13 @@ class _Counting(_Broken):
         return Proposal(job, (Candidate(replace(job.now, workers=job.now.workers + 1), float(self.asked), 1.0, 2.0),))
 
 
+class _Greedy(_Broken):
+    """Gives workers more memory."""
+
+    def propose(self, job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Proposal:
+        return Proposal(job, (Candidate(replace(job.now, worker_memory_bytes=1 << 40), 100.0, 1.0, 2.0),))
+
+
 class _Inventive(_Broken):
     def decided(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
         return replace(super().decided(proposal, rng), allocation=Allocation(1, 1, 1.0, 1.0))
@@ -88,6 +95,7 @@ class _Inventive(_Broken):
     [
         (_Broken, 100.0, 6, "lies outside"),
         (_Broken, 1.0, 2, "is taken of the cluster"),
+        (_Greedy, 100.0, 2, "other memory of workers"),
         (_Silent, 100.0, 2, "without words"),
         (_Forgetful, 100.0, 2, "another plan"),
         (_Counting, 100.0, 2, "keep no state of calls"),

@@ -15,6 +15,8 @@ from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Permiss
 
 SCHEME = "kafka:"
 FETCH = 4096
+LIST_S = 10.0
+"""Within it Kafka says which partitions a topic has: less than whoever submits a job waits."""
 TRY_S = 1.0, 10.0
 """So long the library waits before it is asked what keeps it from connecting: at first, and at most."""
 _NO_GROUP = "recmesh-reader"
@@ -32,15 +34,16 @@ T = TypeVar("T")
 class _Asker:
     """A consumer in one call, which ends by a deadline."""
 
-    def __init__(self, consumer: Consumer, refusals: list[KafkaError], deadline: float) -> None:
+    def __init__(self, consumer: Consumer, refusals: list[KafkaError], within_s: float) -> None:
         """`refusals`: where the client's errors about credentials come to."""
-        self.consumer, self._refusals, self._deadline = consumer, refusals, deadline
+        self.consumer, self._refusals = consumer, refusals
+        self._within_s, self._deadline = within_s, clock.monotonic() + within_s
 
     def left_s(self) -> float:
         """Unavailable when the time is over."""
         left = self._deadline - clock.monotonic()
         if left <= 0:
-            raise Unavailable(f"Kafka: no answer within {READ_S:g} s", reason="KAFKA_AWAY")
+            raise Unavailable(f"Kafka: no answer within {self._within_s:g} s", reason="KAFKA_AWAY")
         return left
 
     def tell_refusal(self) -> None:
@@ -91,7 +94,7 @@ class KafkaTopic:
             tag = self._tag(asker)
             return [Partition(self._uri(number), tag, self._span(asker, number)) for number in sorted(found.partitions)]
 
-        return self._asked(listed)
+        return self._asked(listed, within_s=LIST_S)
 
     def after(self, uri: str, time: float) -> int | None:
         """See Topic. By Kafka's own index of times."""
@@ -147,16 +150,15 @@ class KafkaTopic:
 
     # ---- inside
 
-    def _asked(self, call: Callable[[_Asker], T]) -> T:
+    def _asked(self, call: Callable[[_Asker], T], *, within_s: float = READ_S) -> T:
         """By the one consumer that reads; after an error another one is made. One deadline for all of the call."""
-        deadline = clock.monotonic() + READ_S
         if not self._lock.acquire(timeout=READ_S):
             raise Unavailable(f"Kafka: others have waited for {READ_S:g} s already", reason="KAFKA_AWAY")
         try:
             if self._reader is None:
                 self._refusals.clear()
                 self._reader = self._made(_NO_GROUP)
-            asker = _Asker(self._reader, self._refusals, deadline)
+            asker = _Asker(self._reader, self._refusals, within_s)
             try:
                 return _told(lambda: call(asker))
             except (Unavailable, Unauthenticated) as error:

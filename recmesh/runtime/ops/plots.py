@@ -167,7 +167,8 @@ def _range(values: Sequence[float], axis: Axis) -> tuple[float, float]:
     largest = max(abs(low), abs(high))
     margin = 0.06 * (high - low)
     if high - low <= 1e-9 * largest or largest < 1 / _LARGEST:  # all alike
-        margin = 0.1 * largest if largest >= 1 / _LARGEST else 1.0
+        is_moment = axis.scale is Scale.TIME        # seconds since 1970, of which a tenth is years
+        margin = 30.0 if is_moment else 0.1 * largest if largest >= 1 / _LARGEST else 1.0
     if axis.scale is Scale.TIME:
         margin = max(margin, 1.0)
     return (0.0 if axis.from_zero and low == 0.0 else low - margin), high + margin

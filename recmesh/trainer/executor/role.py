@@ -104,7 +104,8 @@ def executor_of(
     readers = [
         TaskReader(data, cache_bytes=_RAW_BYTES, code=spec.model.code) for _ in range(math.ceil(role.cpu or 1.0))
     ]
-    thresholds = Thresholds(role.refuse_above, role.accept_below) if role.mode == "rebalance" else None
+    is_rebalanced = (data.mode or role.mode) == "rebalance"
+    thresholds = Thresholds(role.refuse_above, role.accept_below) if is_rebalanced else None
     shelf = Shelf([view.source.priority for view in data.views()], role.buffer)
     decoders = [around(reader.decode) for reader in readers]
     return Executor(shelf, decoders, thresholds=thresholds, reach=reach, clock=monotonic)

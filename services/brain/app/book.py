@@ -39,7 +39,7 @@ class Book:
         self, quotas: Mapping[str, Resources] | None = None, *, clock: Clock, interval_s: float = INTERVAL_S
     ) -> None:
         """interval_s: how long a change that was promised is kept back for a job that does not carry it out."""
-        self._quotas, self._clock, self._interval_s = dict(quotas or {}), clock, interval_s
+        self.quotas, self._clock, self._interval_s = dict(quotas or {}), clock, interval_s
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
         self.choosing = asyncio.Lock()
@@ -90,7 +90,7 @@ class Book:
 
     def left(self, owner: str, *, but: str = "") -> Resources | None:
         """Of the owner's quota, beyond what its jobs other than `but` hold; None where it has no quota."""
-        quota = self._quotas.get(owner)
+        quota = self.quotas.get(owner)
         if quota is None:
             return None
         with self._lock:
@@ -101,7 +101,7 @@ class Book:
 
     def quotas_left(self) -> dict[str, Resources]:
         """Of every owner who has one."""
-        return {owner: left for owner in self._quotas if (left := self.left(owner)) is not None}
+        return {owner: left for owner in self.quotas if (left := self.left(owner)) is not None}
 
     def _entry(self, job_id: str, owner: str) -> _Entry:
         entry = self._entries.pop(job_id, None) or _Entry(owner, 0.0)

@@ -86,9 +86,11 @@ class Jobs:
         room, left = self._book.room(free, but=job.job_id, kinds=kinds), self._book.left(job.owner, but=job.job_id)
         plan = first_plan(job, limits, room, past, self._rule, quota=left)
         if left is not None and not total(plan.roles).within(left):
+            least, quota = total(plan.roles), self._book.quotas[job.owner]
+            ever = "" if least.within(quota) else ": it can never begin"
             raise ResourceExhausted(
-                f"the least that job {job.job_id!r} may begin with is {amount(total(plan.roles))}, and "
-                f"{amount(left)} are left in the quota of owner {job.owner!r}",
+                f"the least that job {job.job_id!r} may begin with is {amount(least)}, and {amount(left)} are left in "
+                f"the quota of owner {job.owner!r}, which is {amount(quota)}{ever}",
                 reason="OVER_QUOTA",
             )
         return plan

@@ -125,7 +125,9 @@ class Follower:
                     _check(partition, at, tags.get(place, partition.tag))
                     late = now >= end + source.lateness
                     bound = self._bound(turn, place, topic, partition, end, late=late) if now >= end else None
-                    parts[place] = _Part(topic, partition, at, bound, end - stream.window, source.offset)
+                    parts[place] = _Part(
+                        topic, partition, at, bound, end - stream.window, source.offset, source.weight or 1.0
+                    )
         self._bounds = {key: bound for key, bound in self._bounds.items() if key[0] == turn}
         slices = self._cut(parts, now)
         rows_of = {(piece.view, piece.uri): piece.rows for piece in slices}
@@ -180,7 +182,8 @@ class Follower:
     def _cut(self, parts: "Mapping[Place, _Part]", now: float) -> tuple[FileSlice, ...]:
         """Those that have waited longest first: under a bound of tasks all have their turn."""
         waiting = {place: part.waiting for place, part in parts.items() if self._is_due(place, part, now)}
-        taken = {place: min(rows, parts[place].most_rows) for place, rows in shares(waiting).items()}
+        weights = {place: part.weight for place, part in parts.items()}
+        taken = {place: min(rows, parts[place].most_rows) for place, rows in shares(waiting, weights).items()}
         longest = sorted(taken, key=lambda place: (self._written.get(place, now), place))[:MOST_TASKS]
         return tuple(
             FileSlice(place[1], 0, parts[place].partition.tag, parts[place].at, taken[place], view=place[0])
@@ -206,6 +209,7 @@ class _Part:
     """Where the window begins in its own time."""
     offset_s: float
     """How far its time is behind the window's."""
+    weight: float
 
     @property
     def most_rows(self) -> int:

@@ -1,5 +1,6 @@
 """How partitions of topics, and files beside them, advance together within a window. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -32,19 +33,23 @@ class Lag:
     """Messages of it are on the line, held by workers or waiting for them."""
 
 
-def shares(waiting: Mapping[K, int], *, most: int = MOST_ROWS) -> dict[K, int]:
+def shares(
+    waiting: Mapping[K, int], weights: Mapping[K, float] | None = None, *, most: int = MOST_ROWS
+) -> dict[K, int]:
     """How many messages of each partition are next: all in proportion to what waits, `most` of the longest.
 
     Partitions that were written over the same time so stay together in time, however uneven their traffic is. A few
-    more of a short one than its part is better than tasks of a few messages.
+    more of a short one than its part is better than tasks of a few messages. `weights`: one of weight 2 counts as if
+    twice as many waited; 1 where none is given.
     """
-    longest = max(waiting.values(), default=0)
-    if not longest:
+    wanted = {key: count * (weights or {}).get(key, 1.0) for key, count in waiting.items() if count > 0}
+    if not wanted:
         return {}
-    most = min(most, longest)
+    longest = max(wanted, key=lambda key: wanted[key])
+    most = min(most, waiting[longest])
     return {
-        key: min(count, most, max(-(-count * most // longest), LEAST_ROWS))
-        for key, count in waiting.items() if count > 0
+        key: min(waiting[key], most, max(math.ceil(each / wanted[longest] * most), LEAST_ROWS))
+        for key, each in wanted.items()
     }
 
 

@@ -122,6 +122,13 @@ def test_all_that_is_known_is_told(mesh: FakeMesh, capsys: pytest.CaptureFixture
     assert " ".join(back).endswith("ps 1 CPU → 2 CPU, worker 1 CPU → 2 CPU taken back")
 
 
+def test_a_plan_that_was_taken_back_is_said_to_be(mesh: FakeMesh, capsys: pytest.CaptureFixture[str]) -> None:
+    kept, *others = DOCUMENT["changes"]
+    mesh.document = DOCUMENT | {"changes": [kept | {"verdict": "taken back"}, *others]}
+    explain_verbs.explain("ads")
+    assert "from the planner pareto-greedy (taken back)" in capsys.readouterr().out
+
+
 def test_json_is_the_document(mesh: FakeMesh, capsys: pytest.CaptureFixture[str]) -> None:
     explain_verbs.explain("ads", json=True)
     assert json.loads(capsys.readouterr().out) == DOCUMENT

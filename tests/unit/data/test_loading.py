@@ -79,6 +79,42 @@ def test_whatever_number_of_workers_goes_on_no_row_is_lost_or_doubled(
     assert len(batches) == left and all(batch.size == batch_size for batch in batches[:-1] if epochs == 1)
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    world=st.integers(1, 4), epochs=st.integers(1, 2),
+    stops=st.lists(st.lists(st.integers(0, 6), min_size=4, max_size=4), min_size=1, max_size=4),
+)
+def test_each_worker_may_go_on_from_its_own_state(
+    dataset: DatasetSpec, world: int, stops: list[list[int]], epochs: int
+) -> None:
+    seen: list[int] = []
+    for rank in range(world):
+        loader = Loader(dataset, batch_size=30, epochs=epochs, seed=3, share=Share(rank, world))
+        for stop in stops:
+            for _, batch in zip(range(stop[rank]), loader, strict=False):
+                seen += rows_of(batch)
+            state = json.loads(json.dumps(loader.state_dict()))
+            loader = Loader(dataset, batch_size=30, epochs=epochs, seed=3, share=Share(rank, world))
+            loader.load_state_dict(state)
+            assert len(loader.fork()) == len(loader)
+        seen += everything(loader.fork())
+    assert sorted(seen) == sorted(list(range(ROWS)) * epochs)
+
+
+def test_one_of_several_workers_states_is_no_other_s(dataset: DatasetSpec) -> None:
+    loaders = [Loader(dataset, batch_size=30, share=Share(rank, 2)) for rank in (0, 1)]
+    next(loaders[0])
+    states = [loader.state_dict() for loader in loaders]
+    for share, batch_size in ((Share(1, 2), 30), (Share(0, 3), 30), (Share(), 30), (Share(0, 2), 31)):
+        with pytest.raises(FailedPrecondition, match=r"worker 0 of 2 with batches of 30.*Loader\.merge") as refused:
+            Loader(dataset, batch_size=batch_size, share=share).load_state_dict(states[0])
+        assert refused.value.reason == "UNMERGED"
+    with pytest.raises(InvalidArgument, match=r"of 1 of 2 workers there is none: \[1\]"):
+        Loader.merge(states[:1])
+    with pytest.raises(FailedPrecondition, match="did not begin together"):
+        Loader.merge([states[0], Loader(dataset, batch_size=30, share=Share(1, 3)).state_dict()])
+
+
 def test_a_state_of_other_data_is_refused(dataset: DatasetSpec, tmp_path: Path) -> None:
     state = Loader(dataset, batch_size=10, seed=1).state_dict()
     other = spec(write(clicks(40), tmp_path / "b.parquet"))

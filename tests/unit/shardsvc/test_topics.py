@@ -517,6 +517,12 @@ def test_shares_are_bounded_proportional_and_never_idle(waiting: dict[str, int],
         assert share - 1e-6 <= count <= max(share + 1, alignment.LEAST_ROWS)
 
 
+def test_a_topic_of_twice_the_weight_gives_twice_as_much_of_what_waits() -> None:
+    taken = alignment.shares({"a": 50_000, "b": 50_000, "c": 300}, {"a": 2.0, "b": 1.0}, most=4_000)
+    assert taken == {"a": 4_000, "b": 2_000, "c": alignment.LEAST_ROWS}
+    assert alignment.shares({"a": 100, "b": 50_000}, {"a": 1e6}, most=4_000) == {"a": 100, "b": 100}
+
+
 def line_of(*rows: tuple[str, int, int]) -> Line:
     """Tasks one after another: partition, first offset, rows."""
     records, base = [], 0

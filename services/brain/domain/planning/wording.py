@@ -13,11 +13,13 @@ def shape(allocation: Allocation) -> str:
 
 def change(job: JobView, chosen: Candidate) -> str:
     """What a job gets, what that brings, and what it costs."""
-    expected = f"{chosen.rate:,.0f} samples/s expected" if chosen.rate > 0.0 else "speed unknown"
+    # A step to learn is taken because nobody knows; until then as fast as now is what is assumed.
+    is_known = chosen.rate > 0.0 and chosen.reason is not Reason.EXPLORE
+    expected = f"{chosen.rate:,.0f} samples/s expected" if is_known else "speed unknown"
     if job.queued:
         begun = "starts with what it asked for" if chosen.allocation == job.now else "starts with"
         return _with(f"{begun}: {shape(chosen.allocation)}, {expected}", chosen.why)
-    faster = f" ({chosen.gain / job.rate:+.0%} after what the change costs)" if job.rate > 0.0 and chosen.rate else ""
+    faster = f" ({chosen.gain / job.rate:+.0%} after what the change costs)" if job.rate > 0.0 and is_known else ""
     cost = f"{abs(chosen.cost):.3g} {'more' if chosen.cost > 0.0 else 'less'} in cost"
     if chosen.reason is Reason.PINNED:
         return _with(f"{shape(job.now)} → {shape(chosen.allocation)}", chosen.why)
