@@ -39,8 +39,8 @@ def check_stream_planner(
 def check_schedule(stream: StreamView, schedule: Schedule) -> None:
     """A count within bounds, a reason and a verdict for every step, and servers at the ratio where there is one.
 
-    A planner may want more than `demand` (for a backlog, or what the forecast does not know), or give fewer workers than
-    it takes (reactive ones do); but demand that no allowed count trains it must call unmet.
+    A planner may want more than `demand` (for a backlog, or what the forecast does not know), or give fewer workers
+    than it takes (reactive ones do); but demand that no allowed count trains it must call unmet.
     """
     name, steps = stream.job_id, len(stream.demand)
     sizes = (len(schedule.workers), len(schedule.reasons), len(schedule.unmet))
