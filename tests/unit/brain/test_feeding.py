@@ -1,5 +1,6 @@
 """How many data executors, over the wire's types: histories by job, limits and what is free."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -90,3 +91,16 @@ async def test_an_owner_s_quota_bounds_them_and_what_is_given_counts() -> None:
     assert (await fed(app, 4, 0.0, owner="ads"))[0] == 8
     assert await fed(app, 1, 0.0, job_id="b", owner="ads") == (1, "AT_LIMIT")       # 8 were given, and b has one
     assert (await fed(app, 4, 0.0, job_id="c", owner="search"))[0] == 8
+
+
+async def test_one_fewer_that_starves_is_gone_back_from_to_what_was_enough() -> None:
+    """3.4 are needed: 2, 4, then 3, as 4 are more than enough, and 4 again, not 6; then it stays."""
+    clock = FakeClock()
+    app, counts = made(clock), [1]
+    for _ in range(200):
+        count = counts[-1]
+        fill = 0.05 if count < 3.4 else 0.9
+        counts.append((await fed(app, count, fill, samples_per_s=1000.0 * min(count, 3.4)))[0])
+        clock.time += 10.0
+    path = [count for before, count in pairwise(counts) if count != before]
+    assert path == [2, 4, 3, 4]

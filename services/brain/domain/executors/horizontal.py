@@ -174,7 +174,10 @@ def decide(executors: Executors, now: float, rule: Rule, strategies: dict[str, S
     elif executors.least < count <= too_few + 1:
         return Verdict(count, Reason.STARVED_BEFORE, f"{told}; {too_few} did not suffice lately")
     wanted = {
-        name: _bounded(strategy(count, seen, rule), executors, rule, above=too_few if seen > rule.high else 0)
+        name: _bounded(
+            strategy(count, seen, rule), executors, rule, above=too_few if seen > rule.high else 0,
+            upto=_enough(executors, now, rule) if seen < rule.low else executors.most,
+        )
         for name, strategy in (STRATEGIES if strategies is None else strategies).items()
     }
     grows = seen < rule.low
@@ -220,10 +223,19 @@ def _starved(history: Sequence[Tried], now: float, rule: Rule) -> int:
     ), default=0)
 
 
-def _bounded(target: int, executors: Executors, rule: Rule, *, above: int) -> int:
+def _enough(executors: Executors, now: float, rule: Rule) -> int:
+    """The fewest executors above the present count that were more than enough lately; as many as are allowed where
+    none were."""
+    return min((
+        each.count for each in executors.history
+        if each.level_before > rule.high and each.count > executors.count and now - each.at < rule.rest_s
+    ), default=executors.most)
+
+
+def _bounded(target: int, executors: Executors, rule: Rule, *, above: int, upto: int) -> int:
     slowest = max(1, math.ceil(executors.count / rule.most_growth))
     fastest = max(executors.count + 1, math.floor(executors.count * rule.most_growth))
-    return min(max(target, slowest, executors.least, above + 1), fastest, executors.most)
+    return min(max(target, slowest, executors.least, above + 1), fastest, upto, executors.most)
 
 
 def _gains(history: Sequence[Tried], name: str, rule: Rule) -> list[float]:
