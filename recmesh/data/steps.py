@@ -53,7 +53,9 @@ def called(feature: Feature, columns: Sequence[Any], *, where: str) -> Any:
     try:
         made = _function(feature.function)(*columns)
     except Exception as error:              # whatever the user's code raises
-        raise wrong(path, f"{feature.function} failed on {where}: {type(error).__name__}: {error}") from error
+        hint = "; it must be where Python looks (PYTHONPATH)" if isinstance(error, ModuleNotFoundError) else ""
+        told = f"{feature.function} failed on {where}: {type(error).__name__}: {error}{hint}"
+        raise wrong(path, told) from error
     if isinstance(made, pa.ChunkedArray):
         made = made.combine_chunks()
     if not isinstance(made, pa.Array):

@@ -243,7 +243,7 @@ class StreamSource(Source):
     @rule
     def _times_are_known(self) -> Iterator[Fault]:
         texts = [*((f"files.{index}", path) for index, path in enumerate(self.files)), ("done", self.done)]
-        for path, text in texts:
+        for path, text in [*texts, *((f"partition.{key}", value) for key, value in self.partition.items())]:
             if odd := [field for field in _PLACEHOLDER.findall(text) if field not in TIME_FIELDS]:
                 yield path, f"{', '.join(odd)}: there are {', '.join(TIME_FIELDS)}"
 
@@ -251,7 +251,8 @@ class StreamSource(Source):
     def _servers_have_ports(self) -> Iterator[Fault]:
         if self.kafka:
             for server in filter(None, map(str.strip, self.servers.split(","))):
-                if not VARIABLE.search(server) and not re.fullmatch(r".+:\d{1,5}", server):
+                port = re.fullmatch(r".+:(\d{1,5})", server)
+                if not VARIABLE.search(server) and not (port and 0 < int(port[1]) < 65536):
                     yield "servers", f"{server} is no host:port"
 
     @rule

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
+from recmesh.data.faults import wrong
 from recmesh.data.fileformats.messages import Columns, Decoder, example_decoder, message_decoder
-from recmesh.data.files import unreadable
 from recmesh.data.records import FileSlice, Int64
 from recmesh.data.schema import ARROW_TYPES, Kind, kind_of, needed_columns
 from recmesh.data.topics import topic_of
 from recmesh.data.topics.interface import NOT_THERE_YET, Message, Partition, Topic
-from recmesh.runtime.errors import DataLoss, Unavailable
+from recmesh.runtime.errors import DataLoss, InvalidArgument, Unavailable
 from recmesh.spec.dataset import SourceSpec, StreamSource
 
 
@@ -107,12 +107,16 @@ def parser_of(spec: SourceSpec) -> Parse:
     )
 
 
+def _unfit(where: str, reason: str) -> InvalidArgument:
+    return wrong("data.source.types", f"{where} cannot be read: {reason}")
+
+
 def _json(values: Sequence[bytes], schema: Any, piece: FileSlice) -> Any:
     where = f"{piece.uri} from offset {piece.first_row} on"
     if not values:
         return schema.empty_table()
     if any(not value.strip() for value in values):
-        raise unreadable(where, "a message is empty")
+        raise _unfit(where, "a message is empty")
     data = b"\n".join(value.replace(b"\n", b" ") for value in values)
     try:
         table = pj.read_json(
@@ -121,7 +125,7 @@ def _json(values: Sequence[bytes], schema: Any, piece: FileSlice) -> Any:
             parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise unreadable(where, str(error)) from None
+        raise _unfit(where, str(error)) from None
     if table.num_rows != len(values):
-        raise unreadable(where, f"{len(values)} messages are {table.num_rows} JSON objects")
+        raise _unfit(where, f"{len(values)} messages are {table.num_rows} JSON objects")
     return table

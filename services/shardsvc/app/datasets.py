@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from recmesh.data import Index
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, Violation
+from recmesh.runtime.errors import (
+    Aborted,
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Violation,
+)
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import DATASET_REGISTERED, DatasetRegistered
 from recmesh.spec.dataset import DatasetSpec
@@ -35,7 +43,16 @@ class Datasets:
 
     async def inspect(self, spec: DatasetSpec) -> Inspected:
         """Counts and columns; errors as of recmesh.data.index_dataset."""
-        return Inspected(await self._indexer.index(spec))
+        return Inspected(await self._index(spec))
+
+    async def _index(self, spec: DatasetSpec) -> Index:
+        """Somebody waits for an answer: a source that cannot be reached is wrong as it stands, and not asked again."""
+        try:
+            return await self._indexer.index(spec)
+        except Unavailable as error:
+            if not error.violations:
+                raise
+            raise FailedPrecondition(error.message, reason=error.reason, violations=error.violations) from error
 
     async def register(self, name: str, spec: DatasetSpec) -> Dataset:
         """A name for a dataset. The same specification again changes nothing, another is a new revision."""
@@ -43,7 +60,7 @@ class Datasets:
             reason = f"the specification is named {spec.name!r}, not {name!r}"
             raise InvalidArgument(reason, violations=[Violation("data.name", reason)])
         spec = DatasetSpec.parse(spec.model_dump() | {"name": name})
-        index = await self._indexer.index(spec)
+        index = await self._index(spec)
         while True:
             entry = await self._store.get(name)
             known = wire.dataset_from_bytes(entry.value) if entry else None

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from recmesh.data.records import FileSlice, TaskRecord
 from recmesh.formats import IntervalSet
-from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound, Unavailable
+from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from recmesh.runtime.events.catalog import TOPIC_OBSERVED
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
-from services.shardsvc.app import Indexer, Lags, Offsets, offsets
+from services.shardsvc.app import Datasets, Indexer, Lags, Offsets, offsets
 from services.shardsvc.domain import alignment
 from services.shardsvc.domain.journal import Message
 from services.shardsvc.domain.line import Line
@@ -501,6 +501,22 @@ async def test_a_topic_that_is_missing_or_lacks_a_column_is_refused_by_its_place
     world.topic.messages.clear()
     with pytest.raises(NotFound, match="clicks"):
         await indexer.index(clicks())
+
+
+@pytest.mark.asyncio
+async def test_a_topic_that_does_not_answer_is_told_at_once_by_its_place(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as an outage, which callers would ask about again and again while somebody waits."""
+    def silent() -> None:
+        raise Unavailable("Kafka: no answer within 10 s", reason="KAFKA_AWAY")
+
+    monkeypatch.setattr(world.topic, "partitions", silent)
+    indexer = Indexer(clock=world.clock)
+    datasets = Datasets(world.house.datasets_store, indexer, clock=world.clock, emit=lambda event: None)
+    with pytest.raises(FailedPrecondition, match="no answer within 10 s") as refused:
+        await datasets.inspect(clicks())
+    assert [item.path for item in refused.value.violations] == ["data.streams.0.sources.0"]
 
 
 # ---- the rules alone

@@ -43,7 +43,10 @@ def test_times_in_paths_and_servers_of_kafka_are_looked_at() -> None:
     assert wrong(**files) == [("files.0", "{QQ}: there are {YYYY}, {MM}, {DD}, {HH}, {mm}")]
     kafka = {"kafka": "clicks", "types": {"item": "int", "label": "int"}, "start": "earliest"}
     assert wrong(**kafka, servers="one:9092, nohost") == [("servers", "nohost is no host:port")]
+    assert wrong(**kafka, servers="one:99999") == [("servers", "one:99999 is no host:port")]
     assert wrong(**kafka, servers="one:9092,${RECMESH_TOPICS_TWO}") == []
+    table = files | {"files": ["/x"], "format": "delta", "partition": {"day": "{YYYY}-{MM}-{DD}{HH}{QQ}"}}
+    assert wrong(**table) == [("partition.day", "{QQ}: there are {YYYY}, {MM}, {DD}, {HH}, {mm}")]
 
 
 def test_sources_of_a_stream_have_weights_and_executors_a_mode() -> None:
