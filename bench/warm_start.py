@@ -48,7 +48,7 @@ def run(*, quick: bool) -> Result:
 
     `*_last_of_owner`: what the owner's last job that had ended (and come to rest) would have given. `*_cold`: what
     users ask for. `steady_reduction`: 1 − mean time until the last change, with first plans and what jobs of the model
-    have shown, as in the service / without both.
+    have shown, as in the service / without both; `*_alone`: with first plans alone.
     """
     days = QUICK_DAYS if quick else DAYS
     truth = truth_named("dl2", data())
@@ -57,18 +57,22 @@ def run(*, quick: bool) -> Result:
     settings = Settings(NODES, seed=SEED)
     ours = policy_named("pareto-greedy", costs=Costs(), warm=WarmStart())
     warm = simulate(jobs, truth, ours, settings)
+    alone = simulate(jobs, truth, replace(ours, shared=False), settings)
     cold = simulate(jobs, truth, replace(ours, warm=None, shared=False), settings)
     planned = [each for each in _rested(warm) if each.first != each.job.asked or _had_history(each, warm)]
     accuracy = _accuracy([(each.first, each.allocation) for each in planned])
     naive = _accuracy([(_last_of_owner(each, warm), each.allocation) for each in planned])
     asked = _accuracy([(each.job.asked, each.allocation) for each in _rested(cold)])
-    both = _steady_pairs(warm, cold)
+    both, halves = _steady_pairs(warm, cold), _steady_pairs(alone, cold)
+    first = _accuracy([(each.first, each.allocation) for each in _rested(alone) if _had_history(each, alone)])
     found = {
         "worker_accuracy": accuracy.workers, "ps_accuracy": accuracy.ps,
         "worker_accuracy_last_of_owner": naive.workers, "ps_accuracy_last_of_owner": naive.ps,
         "worker_accuracy_cold": asked.workers, "ps_accuracy_cold": asked.ps,
         "steady_s_warm": float(np.mean([a for a, _ in both])), "steady_s_cold": float(np.mean([b for _, b in both])),
         "steady_reduction": 1.0 - float(np.sum([a for a, _ in both]) / np.sum([b for _, b in both])),
+        "worker_accuracy_alone": first.workers, "ps_accuracy_alone": first.ps,
+        "steady_reduction_alone": 1.0 - float(np.sum([a for a, _ in halves]) / np.sum([b for _, b in halves])),
         "changes_warm": float(np.mean([each.changes for each in _rested(warm)])),
         "changes_cold": float(np.mean([each.changes for each in _rested(cold)])),
     }  # fmt: skip
