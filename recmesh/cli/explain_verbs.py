@@ -108,6 +108,8 @@ def _print(job_id: str, explanation: "Explanation") -> None:
         _section("Fit, samples/s", tables.fit(fit, output.clock))
     # 3. What there was to choose from, and the choice.
     weighed = explanation.weighed
+    if look and look.schedule:
+        _section(f"Schedule, steps of {look.step_s:g} s, samples/s", tables.schedule(look.schedule, output.clock))
     if weighed:
         when = "" if weighed is look else f" at {output.clock(weighed.at)}, the last time there was a choice"
         _section(f"Front{when}", tables.front(weighed.front))

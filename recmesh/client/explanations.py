@@ -98,6 +98,21 @@ class FrontPoint(View):
     is_chosen: bool = False
 
 
+class ScheduleStep(View):
+    """A step of an online job's schedule; rates are samples per second."""
+
+    at: float = 0.0
+    demand: float = 0.0
+    """To be planned for: a quantile of the forecast."""
+    expected: float = 0.0
+    """The forecast's mean."""
+    workers: int = 0
+    capacity: float = 0.0
+    """That so many workers have, as far as is known."""
+    why: str = ""
+    unmet: bool = False
+
+
 class Look(View):
     """What brain saw and decided when it looked at a job that trained."""
 
@@ -115,6 +130,10 @@ class Look(View):
     fit: Fit = Fit()
     front: list[FrontPoint] = Field(default_factory=list)
     plan_id: str = ""
+    schedule: list[ScheduleStep] = Field(default_factory=list)
+    """Of an online job."""
+    step_s: float = 0.0
+    """Of the schedule."""
 
 
 class Change(View):

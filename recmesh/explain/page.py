@@ -41,6 +41,7 @@ def _panels(explanation: Explanation) -> list[Panel]:
         ("Similar past jobs", tables.similar(similar), "none was similar enough"),
         ("Time of a step", tables.step(explanation.step_s), "no profile told it yet"),
         ("Fit, samples/s", tables.fit(look.fit if look else Fit(), words.utc), "nothing was measured yet"),
+        ("Schedule, samples/s", tables.schedule(look.schedule if look else [], words.utc), "it is no online job"),
         ("Front", tables.front(weighed.front if weighed else []), "nothing was weighed yet"),
         ("Decisions", tables.decisions(_looks(explanation), words.utc), "brain has not looked at it yet"),
         ("Changes, samples/s", tables.changes(explanation.changes, words.utc), "nothing was changed yet"),

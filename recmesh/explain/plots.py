@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from recmesh.client.explanations import Explanation, Fit, FitPoint, Look, RolePlan
+from recmesh.client.explanations import Explanation, Fit, FitPoint, Look, RolePlan, ScheduleStep
 from recmesh.explain import words
 from recmesh.explain.tables import VERDICTS
 from recmesh.runtime.ops import Tone
@@ -16,11 +16,43 @@ MOST_PROFILES = 150
 
 
 def plots(explanation: Explanation) -> list[Plot]:
-    """All three, whatever is known."""
+    """All that fit the job, whatever is known: of an online job demand takes the place of the front."""
     look = explanation.look
     now = look.now if look else []
     fitted = look.fit if look else Fit(unknown="brain has not looked at it yet")
-    return [fit_plot(fitted, now), front_plot(explanation.weighed, look), throughput_plot(explanation)]
+    weighed = demand_plot(look) if look and look.schedule else front_plot(explanation.weighed, look)
+    return [fit_plot(fitted, now), weighed, throughput_plot(explanation)]
+
+
+def demand_plot(look: Look) -> Plot:
+    """What is forecast to come, and what the scheduled workers could train, in each step from the look on."""
+    steps = look.schedule
+    return Plot(
+        "Demand, and what is scheduled for it",
+        Axis("time, UTC", Scale.TIME),
+        Axis("samples/s", from_zero=True),
+        [
+            Dots("expected", [
+                Dot(each.at, each.expected, note=f"{words.rate(each.expected)} expected, {words.utc(each.at)}")
+                for each in steps
+            ], Tone.IDLE, is_joined=True),
+            Dots("planned for", [
+                Dot(each.at, each.demand, note=f"{words.rate(each.demand)} planned for, {words.utc(each.at)}")
+                for each in steps
+            ], Tone.WARN, is_joined=True),
+            Dots("workers' capacity", [
+                Dot(each.at, each.capacity, note=f"{each.workers} workers: {each.why}", label=_count(steps, place))
+                for place, each in enumerate(steps)
+            ], Tone.OK, is_joined=True),
+        ],
+        note=f"{look.planner}, {words.utc(look.at)} UTC: {look.reason}: {look.why}",
+    )  # fmt: skip
+
+
+def _count(steps: Sequence[ScheduleStep], place: int) -> str:
+    """Where it changes."""
+    count = steps[place].workers
+    return str(count) if place == 0 or steps[place - 1].workers != count else ""
 
 
 def fit_plot(fit: Fit, now: Sequence[RolePlan]) -> Plot:

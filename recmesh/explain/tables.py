@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from recmesh.client.explanations import Change, Fit, FitPoint, FrontPoint, Look, Similar
+from recmesh.client.explanations import Change, Fit, FitPoint, FrontPoint, Look, ScheduleStep, Similar
 from recmesh.explain import words
 from recmesh.runtime.ops import Cell, Tone, text
 from recmesh.runtime.ops.panels import Value
@@ -72,6 +72,19 @@ def _fitted(points: Sequence[FitPoint], at: Clock) -> list[str]:
 def coefficients(found: Fit) -> str:
     """`gradient 0.00081, ...`; those at 0 bring nothing."""
     return ", ".join(f"{name} {value:.3g}" for name, value in found.coefficients.items())
+
+
+def schedule(steps: Sequence[ScheduleStep], at: Clock) -> Sheet:
+    """An online job's, one row for each stretch with the same number of workers."""
+    rows: list[list[Value]] = []
+    for place, each in enumerate(steps):
+        if place and steps[place - 1].workers == each.workers:
+            continue
+        rows.append([
+            at(each.at), words.rate(each.demand), words.rate(each.capacity),
+            Cell(str(each.workers), Tone.WARN if each.unmet else Tone.PLAIN), each.why,
+        ])
+    return Sheet(["from", "planned for", "capacity", "workers", "why"], rows)
 
 
 def front(points: Sequence[FrontPoint]) -> Sheet:

@@ -25,3 +25,17 @@ def stream_of(topic: str, partition: int) -> str:
 def subject_of(topic: str, partition: int) -> str:
     """The one subject of that stream."""
     return f"{topic}.{partition}"
+
+
+def series_of(uri: str) -> tuple[str, str]:
+    """Under which names the rates of a partition, and of its whole topic, are known to forecaster.
+
+    `jetstream:clicks-3` is the partition `topic/clicks/3` of `topic/clicks`; so is `kafka:clicks/3`.
+    """
+    name = uri.partition(":")[2] or uri
+    topic, slash, number = name.rpartition("/")
+    if not slash:
+        topic, _, number = name.rpartition("-")
+        if not topic or not number.isdigit():
+            return f"topic/{name}/0", f"topic/{name}"
+    return f"topic/{topic}/{number}", f"topic/{topic}"

@@ -567,6 +567,233 @@ class FeedReply(google.protobuf.message.Message):
 Global___FeedReply: typing_extensions.TypeAlias = FeedReply
 
 @typing.final
+class ScheduleRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class FreeGpusEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    JOB_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    NOW_FIELD_NUMBER: builtins.int
+    FREE_CPU_FIELD_NUMBER: builtins.int
+    FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    FREE_GPUS_FIELD_NUMBER: builtins.int
+    RULES_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
+    free_cpu: builtins.float
+    free_memory_bytes: builtins.int
+    """not set: unknown"""
+    @property
+    def job(self) -> Global___JobMeta: ...
+    @property
+    def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleLimits]: ...
+    @property
+    def now(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
+    @property
+    def free_gpus(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """as in PlanRequest"""
+
+    @property
+    def rules(self) -> Global___ScalingRules: ...
+    @property
+    def measured(self) -> Global___Demand: ...
+    def __init__(
+        self,
+        *,
+        job: Global___JobMeta | None = ...,
+        limits: collections.abc.Iterable[Global___RoleLimits] | None = ...,
+        now: collections.abc.Iterable[Global___RolePlan] | None = ...,
+        free_cpu: builtins.float | None = ...,
+        free_memory_bytes: builtins.int | None = ...,
+        free_gpus: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        rules: Global___ScalingRules | None = ...,
+        measured: Global___Demand | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "measured", b"measured", "rules", b"rules"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "measured", b"measured", "now", b"now", "rules", b"rules"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_free_memory_bytes", b"_free_memory_bytes"]) -> typing.Literal["free_memory_bytes"] | None: ...
+
+Global___ScheduleRequest: typing_extensions.TypeAlias = ScheduleRequest
+
+@typing.final
+class ScalingRules(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLANNER_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    QUANTILE_FIELD_NUMBER: builtins.int
+    LAG_SLO_S_FIELD_NUMBER: builtins.int
+    DRAIN_S_FIELD_NUMBER: builtins.int
+    HOLD_S_FIELD_NUMBER: builtins.int
+    FALLBACK_FIELD_NUMBER: builtins.int
+    WORKERS_PER_PS_FIELD_NUMBER: builtins.int
+    SERIES_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    planner: builtins.str
+    step_s: builtins.float
+    steps: builtins.int
+    quantile: builtins.float
+    lag_slo_s: builtins.float
+    drain_s: builtins.float
+    hold_s: builtins.float
+    fallback: builtins.bool
+    workers_per_ps: builtins.float
+    dry_run: builtins.bool
+    """what is answered is not carried out"""
+    @property
+    def series(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """rates in forecaster whose sum is the demand"""
+
+    def __init__(
+        self,
+        *,
+        planner: builtins.str = ...,
+        step_s: builtins.float = ...,
+        steps: builtins.int = ...,
+        quantile: builtins.float = ...,
+        lag_slo_s: builtins.float = ...,
+        drain_s: builtins.float = ...,
+        hold_s: builtins.float = ...,
+        fallback: builtins.bool = ...,
+        workers_per_ps: builtins.float = ...,
+        series: collections.abc.Iterable[builtins.str] | None = ...,
+        dry_run: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drain_s", b"drain_s", "dry_run", b"dry_run", "fallback", b"fallback", "hold_s", b"hold_s", "lag_slo_s", b"lag_slo_s", "planner", b"planner", "quantile", b"quantile", "series", b"series", "step_s", b"step_s", "steps", b"steps", "workers_per_ps", b"workers_per_ps"]) -> None: ...
+
+Global___ScalingRules: typing_extensions.TypeAlias = ScalingRules
+
+@typing.final
+class Demand(google.protobuf.message.Message):
+    """Of the time just past."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ARRIVALS_PER_S_FIELD_NUMBER: builtins.int
+    TRAINED_PER_S_FIELD_NUMBER: builtins.int
+    OCCUPIED_FIELD_NUMBER: builtins.int
+    LAG_S_FIELD_NUMBER: builtins.int
+    BACKLOG_FIELD_NUMBER: builtins.int
+    SINCE_S_FIELD_NUMBER: builtins.int
+    PAUSE_S_FIELD_NUMBER: builtins.int
+    LEAD_S_FIELD_NUMBER: builtins.int
+    arrivals_per_s: builtins.float
+    trained_per_s: builtins.float
+    occupied: builtins.float
+    """share of their time in which workers had something to train"""
+    lag_s: builtins.float
+    backlog: builtins.int
+    """age of the oldest sample that waits, and how many do"""
+    since_s: builtins.float
+    """for so long the present count has been held"""
+    pause_s: builtins.float
+    """for so long a change of the count stops training, as measured; 0: it does not"""
+    lead_s: builtins.float
+    """from a decision until its workers train, as measured; 0: unknown"""
+    def __init__(
+        self,
+        *,
+        arrivals_per_s: builtins.float = ...,
+        trained_per_s: builtins.float = ...,
+        occupied: builtins.float = ...,
+        lag_s: builtins.float = ...,
+        backlog: builtins.int = ...,
+        since_s: builtins.float = ...,
+        pause_s: builtins.float = ...,
+        lead_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals_per_s", b"arrivals_per_s", "backlog", b"backlog", "lag_s", b"lag_s", "lead_s", b"lead_s", "occupied", b"occupied", "pause_s", b"pause_s", "since_s", b"since_s", "trained_per_s", b"trained_per_s"]) -> None: ...
+
+Global___Demand: typing_extensions.TypeAlias = Demand
+
+@typing.final
+class ScheduleReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLES_FIELD_NUMBER: builtins.int
+    PLAN_ID_FIELD_NUMBER: builtins.int
+    PLANNER_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    plan_id: builtins.str
+    planner: builtins.str
+    reason: builtins.str
+    explanation: builtins.str
+    samples_per_s: builtins.float
+    @property
+    def roles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]:
+        """what to change to; empty: nothing"""
+
+    def __init__(
+        self,
+        *,
+        roles: collections.abc.Iterable[Global___RolePlan] | None = ...,
+        plan_id: builtins.str = ...,
+        planner: builtins.str = ...,
+        reason: builtins.str = ...,
+        explanation: builtins.str = ...,
+        samples_per_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "plan_id", b"plan_id", "planner", b"planner", "reason", b"reason", "roles", b"roles", "samples_per_s", b"samples_per_s"]) -> None: ...
+
+Global___ScheduleReply: typing_extensions.TypeAlias = ScheduleReply
+
+@typing.final
+class ScheduleStep(google.protobuf.message.Message):
+    """A step of an online job's schedule."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_FIELD_NUMBER: builtins.int
+    DEMAND_FIELD_NUMBER: builtins.int
+    EXPECTED_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    CAPACITY_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    UNMET_FIELD_NUMBER: builtins.int
+    at: builtins.float
+    demand: builtins.float
+    expected: builtins.float
+    """samples per second: to be planned for, and the mean"""
+    workers: builtins.int
+    capacity: builtins.float
+    why: builtins.str
+    unmet: builtins.bool
+    def __init__(
+        self,
+        *,
+        at: builtins.float = ...,
+        demand: builtins.float = ...,
+        expected: builtins.float = ...,
+        workers: builtins.int = ...,
+        capacity: builtins.float = ...,
+        why: builtins.str = ...,
+        unmet: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "capacity", b"capacity", "demand", b"demand", "expected", b"expected", "unmet", b"unmet", "why", b"why", "workers", b"workers"]) -> None: ...
+
+Global___ScheduleStep: typing_extensions.TypeAlias = ScheduleStep
+
+@typing.final
 class ChangeOutcome(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -773,6 +1000,8 @@ class Look(google.protobuf.message.Message):
     FIT_FIELD_NUMBER: builtins.int
     FRONT_FIELD_NUMBER: builtins.int
     PLAN_ID_FIELD_NUMBER: builtins.int
+    SCHEDULE_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
     at: builtins.float
     planner: builtins.str
     reason: builtins.str
@@ -780,6 +1009,8 @@ class Look(google.protobuf.message.Message):
     samples_per_s: builtins.float
     expected_samples_per_s: builtins.float
     plan_id: builtins.str
+    step_s: builtins.float
+    """of an online job"""
     @property
     def now(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
     @property
@@ -790,6 +1021,8 @@ class Look(google.protobuf.message.Message):
     def fit(self) -> Global___Fit: ...
     @property
     def front(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FrontPoint]: ...
+    @property
+    def schedule(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ScheduleStep]: ...
     def __init__(
         self,
         *,
@@ -804,9 +1037,11 @@ class Look(google.protobuf.message.Message):
         fit: Global___Fit | None = ...,
         front: collections.abc.Iterable[Global___FrontPoint] | None = ...,
         plan_id: builtins.str = ...,
+        schedule: collections.abc.Iterable[Global___ScheduleStep] | None = ...,
+        step_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["fit", b"fit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "chosen", b"chosen", "expected_samples_per_s", b"expected_samples_per_s", "fit", b"fit", "front", b"front", "now", b"now", "plan_id", b"plan_id", "planner", b"planner", "reason", b"reason", "samples_per_s", b"samples_per_s", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "chosen", b"chosen", "expected_samples_per_s", b"expected_samples_per_s", "fit", b"fit", "front", b"front", "now", b"now", "plan_id", b"plan_id", "planner", b"planner", "reason", b"reason", "samples_per_s", b"samples_per_s", "schedule", b"schedule", "step_s", b"step_s", "why", b"why"]) -> None: ...
 
 Global___Look: typing_extensions.TypeAlias = Look
 

@@ -54,6 +54,11 @@ class BrainStub(object):
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.FeedRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_brain__pb2.FeedReply.FromString,
                 _registered_method=True)
+        self.Schedule = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/Schedule',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.ScheduleReply.FromString,
+                _registered_method=True)
         self.Conclude = channel.unary_unary(
                 '/recmesh.brain.v1.Brain/Conclude',
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.SerializeToString,
@@ -101,6 +106,13 @@ class BrainServicer(object):
 
     def Feed(self, request, context):
         """How many data executors a job that trains needs, by how full their buffers are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Schedule(self, request, context):
+        """How many workers an online job should have now, by the forecast of what comes in.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +166,11 @@ def add_BrainServicer_to_server(servicer, server):
                     servicer.Feed,
                     request_deserializer=recmesh_dot_pb_dot_brain__pb2.FeedRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_brain__pb2.FeedReply.SerializeToString,
+            ),
+            'Schedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.Schedule,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.ScheduleRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.ScheduleReply.SerializeToString,
             ),
             'Conclude': grpc.unary_unary_rpc_method_handler(
                     servicer.Conclude,
@@ -284,6 +301,33 @@ class Brain(object):
             '/recmesh.brain.v1.Brain/Feed',
             recmesh_dot_pb_dot_brain__pb2.FeedRequest.SerializeToString,
             recmesh_dot_pb_dot_brain__pb2.FeedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Schedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/Schedule',
+            recmesh_dot_pb_dot_brain__pb2.ScheduleRequest.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.ScheduleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -89,6 +89,22 @@ _BrainFeedType = typing_extensions.TypeVar(
     ],
 )
 
+_BrainScheduleType = typing_extensions.TypeVar(
+    '_BrainScheduleType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.ScheduleRequest,
+        recmesh.pb.brain_pb2.ScheduleReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.ScheduleRequest,
+        recmesh.pb.brain_pb2.ScheduleReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.ScheduleRequest,
+        recmesh.pb.brain_pb2.ScheduleReply,
+    ],
+)
+
 _BrainConcludeType = typing_extensions.TypeVar(
     '_BrainConcludeType',
     grpc.UnaryUnaryMultiCallable[
@@ -153,7 +169,7 @@ _BrainHistoryType = typing_extensions.TypeVar(
     ],
 )
 
-class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainConcludeType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
+class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainScheduleType, _BrainConcludeType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
     @typing.overload
     def __init__(self: BrainStub[
         grpc.UnaryUnaryMultiCallable[
@@ -171,6 +187,10 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.FeedRequest,
             recmesh.pb.brain_pb2.FeedReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.ScheduleRequest,
+            recmesh.pb.brain_pb2.ScheduleReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ChangeOutcome,
@@ -209,6 +229,10 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
             recmesh.pb.brain_pb2.FeedReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.ScheduleRequest,
+            recmesh.pb.brain_pb2.ScheduleReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ChangeOutcome,
             recmesh.pb.brain_pb2.ConcludeReply,
         ],
@@ -237,6 +261,9 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
     Feed: _BrainFeedType
     """How many data executors a job that trains needs, by how full their buffers are."""
 
+    Schedule: _BrainScheduleType
+    """How many workers an online job should have now, by the forecast of what comes in."""
+
     Conclude: _BrainConcludeType
     """What came of a change. Idempotent by plan."""
 
@@ -263,6 +290,10 @@ BrainAsyncStub: typing_extensions.TypeAlias = BrainStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.FeedRequest,
         recmesh.pb.brain_pb2.FeedReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.ScheduleRequest,
+        recmesh.pb.brain_pb2.ScheduleReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.ChangeOutcome,
@@ -313,6 +344,14 @@ class BrainServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.brain_pb2.FeedReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.FeedReply]]:
         """How many data executors a job that trains needs, by how full their buffers are."""
+
+    @abc.abstractmethod
+    def Schedule(
+        self,
+        request: recmesh.pb.brain_pb2.ScheduleRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.ScheduleReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.ScheduleReply]]:
+        """How many workers an online job should have now, by the forecast of what comes in."""
 
     @abc.abstractmethod
     def Conclude(

@@ -883,6 +883,8 @@ class HeartbeatRequest(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     BAD_RECORDS_FIELD_NUMBER: builtins.int
     SERVING_FIELD_NUMBER: builtins.int
+    SCORES_FIELD_NUMBER: builtins.int
+    OCCUPIED_S_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     role: builtins.str
     index: builtins.int
@@ -902,11 +904,17 @@ class HeartbeatRequest(google.protobuf.message.Message):
     draining: builtins.bool
     bad_records: builtins.int
     """left out, as they could not be read"""
+    occupied_s: builtins.float
+    """workers, since the start: while there was something to train"""
     @property
     def step(self) -> Global___StepTimes: ...
     @property
     def serving(self) -> Global___ServingBuffer:
         """data executors"""
+
+    @property
+    def scores(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ScoreCounts]:
+        """by label, of the window's predictions, each made before its batch was trained"""
 
     def __init__(
         self,
@@ -930,11 +938,39 @@ class HeartbeatRequest(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         bad_records: builtins.int = ...,
         serving: Global___ServingBuffer | None = ...,
+        scores: collections.abc.Iterable[Global___ScoreCounts] | None = ...,
+        occupied_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["serving", b"serving", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["auc", b"auc", "bad_records", b"bad_records", "busy_s", b"busy_s", "cpu_s", b"cpu_s", "draining", b"draining", "gen", b"gen", "incarnation", b"incarnation", "index", b"index", "job_id", b"job_id", "loss", b"loss", "memory_bytes", b"memory_bytes", "note", b"note", "role", b"role", "rows", b"rows", "samples", b"samples", "serving", b"serving", "skipped_nan", b"skipped_nan", "step", b"step", "window_samples", b"window_samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["auc", b"auc", "bad_records", b"bad_records", "busy_s", b"busy_s", "cpu_s", b"cpu_s", "draining", b"draining", "gen", b"gen", "incarnation", b"incarnation", "index", b"index", "job_id", b"job_id", "loss", b"loss", "memory_bytes", b"memory_bytes", "note", b"note", "occupied_s", b"occupied_s", "role", b"role", "rows", b"rows", "samples", b"samples", "scores", b"scores", "serving", b"serving", "skipped_nan", b"skipped_nan", "step", b"step", "window_samples", b"window_samples"]) -> None: ...
 
 Global___HeartbeatRequest: typing_extensions.TypeAlias = HeartbeatRequest
+
+@typing.final
+class ScoreCounts(google.protobuf.message.Message):
+    """How often predictions came true and not, by bin: 1,024 even ones of log-odds from -16.2 to 16.2; ascending, empty ones left out."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BINS_FIELD_NUMBER: builtins.int
+    POSITIVES_FIELD_NUMBER: builtins.int
+    NEGATIVES_FIELD_NUMBER: builtins.int
+    @property
+    def bins(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def positives(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def negatives(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        bins: collections.abc.Iterable[builtins.int] | None = ...,
+        positives: collections.abc.Iterable[builtins.int] | None = ...,
+        negatives: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bins", b"bins", "negatives", b"negatives", "positives", b"positives"]) -> None: ...
+
+Global___ScoreCounts: typing_extensions.TypeAlias = ScoreCounts
 
 @typing.final
 class ServingBuffer(google.protobuf.message.Message):

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Spec, json_faults, rule
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.quantity import CPU, LEAST_MEMORY_BYTES, MIB, Memory, memory_fault
+from recmesh.spec.scaling import Scaling
 
 RoleName = Literal["ps", "worker", "data", "evaluator"]
 
@@ -347,6 +348,9 @@ class TrainingJob(Spec):
     """Or the name of a registered one (`recmesh dataset register`)."""
     mode: Literal["batch"] = "batch"
     roles: Roles = Roles()
+    scaling: Scaling | None = None
+    """Of a job that trains on topics: its workers follow the forecast of what comes in. None: brain plans it as it does
+    jobs on files, by their speed."""
     training: Training = Training()
     evaluation: Evaluation | None = None
     checkpoint: CheckpointPolicy = CheckpointPolicy()
@@ -392,6 +396,11 @@ class TrainingJob(Spec):
             yield "training.epochs", "must be 1: a topic is trained as it comes, once"
         if self.training.sync:
             yield "training.sync", "is for a dataset of one source: the steps of a stream's end are not known before it"
+
+    @rule
+    def _scaling_follows_topics(self) -> Iterator[Fault]:
+        if self.scaling is not None and self.data is not None and not self.data.has_topics:
+            yield "scaling", "follows what comes in on topics, and data has none"
 
     @rule
     def _evaluation_ends(self) -> Iterator[Fault]:

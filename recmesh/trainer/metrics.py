@@ -1,6 +1,7 @@
 """AUC and log loss in plain numpy: exact over arrays, and streaming over a histogram."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,19 @@ def evaluation_metrics(
     return metrics
 
 
+COARSE = 1024
+"""Bins of what heartbeats carry: 0.03 of log-odds each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCounts:
+    """How often each bin of predictions came true and not, ascending: of several workers they add up to one AUC."""
+
+    bins: tuple[int, ...] = ()
+    positives: tuple[int, ...] = ()
+    negatives: tuple[int, ...] = ()
+
+
 class StreamingAuc:
     """AUC over a histogram of log-odds: constant memory, exact but for pairs within one of 4,096 bins.
 
@@ -81,6 +95,12 @@ class StreamingAuc:
         positive = labels > 0.5
         self._counts[1] += np.bincount(bins[positive], minlength=self.BINS)
         self._counts[0] += np.bincount(bins[~positive], minlength=self.BINS)
+
+    def counts(self) -> "ScoreCounts":
+        """What was seen, on `COARSE` bins, those without any left out."""
+        coarse = self._counts.reshape(2, COARSE, -1).sum(axis=2)
+        bins = np.flatnonzero(coarse.any(axis=0))
+        return ScoreCounts(tuple(bins.tolist()), tuple(coarse[1, bins].tolist()), tuple(coarse[0, bins].tolist()))
 
     def value(self) -> float:
         """NaN until both classes were seen."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmesh.spec.job import LrPoint, Optimizer, TablePolicy
+from recmesh.trainer.metrics import ScoreCounts
 from recmesh.trainer.session import Floats, Init, Ints
 
 if TYPE_CHECKING:
@@ -184,6 +185,10 @@ class Beat:
     note: str = ""
     draining: bool = False
     serving: Serving | None = None
+    scores: tuple[ScoreCounts, ...] = ()
+    """By label: how the window's predictions, each made before its batch was trained, came true."""
+    occupied_s: float = 0.0
+    """Since the start: while there was something to train."""
 
 
 @dataclass(frozen=True, slots=True)

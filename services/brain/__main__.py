@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import grpc
+
 from recmesh.plugins.planning import GROUP, INTERVAL_S, Planner, Resources
 from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
 from recmesh.runtime.bus import Bus
@@ -10,18 +12,20 @@ from recmesh.runtime.clock import system_clock
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.lifecycle import Component, Loop, main
 from recmesh.runtime.readiness import Readiness
-from recmesh.runtime.rpc import RpcServer
+from recmesh.runtime.rpc import RpcServer, channel
 from services.brain import ops, rpc
 from services.brain.app.book import Book
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
+from services.brain.app.scheduling import Scheduling
 from services.brain.config import BrainSettings
 from services.brain.domain.executors.horizontal import Rule
 from services.brain.domain.planning.built_in import PLANNERS
 from services.brain.domain.views import Sizes
 from services.brain.domain.warmstart import WarmStart
 from services.brain.events import Proposals
+from services.brain.peers.forecaster import GrpcForecaster
 from services.brain.store import SqlStore
 
 FORGET_EVERY_S = 600.0
@@ -47,6 +51,23 @@ class Database:
     async def stop(self) -> None:
         """Let go of all connections."""
         await asyncio.to_thread(self._store.close)
+
+
+class Peers:
+    """Closes what calls go out by."""
+
+    name = "peers"
+
+    def __init__(self, *channels: grpc.aio.Channel) -> None:
+        self._channels = channels
+
+    async def start(self) -> None:
+        """Channels connect when they are first used."""
+
+    async def stop(self) -> None:
+        """Closes them all."""
+        for item in self._channels:
+            await item.close(grace=None)
 
 
 def policy(settings: BrainSettings) -> Policy:
@@ -96,6 +117,10 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         ),
         book, clock=system_clock,
     )
+    forecaster = channel(settings.forecaster, tls=settings.tls, token=settings.token)
+    scheduling = Scheduling(
+        store, GrpcForecaster(forecaster), book, clock=system_clock, seed=settings.seed, told=Proposals(bus)
+    )
     view = ops.View(app, clock=system_clock)
 
     async def forget() -> float:
@@ -103,7 +128,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         return FORGET_EVERY_S
 
     server = RpcServer(
-        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding, feeding))],
+        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding, feeding, scheduling))],
         tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
     )
     database = Database(store, opened=app.restore)
@@ -111,6 +136,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     return [
         ops.server(settings, view, ready),
         bus,
+        Peers(forecaster),
         database,
         server,
         Loop("forget", forget),

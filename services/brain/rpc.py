@@ -11,6 +11,7 @@ from services.brain import wire
 from services.brain.app.deciding import Deciding
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
+from services.brain.app.scheduling import Scheduling
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
 
@@ -18,8 +19,8 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
 class BrainServicer(pb_grpc.BrainServicer):
     """One line per method; anything longer belongs in app.py."""
 
-    def __init__(self, app: Jobs, deciding: Deciding, feeding: Feeding) -> None:
-        self._app, self._deciding, self._feeding = app, deciding, feeding
+    def __init__(self, app: Jobs, deciding: Deciding, feeding: Feeding, scheduling: Scheduling) -> None:
+        self._app, self._deciding, self._feeding, self._scheduling = app, deciding, feeding, scheduling
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanReply:
         """A first plan."""
@@ -39,6 +40,10 @@ class BrainServicer(pb_grpc.BrainServicer):
         """How many data executors."""
         return wire.feed_reply(await self._feeding.decide(wire.feed_ask(request)))
 
+    async def Schedule(self, request: pb.ScheduleRequest, context: Any) -> pb.ScheduleReply:
+        """How many workers."""
+        return wire.schedule_reply(*await self._scheduling.schedule(wire.online_ask(request)))
+
     async def Conclude(self, request: pb.ChangeOutcome, context: Any) -> pb.ConcludeReply:
         """What came of one."""
         await self._deciding.conclude(wire.change(request))
@@ -49,6 +54,7 @@ class BrainServicer(pb_grpc.BrainServicer):
         await self._app.record(wire.history(request))
         self._deciding.forget(request.job.job_id)
         self._feeding.forget(request.job.job_id)
+        self._scheduling.forget(request.job.job_id)
         return pb.RecordReply()
 
     async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainReply:

@@ -18,11 +18,14 @@ from services.brain.domain.model import (
     RolePlan,
     RoleUse,
 )
+from services.brain.domain.online import Demand, OnlineAsk, Rules
 
 _JOB = (
     "job_id", "owner", "model", "framework", "dense_parameters", "tables", "dim", "batch_size", "data_rows",
     "data_bytes", "epochs", "priority", "deadline",
 )  # fmt: skip
+_RULES = tuple(field.name for field in pb.ScalingRules.DESCRIPTOR.fields if field.name != "series")
+_DEMAND = tuple(field.name for field in pb.Demand.DESCRIPTOR.fields)
 _PROFILE = tuple(field.name for field in pb.Profile.DESCRIPTOR.fields if field.name != "roles")
 
 
@@ -44,7 +47,7 @@ def limits(message: pb.RoleLimits) -> RoleLimits:
     )  # fmt: skip
 
 
-def free(request: pb.PlanRequest | pb.DecideRequest | pb.FeedRequest) -> Free:
+def free(request: pb.PlanRequest | pb.DecideRequest | pb.FeedRequest | pb.ScheduleRequest) -> Free:
     """0 is nothing; what is not set is unknown. Executors need no accelerators."""
     return Free(
         cpu=request.free_cpu if request.HasField("free_cpu") else None,
@@ -122,6 +125,25 @@ def ask(request: pb.DecideRequest) -> Ask:
     )  # fmt: skip
 
 
+def online_ask(request: pb.ScheduleRequest) -> OnlineAsk:
+    """An online job."""
+    rules, demand = request.rules, request.measured
+    return OnlineAsk(
+        job=job(request.job), limits=tuple(limits(each) for each in request.limits),
+        now={each.role: role_plan(each) for each in request.now},
+        rules=Rules(**{name: getattr(rules, name) for name in _RULES}, series=tuple(rules.series)),
+        measured=Demand(**{name: getattr(demand, name) for name in _DEMAND}), free=free(request),
+    )  # fmt: skip
+
+
+def schedule_reply(look: Look, plan: Plan | None) -> pb.ScheduleReply:
+    """What an online job should change to, and why; or why to nothing."""
+    return pb.ScheduleReply(
+        roles=[role_plan_message(role) for role in look.chosen], plan_id=look.plan_id, planner=look.planner,
+        reason=look.reason, explanation=look.why, samples_per_s=look.expected_samples_per_s,
+    )  # fmt: skip
+
+
 def feed_ask(request: pb.FeedRequest) -> FeedAsk:
     """A job's data executors."""
     return FeedAsk(
@@ -179,4 +201,5 @@ def look_message(value: Look) -> pb.Look:
             unknown=value.fit.unknown,
         ),
         front=[pb.FrontPoint(**asdict(point)) for point in value.front],
+        schedule=[pb.ScheduleStep(**asdict(step)) for step in value.schedule], step_s=value.step_s,
     )  # fmt: skip

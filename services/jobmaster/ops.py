@@ -26,11 +26,12 @@ from recmesh.runtime.telemetry import Metrics
 from services.jobmaster.app.jobs import Jobs, wanted_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.config import JobmasterSettings
+from services.jobmaster.domain.minutes import MINUTE_S
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.vitals import Serving, StepTimes, mean_step
 
 MAX_CHARTED = 8
-RATE, STEP = "rate ", "step "
+RATE, STEP, LAG = "rate ", "step ", "lag "
 PARTS = ("data", "pull", "compute", "push")
 MAX_TRANSITIONS = 40
 """Lines of the newest transitions, over all jobs."""
@@ -95,6 +96,8 @@ def page(jobs: Jobs, charts: Recorder) -> Page:
                 lambda: _job_rows(jobs), empty="no job yet: recmesh submit job.yaml",
             ),
             Chart("Throughput", lambda: _points(charts, RATE), unit="samples/s"),
+            Chart("AUC by the minute, test-then-train", lambda: _auc(jobs), unit=""),
+            Chart("Lag of jobs on topics", lambda: _points(charts, LAG), unit="s"),
             Chart("A step of the newest job's workers", lambda: _points(charts, STEP), unit="s"),
             Table(
                 "Roles",
@@ -210,9 +213,20 @@ def _probe(jobs: Jobs) -> Mapping[str, float]:
     training = _training(jobs)[:MAX_CHARTED]
     values = {f"{RATE}{run.job_id}": run.status.samples_per_s for run in training}
     step = mean_step(training[0].vitals.of("worker")) if training else StepTimes()
+    values |= {f"{LAG}{run.job_id}": run.status.lag_s for run in training if run.status.partitions}
     if step.steps:
         values |= {f"{STEP}{name}": float(getattr(step, f"{name}_s")) for name in PARTS}
     return values
+
+
+def _auc(jobs: Jobs) -> Mapping[str, Points]:
+    """Of the newest jobs that have one, by label."""
+    lines: dict[str, list[tuple[float, float | None]]] = {}
+    for run in [run for run in _runs(jobs) if run.minutes.closed][:MAX_CHARTED]:
+        for minute in list(run.minutes.closed):
+            for label, value in minute.auc.items():
+                lines.setdefault(f"{run.job_id} {label}", []).append((minute.at + MINUTE_S, value))
+    return lines
 
 
 def _points(charts: Recorder, prefix: str) -> Mapping[str, Points]:

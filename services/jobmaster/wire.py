@@ -10,7 +10,7 @@ from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain.executors import Executor
 from services.jobmaster.domain.job import AcceptedJob, JobStatus, RoleKey, RoleState
 from services.jobmaster.domain.record import RunRecord
-from services.jobmaster.domain.vitals import Beat, Serving, StepTimes
+from services.jobmaster.domain.vitals import Beat, Scores, Serving, StepTimes
 
 
 def run_record(record: RunRecord) -> jobmaster_pb2.RunRecord:
@@ -116,6 +116,10 @@ def beat(request: jobmaster_pb2.HeartbeatRequest, *, at: float) -> Beat:
         memory_bytes=request.memory_bytes, cpu_s=request.cpu_s, rows=request.rows, busy_s=request.busy_s,
         skipped_nan=request.skipped_nan, bad_records=request.bad_records, note=request.note, draining=request.draining,
         serving=_serving_from(request.serving) if request.HasField("serving") else None,
+        occupied_s=request.occupied_s,
+        scores=tuple(
+            Scores(tuple(each.bins), tuple(each.positives), tuple(each.negatives)) for each in request.scores
+        ),
     )
 
 

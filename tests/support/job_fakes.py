@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -34,7 +34,18 @@ from services.jobmaster.peers import (
     RunOrder,
     StoredSnapshot,
 )
-from services.jobmaster.peers.planning import Advice, Fed, FeedAsk, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
+from services.jobmaster.peers.planning import (
+    Advice,
+    Fed,
+    FeedAsk,
+    JobEnd,
+    JobProfile,
+    PlanAsk,
+    Planned,
+    RoleBounds,
+    ScheduleAsk,
+    Scheduled,
+)
 from tests.support.job_servers import positions
 
 if TYPE_CHECKING:
@@ -128,6 +139,8 @@ class FakeShards:
 
     def __init__(self) -> None:
         self.total = 400
+        self.arrivals_per_s = 0.0
+        """Above 0: of a topic."""
         self.away = False
         self.runs: dict[str, RunOrder] = {}
         self.to_do: dict[str, list[int]] = {}
@@ -219,8 +232,15 @@ class FakeShards:
         leased = sum(len(chunk) for chunk in self.leased[job_id].values())
         return QueueProgress(
             self.runs[job_id].gen, self.total, self.total - queued - leased, queued, leased, 1,
-            drained=not queued and not leased, requeues=self.requeues,
+            drained=not queued and not leased, requeues=self.requeues, **self._topics(),
         )
+
+    def _topics(self) -> dict[str, Any]:
+        """As a job on one topic sees them; its ends are looked at every 5 s."""
+        if not self.arrivals_per_s:
+            return {}
+        looked_at = asyncio.get_running_loop().time() // 5.0 * 5.0
+        return {"arrived": round(self.arrivals_per_s * looked_at), "partitions": 1, "series": ("topic/clicks",)}
 
     def lease(self, job_id: str, worker: str, gen: int) -> list[int]:
         if self.away or job_id not in self.runs or self.runs[job_id].gen != gen:
@@ -309,6 +329,9 @@ class FakeBrain:
         self.feeds: list[FeedAsk] = []
         self.fed: list[int] = []
         """How many executors are answered to the next questions."""
+        self.schedules: list[ScheduleAsk] = []
+        self.scheduled: list[int] = []
+        """How many workers are answered to the next questions."""
         self.outcomes: list[Outcome] = []
         self.ends: list[JobEnd] = []
 
@@ -337,6 +360,15 @@ class FakeBrain:
             raise Unavailable("no brain")
         self.feeds.append(ask)
         return Fed(self.fed.pop(0) if self.fed else ask.now.replicas, "STARVED", "L = 0.10")
+
+    async def schedule(self, ask: ScheduleAsk) -> Scheduled:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        self.schedules.append(ask)
+        count = self.scheduled.pop(0) if self.scheduled else ask.now["worker"].replicas
+        roles = {"worker": ask.now["worker"].model_copy(update={"replicas": count})}
+        return Scheduled(roles if count != ask.now["worker"].replicas else {}, "kale", "GROW", "2 is the fewest")
 
     async def conclude(self, outcome: Outcome) -> None:
         await asyncio.sleep(0)

@@ -71,6 +71,17 @@ class JobProgressed(Payload):
     auc: float | None = None
 
 
+class JobMeasured(Payload):
+    """How well a job predicted, over a minute, what it then trained."""
+
+    at: float
+    """Begin of the minute, unix seconds."""
+    samples: int
+    loss: float
+    auc: dict[str, float] = Field(default_factory=dict)
+    """By label; those of which too little came are left out."""
+
+
 class JobScaled(Payload):
     """The wanted number of a role's replicas changed."""
 
@@ -255,6 +266,9 @@ JOB_TRANSITIONED = EVENTS.add(
     EventType("job.transitioned", "jobmaster", JobTransitioned, "A job changed its phase.")
 )
 JOB_PROGRESSED = EVENTS.add(EventType("job.progressed", "jobmaster", JobProgressed, "How far a job is."))
+JOB_MEASURED = EVENTS.add(
+    EventType("job.measured", "jobmaster", JobMeasured, "Loss and AUC of a minute, each batch before it was trained.")
+)
 JOB_SCALED = EVENTS.add(EventType("job.scaled", "jobmaster", JobScaled, "A role's replicas changed."))
 JOB_SLOTS_MOVED = EVENTS.add(
     EventType("job.slots_moved", "jobmaster", JobSlotsMoved, "Slots moved to another parameter server.")

@@ -82,6 +82,11 @@ class RemoteRuns:
                 note=beat.note,
                 draining=beat.draining,
                 serving=None if beat.serving is None else _serving(beat.serving),
+                scores=[
+                    pb.ScoreCounts(bins=each.bins, positives=each.positives, negatives=each.negatives)
+                    for each in beat.scores
+                ],
+                occupied_s=beat.occupied_s,
             ),
             timeout=_DEADLINE_S,
         )

@@ -69,6 +69,11 @@ class LeaseBook:
             self._held.pop(epoch, None)
 
     @property
+    def is_trained(self) -> bool:
+        """No batch of any lease is open."""
+        return not any(held.open for held in self._held.values())
+
+    @property
     def empty(self) -> bool:
         """Nothing is held."""
         return not self._held

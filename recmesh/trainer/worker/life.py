@@ -165,6 +165,7 @@ class Life:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, until - monotonic()))
+        self._meter.occupied(False)
         self._pushers.shutdown(wait=False, cancel_futures=True)
         self._fleet.close()
 
@@ -211,6 +212,7 @@ class Life:
                 batches = missing_batches(lease.piece, applied, self._terms.batch_size, between=between)
                 with self._lock:
                     self._book.take(lease, batches)
+                    self._note_occupation()
                 self._expect(len(batches))
                 self._reader.announce(_touched(lease, batches))
                 for piece in batches:
@@ -348,6 +350,7 @@ class Life:
                 case NotOurs():
                     with self._lock:
                         self._book.forget([lease.epoch])
+                        self._note_occupation()
                 case Waits():
                     cast(Turns, self._turns).keep(Kept(ready, grads))
             self._meter.times(push_s=perf_counter() - start)
@@ -381,6 +384,7 @@ class Life:
         with self._lock:
             if self._book.applied(lease.epoch, piece):
                 self._progressed.set()
+                self._note_occupation()
         if self._turns:
             self._turns.applied(self._turns.step_of(lease, piece))
 
@@ -435,6 +439,11 @@ class Life:
             self._book.forget(reply.lost)
             if any([self._book.cut(epoch, hi) for epoch, hi in reply.cuts.items()]):
                 self._progressed.set()
+            self._note_occupation()
+
+    def _note_occupation(self) -> None:
+        """With the lock held."""
+        self._meter.occupied(not self._book.is_trained)
 
 
 def _touched(lease: Lease, batches: Sequence[Piece]) -> list["TaskRecord"]:

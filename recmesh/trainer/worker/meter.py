@@ -24,6 +24,10 @@ class _Window:
     loss_sum: float = 0.0
 
 
+MOST_LABELS = 8
+"""Whose predictions are counted, in the order of the data's labels."""
+
+
 class Meter:
     """Thread-safe sums; `beat` closes a window."""
 
@@ -31,21 +35,38 @@ class Meter:
         self._lock = threading.Lock()
         self._process = psutil.Process()
         self._window = _Window(perf_counter())
-        self._auc = StreamingAuc()
+        self._aucs: list[StreamingAuc] = []
+        """By label."""
+        self._occupied_s = 0.0
+        self._occupied_since: float | None = None
         self._samples = 0
         self._skipped = 0
         self._busy_s = 0.0
 
     def trained(self, *, samples: int, loss: float, labels: Floats, predictions: Floats | None) -> None:
-        """A batch was computed; predictions are probabilities of its labels (the first is measured)."""
+        """A batch was computed; predictions are probabilities of its labels, as they were before it was trained."""
         with self._lock:
             self._samples += samples
             self._window.samples += samples
             self._window.loss_sum += loss * samples
             if predictions is not None and predictions.size >= samples:
-                first = predictions.reshape(samples, -1)[:, 0]
-                if labels.size and ((first >= 0) & (first <= 1)).all():
-                    self._auc.add(labels.reshape(samples, -1)[:, 0], first)
+                self._score(labels.reshape(samples, -1), predictions.reshape(samples, -1))
+
+    def _score(self, labels: Floats, predictions: Floats) -> None:
+        """Of predictions that are no probabilities there is no AUC."""
+        count = min(labels.shape[1], predictions.shape[1], MOST_LABELS)
+        self._aucs += [StreamingAuc() for _ in range(count - len(self._aucs))]
+        for label in range(count):
+            scores = predictions[:, label]
+            if ((scores >= 0) & (scores <= 1)).all():
+                self._aucs[label].add(labels[:, label], scores)
+
+    def occupied(self, is_occupied: bool) -> None:
+        """Whether the worker has something to train, from now on."""
+        with self._lock:
+            now, since = perf_counter(), self._occupied_since
+            self._occupied_s += now - since if since is not None else 0.0
+            self._occupied_since = now if is_occupied else None
 
     def skipped(self, samples: int) -> None:
         """A batch's numbers were not finite."""
@@ -76,8 +97,11 @@ class Meter:
         cpu = self._process.cpu_times()
         with self._lock:
             window, self._window = self._window, _Window(perf_counter())
-            auc = self._auc.value()
-            self._auc.clear()
+            auc = self._aucs[0].value() if self._aucs else np.nan
+            scores = tuple(each.counts() for each in self._aucs)
+            for each in self._aucs:
+                each.clear()
+            running_s = perf_counter() - self._occupied_since if self._occupied_since is not None else 0.0
             n = max(window.steps, 1)
             return Beat(
                 gen=gen,
@@ -100,4 +124,6 @@ class Meter:
                 bad_records=bad_records,
                 note=note,
                 draining=draining,
+                scores=scores,
+                occupied_s=self._occupied_s + running_s,
             )

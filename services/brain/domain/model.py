@@ -201,6 +201,22 @@ class FrontPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleStep:
+    """A step of an online job's schedule; rates are samples per second."""
+
+    at: float
+    demand: float
+    """To be planned for: a quantile of the forecast."""
+    expected: float
+    """The forecast's mean."""
+    workers: int
+    capacity: float
+    """That so many workers have, as far as is known."""
+    why: str
+    unmet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """What brain saw and decided when it last looked at a job that trains."""
 
@@ -217,6 +233,10 @@ class Look:
     fit: Fit = Fit()
     front: tuple[FrontPoint, ...] = ()
     plan_id: str = ""
+    schedule: tuple[ScheduleStep, ...] = ()
+    """Of an online job, from now on."""
+    step_s: float = 0.0
+    """Of the schedule."""
 
 
 KEPT, TAKEN_BACK, CANCELLED = "kept", "taken back", "cancelled"

@@ -16,6 +16,7 @@ from services.brain.domain.model import (
     Profile,
     RolePlan,
     RoleUse,
+    ScheduleStep,
     Similar,
 )
 
@@ -67,6 +68,7 @@ def to_look(document: Mapping[str, Any]) -> Look:
     fit["points"] = tuple(FitPoint(**_known(FitPoint, each)) for each in fit["points"])
     plain["fit"] = Fit(**fit | {"notes": tuple(fit["notes"])})
     plain["front"] = tuple(FrontPoint(**_known(FrontPoint, each)) for each in plain["front"])
+    plain["schedule"] = tuple(ScheduleStep(**_known(ScheduleStep, each)) for each in plain.get("schedule", ()))
     return Look(**plain)
 
 

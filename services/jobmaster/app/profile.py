@@ -47,6 +47,8 @@ class Profiler:
                 loss=status.metrics.get("loss"), auc=status.metrics.get("auc"),
             )
             run.telling.rate(status.samples_per_s, at=now, step_s=TELL_S)
+            for minute in run.minutes.close(now):
+                run.telling.measured(minute)
             try:
                 await run.context.peers.brain.observe(self._profile(now))
             except MeshError as error:
@@ -56,6 +58,8 @@ class Profiler:
         run = self._run
         workers, servers, status = run.vitals.of("worker"), run.vitals.of("ps"), run.status
         step, steady = mean_step(workers), run.steady.per_s(limits=run.context.limits)
+        if run.spec.scaling is not None:
+            steady = None       # it is what comes in, not what the workers can do: that is told with each `Schedule`
         sizes = {role: plans.size(run.spec, run.job.intent, status.plan, role) for role in ("worker", "ps")}
 
         def mean(values: list[float]) -> float:

@@ -117,6 +117,8 @@ class Roles:
             return Answer("exit", record.gen, record.map_version, record.phase)
         old = run.vitals.beats.get((role, index))
         run.vitals.hear((role, index), beat)
+        if role == "worker":
+            run.minutes.hear(beat)
         if role == "data":
             tell_room(run, state, old, beat)
         if run.status.ending is not None or (record.phase == "closed" and role != "finisher"):

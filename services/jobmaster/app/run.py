@@ -25,6 +25,7 @@ from services.jobmaster.domain.job import (
     Transition,
 )
 from services.jobmaster.domain.ledgers import Interval
+from services.jobmaster.domain.minutes import Minutes
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
 from services.jobmaster.domain.tuning import SteadyRate
@@ -63,6 +64,7 @@ class Run:
         ).model_copy(update={"revision": 0})
         self.record = record
         self.vitals = Vitals()
+        self.minutes = Minutes(self.spec.data.label_columns if self.spec.data is not None else ())
         self.steady = SteadyRate()
         self.queue: QueueProgress | None = None
         self.queue_opening: asyncio.Task[object] | None = None

@@ -25,6 +25,7 @@ from services.jobmaster.app.feeding import Feeder
 from services.jobmaster.app.memory import MemoryWatch
 from services.jobmaster.app.profile import Profiler
 from services.jobmaster.app.run import LostRun, Run
+from services.jobmaster.app.scaling import Scaler
 from services.jobmaster.app.straggling import StragglerWatch
 from services.jobmaster.app.timeline import see_effects
 from services.jobmaster.app.tuning import Tuner
@@ -81,7 +82,7 @@ class Runner:
         works = (
             self._loop(), watch.watch(), self.run.telling.send_all(), self._profiler.tell(),
             StragglerWatch(self.run).watch(), MemoryWatch(self.run).watch(), Tuner(self.run).watch(),
-            Feeder(self.run).watch(),
+            Feeder(self.run).watch(), Scaler(self.run).watch(),
         )
         for work in works:
             self._tasks.append(asyncio.create_task(work, context=contextvars.Context()))

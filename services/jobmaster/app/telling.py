@@ -15,6 +15,7 @@ from recmesh.runtime.telemetry import current_traceparent, get_logger
 from services.jobmaster.app.context import Context
 from services.jobmaster.domain.job import Decision, RoleState, SlowWorker, Transition
 from services.jobmaster.domain.ledgers import Interval
+from services.jobmaster.domain.minutes import Minute
 from services.jobmaster.store import MAX_EVENTS
 
 logger = get_logger(__name__)
@@ -60,6 +61,11 @@ class Telling:
             samples=samples, total=total, samples_per_s=samples_per_s, loss=loss, auc=auc
         )
         self._tell(catalog.JOB_PROGRESSED, data, keep=False)
+
+    def measured(self, minute: Minute) -> None:
+        """Loss and AUC of a minute. Too frequent for the history."""
+        data = catalog.JobMeasured(at=minute.at, samples=minute.samples, loss=minute.loss, auc=minute.auc)
+        self._tell(catalog.JOB_MEASURED, data, keep=False)
 
     def rate(self, samples_per_s: float, *, at: float, step_s: float) -> None:
         """The job's throughput, for the forecaster."""

@@ -99,6 +99,8 @@ class Tuner:
         run, limits = self._run, self._run.context.limits
         answered_s = limits.plan_settle_s + limits.plan_window_s
         rate = run.steady.per_s(limits=limits)
+        if run.spec.scaling is not None:
+            return "its workers follow what comes in"
         if not limits.plan_interval_s:
             return "no better plan is asked for"
         if now - run.status.asked_plan_at < limits.plan_interval_s:

@@ -313,6 +313,12 @@ class JobStatus(Stored):
     """Messages of topics that are not trained yet."""
     lag_s: float = 0.0
     """Age of the oldest of these."""
+    scaled_at: float = 0.0
+    """When the number of workers last followed what comes in."""
+    lead_s: float = 0.0
+    """From a decision until its workers train, as measured; 0: not yet."""
+    pause_s: float = 0.0
+    """For so long such a change stops training, as measured."""
     samples: int = 0
     samples_per_s: float = 0.0
     """Over the last seconds; of a job that has ended, the mean over its time of training."""

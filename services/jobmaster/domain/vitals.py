@@ -43,6 +43,15 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """How often predictions came true and not, by bin, ascending; empty bins are left out."""
+
+    bins: tuple[int, ...] = ()
+    positives: tuple[int, ...] = ()
+    negatives: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """What a process last said of itself; counts are since its start."""
 
@@ -65,6 +74,10 @@ class Beat:
     """Its machine, its scheduler or a person asks it to go; it puts its work in order."""
     serving: Serving | None = None
     """Data executors."""
+    occupied_s: float = 0.0
+    """Workers: while there was something to train."""
+    scores: tuple[Scores, ...] = ()
+    """By label, of the predictions since the last beat."""
     samples_per_s: float = 0.0
     """Between this beat and an earlier one, at least a second apart."""
     cpu_cores: float = 0.0

@@ -89,6 +89,10 @@ class QueueProgress:
     """On all of them, not trained yet."""
     lag_s: float = 0.0
     """Age of the oldest of these."""
+    arrived: int = 0
+    """Messages that ever came on them."""
+    series: tuple[str, ...] = ()
+    """Under which names forecaster has their rates, by topic."""
 
 
 class Shards(Protocol):

@@ -9,7 +9,18 @@ import grpc
 from recmesh.pb import brain_pb2, brain_pb2_grpc
 from services.jobmaster.domain.facts import JobFacts
 from services.jobmaster.domain.job import Capacity, Outcome, RolePlan
-from services.jobmaster.peers.planning import Advice, Fed, FeedAsk, JobEnd, JobProfile, PlanAsk, Planned, RoleBounds
+from services.jobmaster.peers.planning import (
+    Advice,
+    Fed,
+    FeedAsk,
+    JobEnd,
+    JobProfile,
+    PlanAsk,
+    Planned,
+    RoleBounds,
+    ScheduleAsk,
+    Scheduled,
+)
 
 
 class GrpcBrain:
@@ -62,6 +73,25 @@ class GrpcBrain:
         )
         reply = await self._stub.Feed(request, timeout=5.0)
         return Fed(reply.replicas, reply.reason, reply.explanation)
+
+    async def schedule(self, ask: ScheduleAsk) -> Scheduled:
+        """See `peers.planning.Brain`."""
+        rules = ask.rules
+        request = brain_pb2.ScheduleRequest(
+            job=_meta(ask.facts), limits=[_bounds_message(bound) for bound in ask.bounds],
+            now=_role_messages(ask.now), **_free(ask.free),
+            rules=brain_pb2.ScalingRules(
+                planner=rules.planner, step_s=rules.step_s, steps=rules.steps, quantile=rules.quantile,
+                lag_slo_s=rules.lag_slo_s, drain_s=rules.drain_s, hold_s=rules.hold_s, fallback=rules.fallback,
+                workers_per_ps=rules.workers_per_ps, series=ask.series, dry_run=rules.dry_run,
+            ),
+            measured=brain_pb2.Demand(
+                arrivals_per_s=ask.arrivals_per_s, trained_per_s=ask.trained_per_s, occupied=ask.occupied,
+                lag_s=ask.lag_s, backlog=ask.backlog, since_s=ask.since_s, pause_s=ask.pause_s, lead_s=ask.lead_s,
+            ),
+        )
+        reply = await self._stub.Schedule(request, timeout=10.0)
+        return Scheduled(_roles(reply.roles), reply.planner, reply.reason, reply.explanation)
 
     async def conclude(self, outcome: Outcome) -> None:
         """See `peers.planning.Brain`."""

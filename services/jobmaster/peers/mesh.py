@@ -6,6 +6,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from recmesh.partitions import series_of
 from recmesh.pb import (
     ckptcache_pb2,
     ckptcache_pb2_grpc,
@@ -120,6 +121,8 @@ class GrpcShards:
             waits_for=reply.waits_for, event_time=reply.event_time, partitions=len(reply.partitions),
             lag_messages=sum(each.end - each.offset for each in reply.partitions),
             lag_s=max((each.lag_s for each in reply.partitions), default=0.0),
+            arrived=sum(each.end for each in reply.partitions),
+            series=tuple(sorted({series_of(each.uri)[1] for each in reply.partitions})),
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from recmesh.spec.scaling import Scaling
 from services.jobmaster.domain.facts import JobFacts
 from services.jobmaster.domain.job import Capacity, Outcome, RolePlan
 
@@ -152,6 +153,42 @@ class Fed:
     explanation: str
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleAsk:
+    """What brain is told of an online job."""
+
+    facts: JobFacts
+    bounds: Sequence[RoleBounds]
+    now: Mapping[str, RolePlan]
+    """Workers and parameter servers."""
+    rules: Scaling
+    series: tuple[str, ...]
+    """Rates in forecaster whose sum is the demand."""
+    arrivals_per_s: float
+    trained_per_s: float
+    occupied: float
+    """Share of their time in which workers had something to train."""
+    lag_s: float
+    backlog: int
+    since_s: float
+    """For so long the present count has been held."""
+    pause_s: float
+    lead_s: float
+    """What a change stops training for, and until its workers train, as measured; 0: not known."""
+    free: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """What an online job should change to now."""
+
+    roles: Mapping[str, RolePlan]
+    """Empty: nothing."""
+    planner: str
+    reason: str
+    explanation: str
+
+
 class Brain(Protocol):
     """brain."""
 
@@ -169,6 +206,10 @@ class Brain(Protocol):
 
     async def feed(self, ask: FeedAsk) -> Fed:
         """How many data executors the job needs now."""
+        ...
+
+    async def schedule(self, ask: ScheduleAsk) -> Scheduled:
+        """How many workers an online job should have now."""
         ...
 
     async def conclude(self, outcome: Outcome) -> None:

@@ -341,6 +341,12 @@ def test_full_workers_get_help_and_idle_ones_go() -> None:
     assert after(stream, rate=100.0)[0][0] == 2
 
 
+def test_idle_workers_that_are_there_ahead_of_a_peak_stay() -> None:
+    stream = view([350.0, 350.0, 900.0, 900.0], workers=10, step_s=300.0)
+    assert planned(stream)[2] == 10
+    assert after(stream, rate=100.0)[0] == (2, 2, 10, 10)
+
+
 def test_a_schedule_that_already_answers_is_not_lowered() -> None:
     stream = view([900.0] * 4, workers=4, step_s=300.0)
     assert after(stream, rate=395.0)[0] == planned(stream) == (10,) * 4

@@ -2,8 +2,8 @@
 
 A schedule is as good as its forecast. When lag, or the use of the workers, leaves its band in spite of it, the next
 steps follow the measurement instead: more workers when samples wait too long or workers are full though none were to
-be added; fewer when workers idle though none were to be taken away. What the planner wants beyond that is not undone:
-a schedule that already answers stays as it is.
+be added; fewer when workers idle though none were to be taken away, up to the step in which more is forecast to come.
+What the planner wants beyond that is not undone: a schedule that already answers stays as it is.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,9 @@ import numpy as np
 from recmesh.plugins.streams import Schedule, StreamView
 from services.brain.domain.streams.answer import answered
 from services.brain.domain.streams.kale import fewest
+
+RISE = 0.1
+"""Share by which demand must be forecast to rise above what it is now, for workers that idle to be there for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ def corrected(stream: StreamView, schedule: Schedule, measured: Measured, band: 
     why = f"{why} in spite of the forecast: {count} by measurement ({measured.rate:,.0f}/s come)"
     workers, reasons = np.array(schedule.workers, dtype=np.int64), list(schedule.reasons)
     for step in range(min(len(workers), max(1, round(band.holds_s / stream.step_s)))):
+        if idle and stream.demand[step] > (1 + RISE) * stream.demand[0]:
+            break       # they are there ahead of the time
         better = count < workers[step] if idle else count > workers[step]
         if better:
             workers[step], reasons[step] = count, why

@@ -1,0 +1,276 @@
+"""Workers of online jobs: each asks every step, and is answered by a planner over the forecast of what comes in."""
+
+import asyncio
+import math
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from recmesh.plugins.planning import Floats, Reason, Throughput
+from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
+from recmesh.plugins.streams import GROUP, Schedule, StreamPlanner, StreamView
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
+from recmesh.runtime.telemetry import Metrics
+from services.brain.app.book import Book
+from services.brain.app.jobs import check_job
+from services.brain.domain import online
+from services.brain.domain.model import Fit, Look, Plan, Profile, ScheduleStep
+from services.brain.domain.online import Coming, OnlineAsk
+from services.brain.domain.streams import STREAM_PLANNERS
+from services.brain.domain.streams.fallback import Band, Measured, corrected
+from services.brain.domain.views import UNLIMITED_CPU, learned
+from services.brain.peers import Forecaster
+from services.brain.store import SqlStore
+
+MAX_LIVE = 20_000
+"""Jobs whose past counts are remembered; those that asked longest ago go."""
+MOST_STEPS = 240
+"""Of a schedule: planners weigh every step against every count."""
+FORGOTTEN_S = 300.0
+"""Rates of series are asked for a little further back than they are used."""
+
+_metrics = Metrics("brain")
+_schedules = _metrics.counter(
+    "schedules", "Looks at online jobs, by planner and what was decided", labels=["planner", "reason"]
+)
+_unforecast = _metrics.counter("unforecast_schedules", "Schedules that were made without a forecast")
+
+
+@dataclass(slots=True)
+class _Known:
+    """Of one online job."""
+
+    workers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=1000))
+    """(when, how many) it had."""
+
+
+class Scheduling:
+    """What a job had in the past is kept in memory: after a restart, planners that look at it see less for a while."""
+
+    def __init__(
+        self, store: SqlStore, forecaster: Forecaster, book: Book, *, clock: Clock, seed: int,
+        told: Callable[[Plan], Awaitable[None]], band: Band | None = None,
+    ) -> None:  # fmt: skip
+        self._store, self._forecaster, self._book = store, forecaster, book
+        self._clock, self._seed, self._told, self._band = clock, seed, told, band or Band()
+        self._known: dict[str, _Known] = {}
+
+    async def schedule(self, ask: OnlineAsk) -> tuple[Look, Plan | None]:
+        """What the job should change to now; None: nothing. What is chosen is stored before it is given out."""
+        planner = _planner(ask.rules.planner)
+        _check(ask)
+        now = self._clock.now()
+        await self._remember(ask, now)
+        coming, past, (model, fit) = await asyncio.gather(
+            self._coming(ask, now), self._past(ask, now), asyncio.to_thread(self._learned, ask, now)
+        )
+        rates = online.speed(ask, model)
+        if rates is None:
+            look = _look(ask, now, Reason.UNCERTAIN, "what its workers can train is not known yet", fit)
+            await asyncio.to_thread(self._store.put_look, look)
+            return look, None
+        async with self._book.choosing:
+            self._book.see(ask.job.job_id, ask.job.owner, ask.now.values(), whole=False)
+            past_workers = self._past_workers(ask, now, past)
+            stream = online.view(
+                ask, coming, rates, now=now, most=self._most(ask), past=past, past_workers=past_workers
+            )
+            look, plan = await asyncio.to_thread(self._choose, planner, stream, ask, coming, rates.note, fit)
+            if plan is not None and not ask.rules.dry_run:
+                self._book.give(ask.job.job_id, ask.job.owner, plan.roles)
+        if plan is not None:
+            await asyncio.to_thread(self._store.put_plan, plan)
+        await asyncio.to_thread(self._store.put_look, look)
+        if plan is not None:
+            await self._told(plan)
+        _schedules.labels(ask.rules.planner, look.reason).inc()
+        return look, plan
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended."""
+        self._known.pop(job_id, None)
+
+    # -- what is known -----------------------------------------------------------------------------------
+
+    async def _remember(self, ask: OnlineAsk, now: float) -> None:
+        known = self._known.pop(ask.job.job_id, None) or _Known()
+        self._known[ask.job.job_id] = known
+        while len(self._known) > MAX_LIVE:
+            self._known.pop(next(iter(self._known)))
+        known.workers.append((now, float(ask.now["worker"].replicas)))
+        measured, worker, ps = ask.measured, ask.now["worker"], ask.now["ps"]
+        if measured.capacity > 0 and measured.occupied >= online.OCCUPIED_ENOUGH:
+            shown = Profile(
+                ask.job.job_id, now, worker.replicas, ps.replicas, batch_size=ask.job.batch_size,
+                samples_per_s=measured.capacity, worker_cpu_limit=worker.cpu, ps_cpu_limit=ps.cpu,
+                hardware=worker.gpu_kind if worker.gpu else "cpu", is_steady=True, owner=ask.job.owner,
+            )  # fmt: skip
+            await asyncio.to_thread(self._store.put_profile, shown)
+
+    def _learned(self, ask: OnlineAsk, now: float) -> tuple[Throughput | None, Fit]:
+        shown = [each for each in self._store.shown(ask.job.job_id) if each.is_steady]
+        return learned(shown, now=now)
+
+    async def _coming(self, ask: OnlineAsk, now: float) -> Coming:
+        rules = ask.rules
+        if not rules.series:
+            return online.steady(ask.measured.arrivals_per_s, rules.steps, why="no series is named")
+        try:
+            found = await asyncio.gather(*(
+                self._forecaster.forecast(
+                    name, steps=rules.steps, step_s=rules.step_s, now=now, level=max(0.5, 2 * rules.quantile - 1)
+                )
+                for name in rules.series
+            ))
+        except MeshError as error:
+            _unforecast.inc()
+            return online.steady(ask.measured.arrivals_per_s, rules.steps, why=error.message)
+        expected = np.sum([mean for mean, _, _ in found], axis=0)
+        # Of several topics the deviations are taken as independent: they add up as squares do.
+        above = np.sqrt(np.sum([np.maximum(0.0, high - mean) ** 2 for mean, high, _ in found], axis=0))
+        demand = expected + above
+        models = ", ".join(sorted({model for _, _, model in found}))
+        return Coming(
+            demand, expected, online.spread_of(expected, demand, rules.quantile),
+            f"{models} expects {expected[0]:,.0f}/s now and {expected.max():,.0f}/s at most",
+        )
+
+    async def _past(self, ask: OnlineAsk, now: float) -> Floats | None:
+        """Of demand; None where it is not known."""
+        rules = ask.rules
+        steps = math.ceil(online.PAST_S / rules.step_s)
+        since = now - steps * rules.step_s - FORGOTTEN_S
+        try:
+            found = await asyncio.gather(*(self._forecaster.history(name, since=since) for name in rules.series))
+        except MeshError:
+            return None
+        each = [online.binned(points, step_s=rules.step_s, end=now, steps=steps) for points in found]
+        known = [one for one in each if one is not None]
+        if not known or len(known) < len(each):
+            return None
+        shortest = min(len(one) for one in known)
+        total: Floats = np.sum([one[-shortest:] for one in known], axis=0)
+        return total
+
+    def _past_workers(self, ask: OnlineAsk, now: float, past: Floats | None) -> Floats | None:
+        """Of the steps of `past`; before the first that is known as it was then."""
+        if past is None:
+            return None
+        told = list(self._known[ask.job.job_id].workers)
+        moments = np.array([at for at, _ in told])
+        counts = np.array([count for _, count in told])
+        begins = now - (len(past) - np.arange(len(past))) * ask.rules.step_s
+        place = np.clip(np.searchsorted(moments, begins, side="right") - 1, 0, len(counts) - 1)
+        held: Floats = counts[place]
+        return held
+
+    def _most(self, ask: OnlineAsk) -> int:
+        """Workers within the limits, what is free, and the owner's quota; what is there stays."""
+        worker = ask.now["worker"]
+        bound = next((each for each in ask.limits if each.role == "worker"), None)
+        rooms = [self._book.room(ask.free, but=ask.job.job_id), self._book.left(ask.job.owner)]
+        more = [math.inf]
+        for room in (each for each in rooms if each is not None):
+            more.append(room.cpu / (worker.cpu or UNLIMITED_CPU))
+            if worker.memory_bytes:
+                more.append(room.memory_bytes / worker.memory_bytes)
+        most = worker.replicas + max(0.0, min(more))
+        if bound is None:
+            return worker.replicas
+        return math.floor(min(bound.pinned or bound.max, most))
+
+    # -- choosing ----------------------------------------------------------------------------------------
+
+    def _choose(
+        self, planner: StreamPlanner, stream: StreamView, ask: OnlineAsk, coming: Coming, note: str, fit: Fit
+    ) -> tuple[Look, Plan | None]:
+        rng = np.random.default_rng([self._seed, int(stream.now)])
+        schedule = planner.schedule(stream, rng)
+        measured = Measured(ask.measured.arrivals_per_s, ask.measured.lag_s)
+        if ask.rules.fallback:
+            schedule = corrected(stream, schedule, measured, self._band)
+        choice = online.choose(stream, schedule, ask.rules, ps=ask.now["ps"].replicas)
+        roles = online.chosen_roles(choice, ask)
+        grows = choice.workers > stream.workers
+        reason = Reason.KEEP if not roles else Reason.GROW if grows else Reason.SHRINK
+        if schedule.unmet[0] and not grows:
+            reason = Reason.NO_ROOM
+        why = "; ".join(each for each in (choice.why, _room(stream, schedule, ask), coming.note, note) if each)
+        rates = stream.rates(np.array([float(choice.workers)]))
+        plan = None
+        if roles:
+            plan = Plan(
+                roles, planner.name, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=stream.now,
+                samples_per_s=float(rates[0]),
+            )  # fmt: skip
+        look = _look(ask, stream.now, reason, why, fit)
+        return replace(
+            look, chosen=roles, plan_id=plan.plan_id if plan else "", expected_samples_per_s=float(rates[0]),
+            schedule=steps_of(stream, schedule, coming), step_s=stream.step_s,
+        ), plan
+
+
+def _room(stream: StreamView, schedule: Schedule, ask: OnlineAsk) -> str:
+    """Why there are not more workers than there may be, where more are needed."""
+    bound = next((each for each in ask.limits if each.role == "worker"), None)
+    if bound is None or not schedule.unmet[0] or stream.most >= (bound.pinned or bound.max):
+        return ""
+    return f"there is room for {stream.most} of {bound.pinned or bound.max}"
+
+
+def steps_of(stream: StreamView, schedule: Schedule, coming: Coming) -> tuple[ScheduleStep, ...]:
+    """The schedule for people."""
+    capacity = stream.rates(np.array(schedule.workers, dtype=np.float64))
+    return tuple(
+        ScheduleStep(
+            stream.now + step * stream.step_s, float(coming.demand[step]), float(coming.expected[step]), count,
+            float(capacity[step]), schedule.reasons[step], schedule.unmet[step],
+        )
+        for step, count in enumerate(schedule.workers)
+    )
+
+
+def _look(ask: OnlineAsk, now: float, reason: Reason, why: str, fit: Fit) -> Look:
+    return Look(
+        job_id=ask.job.job_id, at=now, planner=ask.rules.planner, reason=reason.name, why=why,
+        samples_per_s=ask.measured.trained_per_s, now=tuple(ask.now.values()), fit=fit,
+    )
+
+
+def _planner(name: str) -> StreamPlanner:
+    """InvalidArgument when there is none of that name, or it cannot be loaded."""
+    try:
+        found: Callable[[], StreamPlanner] = load(GROUP, name, STREAM_PLANNERS)
+    except (UnknownPlugin, BrokenPlugin) as error:
+        violation = Violation("scaling.planner", str(error))
+        raise InvalidArgument("the job cannot be scaled", reason="BAD_PLANNER", violations=[violation]) from error
+    return found()
+
+
+def _check(ask: OnlineAsk) -> None:
+    check_job(ask.job, ask.limits)
+    violations = [
+        Violation(f"now.{role}", "is missing or 0") for role in ("worker", "ps")
+        if role not in ask.now or not ask.now[role].replicas
+    ]  # fmt: skip
+    rules, measured = ask.rules, ask.measured
+    for name in ("step_s", "drain_s", "lag_slo_s"):
+        if not 0 < getattr(rules, name) < math.inf:
+            violations.append(Violation(f"rules.{name}", f"{getattr(rules, name)} is not above 0"))
+    if not 2 <= rules.steps <= MOST_STEPS:
+        violations.append(Violation("rules.steps", f"{rules.steps} is not from 2 to {MOST_STEPS}"))
+    if not 0.5 <= rules.quantile < 1:
+        violations.append(Violation("rules.quantile", f"{rules.quantile} is not from 0.5 to below 1"))
+    for name in ("hold_s", "workers_per_ps"):
+        if not 0 <= getattr(rules, name) < math.inf:
+            violations.append(Violation(f"rules.{name}", f"{getattr(rules, name)} is not a number from 0 up"))
+    for name in ("arrivals_per_s", "trained_per_s", "occupied", "lag_s", "since_s", "pause_s", "lead_s"):
+        if not 0 <= getattr(measured, name) < math.inf:
+            violations.append(Violation(f"measured.{name}", f"{getattr(measured, name)} is not a number from 0 up"))
+    if violations:
+        raise InvalidArgument("cannot schedule", violations=violations)
+

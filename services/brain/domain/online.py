@@ -1,0 +1,214 @@
+"""Online jobs: how many workers one should have now, from a planner's schedule over the forecast of what comes in."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from recmesh.plugins.planning import Floats, Shapes, Throughput
+from recmesh.plugins.streams import Schedule, StreamView, WorkerRates
+from services.brain.domain.model import Free, Job, RoleLimits, RolePlan
+
+OCCUPIED_ENOUGH = 0.5
+"""With workers that have less to do than this, batches are small and waits many: what they could do is not seen."""
+PAST_S = 7200.0
+"""Of demand, for planners that look at it."""
+_NORMAL = {0.5: 0.0, 0.6: 0.2533, 0.7: 0.5244, 0.8: 0.8416, 0.9: 1.2816, 0.95: 1.6449, 0.99: 2.3263}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a job's user asks of its scaling."""
+
+    planner: str
+    step_s: float
+    steps: int
+    quantile: float = 0.8
+    lag_slo_s: float = 1200.0
+    drain_s: float = 1200.0
+    hold_s: float = 300.0
+    fallback: bool = True
+    workers_per_ps: float = 0.0
+    series: tuple[str, ...] = ()
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What was measured over the time just past."""
+
+    arrivals_per_s: float
+    trained_per_s: float = 0.0
+    occupied: float = 0.0
+    """Share of their time in which workers had something to train."""
+    lag_s: float = 0.0
+    backlog: int = 0
+    since_s: float = 0.0
+    """For so long the present count has been held."""
+    pause_s: float = 0.0
+    """For so long a change of the count stops training."""
+    lead_s: float = 0.0
+    """From a decision until its workers train."""
+
+    @property
+    def capacity(self) -> float:
+        """Samples per second that the workers could have trained; 0: not known."""
+        return self.trained_per_s / self.occupied if self.occupied > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineAsk:
+    """An online job, as its jobmaster tells it."""
+
+    job: Job
+    limits: Sequence[RoleLimits]
+    now: dict[str, RolePlan]
+    rules: Rules
+    measured: Demand
+    free: Free = field(default_factory=Free)
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Samples per second that are expected in each step from now on, (steps,) each."""
+
+    demand: Floats
+    """To be planned for: a quantile."""
+    expected: Floats
+    spread: Floats | None = None
+    note: str = ""
+    """Where it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How many workers (and servers) there should be now."""
+
+    workers: int
+    ps: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A job's samples per second by its number of workers; a `WorkerRates`."""
+
+    now: RolePlan
+    """Workers."""
+    ps: RolePlan
+    workers_per_ps: float
+    learned: Throughput | None
+    each: float
+    """Of one worker, where nothing was learned."""
+    note: str
+
+    def __call__(self, workers: Floats) -> Floats:
+        """Shape (n,) in, shape (n,) out."""
+        if self.learned is None:
+            return workers * self.each
+        servers = np.full(len(workers), float(self.ps.replicas))
+        if self.workers_per_ps > 0:
+            servers = np.ceil(workers / self.workers_per_ps)
+        cores = [np.full(len(workers), plan.cpu or 1.0) for plan in (self.now, self.ps)]
+        return self.learned.predict(Shapes(workers, servers, *cores)).rate
+
+
+def speed(ask: OnlineAsk, learned: Throughput | None) -> Speed | None:
+    """By what was learned; else in proportion to what the workers can do now. None: that is not known either."""
+    worker, ps = ask.now["worker"], ask.now["ps"]
+    each = ask.measured.capacity / worker.replicas
+    if learned is None and each <= 0:
+        return None
+    note = "" if learned is not None else (
+        f"its speed was measured too little: {each:,.0f} samples/s of each worker, however many there are"
+    )
+    return Speed(worker, ps, ask.rules.workers_per_ps, learned, each, note)
+
+
+def steady(arrivals_per_s: float, steps: int, *, why: str) -> Coming:
+    """As it comes now, where there is no forecast."""
+    flat = np.full(steps, arrivals_per_s)
+    return Coming(flat, flat, note=f"no forecast ({why}): {arrivals_per_s:,.0f}/s as they come now")
+
+
+def spread_of(expected: Floats, demand: Floats, quantile: float) -> Floats | None:
+    """Standard deviation of a normal distribution with that mean and that quantile, (steps,)."""
+    deviations = float(np.interp(quantile, list(_NORMAL), list(_NORMAL.values())))
+    return np.maximum(0.0, demand - expected) / deviations if deviations > 0 else None
+
+
+def view(ask: OnlineAsk, coming: Coming, rates: WorkerRates, *, now: float, most: int, past: Floats | None,
+         past_workers: Floats | None) -> StreamView:  # fmt: skip
+    """What a planner sees of it. most: workers that limits and room allow."""
+    bound = next((each for each in ask.limits if each.role == "worker"), RoleLimits("worker"))
+    least = max(1, min(bound.min, most))
+    rules, measured = ask.rules, ask.measured
+    return StreamView(
+        job_id=ask.job.job_id, now=now, step_s=rules.step_s, demand=coming.demand, rates=rates,
+        workers=ask.now["worker"].replicas, least=least, most=max(least, most), since_s=measured.since_s,
+        backlog=float(measured.backlog), drain_s=rules.drain_s, lag_slo_s=rules.lag_slo_s,
+        restart_s=measured.pause_s, lead_s=measured.lead_s, past=past, past_workers=past_workers,
+        expected=coming.expected, spread=coming.spread, workers_per_ps=rules.workers_per_ps,
+    )
+
+
+def choose(stream: StreamView, schedule: Schedule, rules: Rules, *, ps: int) -> Choice:
+    """What of the schedule is to be begun now.
+
+    Workers that a later step needs are asked for as long before it as they take to come. They go only when nothing in
+    the schedule needs them for `hold_s`, and the count was held for as long: what goes has to come back.
+    """
+    ahead = math.ceil(stream.lead_s / stream.step_s)
+    soon = schedule.workers[: ahead + 1]
+    most = max(soon)
+    later = schedule.workers[: max(ahead, math.ceil(rules.hold_s / stream.step_s)) + 1]
+    if most > stream.workers:
+        at = soon.index(most)
+        count, why = most, schedule.reasons[at]
+        if at:
+            why = f"{why}, in {at * stream.step_s:,.0f} s"
+    elif max(later) < stream.workers and stream.since_s >= rules.hold_s:
+        count, why = max(later), schedule.reasons[schedule.workers.index(max(later))]
+    elif max(later) < stream.workers:
+        count, why = stream.workers, f"{stream.workers} are held: changed {stream.since_s:,.0f} s ago"
+    else:
+        count, why = stream.workers, schedule.reasons[0]
+    servers = ps
+    if rules.workers_per_ps > 0 and count != stream.workers:
+        servers = math.ceil(count / rules.workers_per_ps)
+    return Choice(count, servers, why)
+
+
+def chosen_roles(choice: Choice, ask: OnlineAsk) -> tuple[RolePlan, ...]:
+    """What the choice changes of what the job has, within its limits; empty: nothing."""
+    bounds = {each.role: each for each in ask.limits}
+    wanted = {"worker": choice.workers, "ps": choice.ps}
+    changed = []
+    for role, count in wanted.items():
+        bound, has = bounds.get(role), ask.now[role]
+        if bound is None or bound.pinned is not None:
+            continue
+        count = min(max(count, bound.min, 1), bound.max)
+        if count != has.replicas:
+            changed.append(replace(has, replicas=count))
+    return tuple(changed)
+
+
+def binned(points: Sequence[tuple[float, float]], *, step_s: float, end: float, steps: int) -> Floats | None:
+    """Means of rates over each step before `end`, oldest first; from the first step on after which none is empty.
+
+    points: (when a rate was measured, rate). None: the newest step is empty already.
+    """
+    sums, counts = np.zeros(steps), np.zeros(steps)
+    for at, rate in points:
+        place = math.floor((at - end) / step_s) + steps
+        if 0 <= place < steps:
+            sums[place] += rate
+            counts[place] += 1
+    empty = np.flatnonzero(counts == 0)
+    first = int(empty[-1]) + 1 if len(empty) else 0
+    if first >= steps:
+        return None
+    means: Floats = sums[first:] / counts[first:]
+    return means

@@ -1,0 +1,95 @@
+"""What an online job is asked to bear and what it bears, measured over a window; what a change of its workers costs."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.jobmaster.domain.vitals import Beat
+
+MAX_POINTS = 4096
+QUIET_S = 12.0
+"""Ends of topics are looked at every 5 s; one that has not grown for so long does not grow."""
+LEARNING = 0.5
+"""Weight of the newest measurement of what a change costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Of the time just past."""
+
+    arrivals_per_s: float
+    trained_per_s: float
+    occupied: float
+    """Share of their time in which the workers had something to train; 0: not known."""
+
+
+@dataclass(slots=True)
+class FlowWindow:
+    """Arrivals by the ends of topics, training by each worker's own counts."""
+
+    _ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MAX_POINTS))
+    _partitions: int = 0
+    _workers: dict[str, deque[tuple[float, int, float]]] = field(default_factory=dict)
+    """By incarnation: when it was heard, what it had trained, and for how long it had had something to train."""
+
+    def hear(self, now: float, *, arrived: int, partitions: int, workers: Sequence[Beat], window_s: float) -> None:
+        """Once per look. arrived: messages that ever came, on so many partitions."""
+        if partitions != self._partitions or (self._ends and arrived < self._ends[-1][1]):
+            self._ends.clear()
+            self._partitions = partitions
+        if not self._ends or arrived != self._ends[-1][1] or now - self._ends[-1][0] >= QUIET_S:
+            self._ends.append((now, arrived))
+        while len(self._ends) > 2 and self._ends[1][0] <= now - window_s:
+            self._ends.popleft()
+        heard = {beat.incarnation: beat for beat in workers}
+        self._workers = {name: self._workers.get(name) or deque(maxlen=MAX_POINTS) for name in heard}
+        for name, points in self._workers.items():
+            beat = heard[name]
+            if points and (beat.at <= points[-1][0] or beat.samples < points[-1][1]):
+                continue
+            points.append((beat.at, beat.samples, beat.occupied_s))
+            while len(points) > 2 and points[1][0] <= beat.at - window_s:
+                points.popleft()
+
+    def mean(self) -> Flow | None:
+        """None until something was seen to come, or not to come."""
+        if len(self._ends) < 2:
+            return None
+        (began, before), (ended, after) = self._ends[0], self._ends[-1]
+        trained = capacity = 0.0
+        for points in self._workers.values():
+            if len(points) < 2:
+                continue
+            (at, samples, occupied_s), (then, more, longer_s) = points[0], points[-1]
+            trained += (more - samples) / (then - at)
+            if longer_s > occupied_s:
+                capacity += (more - samples) / (longer_s - occupied_s)
+        occupied = min(1.0, trained / capacity) if capacity > 0 else 0.0
+        return Flow((after - before) / (ended - began), trained, occupied)
+
+    def restart_workers(self) -> None:
+        """Their number changes: what they did before says nothing of what they do after."""
+        self._workers.clear()
+
+
+@dataclass(slots=True)
+class ChangeCost:
+    """A change of the number of workers, while it is carried out."""
+
+    began: float
+    trained: dict[str, int] = field(default_factory=dict)
+    """By incarnation, as last heard."""
+    still_s: float = 0.0
+    """For so long nobody trained, though there was work."""
+
+    def hear(self, workers: Sequence[Beat], *, has_work: bool, passed_s: float) -> None:
+        """Once per look."""
+        heard = {beat.incarnation: beat.samples for beat in workers}
+        if has_work and all(samples <= self.trained.get(name, 0) for name, samples in heard.items()):
+            self.still_s += passed_s
+        self.trained = heard
+
+
+def learned(before: float, measured: float) -> float:
+    """A moving mean; the first measurement stands as it is."""
+    return measured if before <= 0 else before + LEARNING * (measured - before)

@@ -1,0 +1,198 @@
+"""Online jobs: what a schedule means for now, and how one is made from a forecast, or without one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recmesh.plugins.planning import Floats, Resources
+from recmesh.plugins.streams import Schedule, StreamView
+from recmesh.runtime.errors import InvalidArgument, NotFound, Unavailable
+from services.brain.app.book import Book
+from services.brain.app.scheduling import Scheduling
+from services.brain.domain.model import Free, Job, Plan, RoleLimits, RolePlan
+from services.brain.domain.online import Demand, OnlineAsk, Rules, binned, choose
+from services.brain.store import SqlStore
+from tests.unit.brain.test_deciding import HandClock
+
+NOW = 100_000.0
+UNKNOWN = Free()
+RULES = Rules("kale", step_s=60.0, steps=10, hold_s=180.0, series=("topic/clicks",))
+
+
+def view(workers: int, *, since_s: float = 1e4, lead_s: float = 0.0) -> StreamView:
+    return StreamView("j", NOW, 60.0, np.ones(10), lambda count: 100.0 * count, workers, since_s=since_s, lead_s=lead_s)
+
+
+def schedule(*workers: int) -> Schedule:
+    return Schedule(workers, tuple(f"step {step}" for step in range(len(workers))), (False,) * len(workers))
+
+
+@pytest.mark.parametrize(
+    ("counts", "workers", "lead_s", "since_s", "chosen"),
+    [
+        ((2, 2, 2, 2, 2), 2, 0.0, 1e4, 2),
+        ((4, 2, 2, 2, 2), 2, 0.0, 1e4, 4),          # more at once
+        ((2, 2, 5, 2, 2), 2, 0.0, 1e4, 2),          # not before they are needed
+        ((2, 2, 5, 2, 2), 2, 120.0, 1e4, 5),        # but so long before as they take to come
+        ((1, 1, 1, 1, 1), 4, 0.0, 1e4, 1),          # fewer, as none is needed for long
+        ((1, 1, 1, 3, 1), 4, 0.0, 1e4, 3),          # as few as are needed within that time
+        ((1, 1, 1, 4, 1), 4, 0.0, 1e4, 4),          # none goes that is needed again so soon
+        ((1, 1, 1, 1, 1), 4, 0.0, 100.0, 4),        # nor after another change a moment ago
+    ],
+)
+def test_what_a_schedule_means_for_now(
+    counts: tuple[int, ...], workers: int, lead_s: float, since_s: float, chosen: int
+) -> None:
+    found = choose(view(workers, since_s=since_s, lead_s=lead_s), schedule(*counts), RULES, ps=1)
+    assert found.workers == chosen and found.ps == 1
+
+
+def test_servers_follow_workers_at_the_ratio_and_only_with_them() -> None:
+    rules = replace(RULES, workers_per_ps=2.0)
+    assert choose(view(2), schedule(5, 5, 5, 5, 5), rules, ps=1).ps == 3
+    assert choose(view(2), schedule(2, 2, 2, 2, 2), rules, ps=7).ps == 7
+
+
+def test_the_past_is_binned_by_steps_back_from_now_and_ends_at_the_first_gap() -> None:
+    points = [(NOW - 10.0 * back, float(back)) for back in range(30, 0, -1) if not 13 <= back <= 18]
+    found = binned(points, step_s=60.0, end=NOW, steps=5)
+    assert found is not None
+    np.testing.assert_allclose(found, [np.mean([7, 8, 9, 10, 11, 12]), np.mean([1, 2, 3, 4, 5, 6])])
+    assert binned(points[:-6], step_s=60.0, end=NOW, steps=5) is None
+
+
+class FakeForecaster:
+    def __init__(self) -> None:
+        self.away: Exception | None = None
+        self.mean = np.full(10, 250.0)
+        self.asked: list[tuple[str, int, float, float]] = []
+
+    async def forecast(
+        self, series: str, *, steps: int, step_s: float, now: float, level: float
+    ) -> tuple[Floats, Floats, str]:
+        self.asked.append((series, steps, step_s, level))
+        if self.away is not None:
+            raise self.away
+        return self.mean, self.mean + 40.0, "SeasonalNaive"
+
+    async def history(self, series: str, *, since: float) -> Sequence[tuple[float, float]]:
+        if self.away is not None:
+            raise self.away
+        return [(NOW - 10.0 * back, 100.0) for back in range(600, 0, -1)]
+
+
+class Brain:
+    def __init__(self, folder: Path, quotas: dict[str, Resources] | None = None) -> None:
+        self.store = SqlStore(f"sqlite:///{folder}/brain.sqlite")
+        self.store.open()
+        self.clock, self.forecaster = HandClock(NOW), FakeForecaster()
+        self.told: list[Plan] = []
+        self.book = Book(quotas, clock=self.clock)
+        self.scheduling = Scheduling(
+            self.store, self.forecaster, self.book, clock=self.clock, seed=7, told=self._tell
+        )
+
+    async def _tell(self, plan: Plan) -> None:
+        self.told.append(plan)
+
+
+@pytest.fixture
+def brain(tmp_path: Path) -> Brain:
+    return Brain(tmp_path)
+
+
+def ask(workers: int = 1, *, rules: Rules = RULES, free: Free = UNKNOWN, most: int = 8, **measured: float) -> OnlineAsk:
+    seen = {"arrivals_per_s": 100.0, "trained_per_s": 100.0 * workers, "occupied": 1.0, "since_s": 1e4} | measured
+    return OnlineAsk(
+        Job("j", owner="ads", batch_size=50), [RoleLimits("worker", 1, most), RoleLimits("ps", 1, 4)],
+        {"worker": RolePlan("worker", workers, 1.0, 0), "ps": RolePlan("ps", 1, 1.0, 0)},
+        rules, Demand(**seen), free,   # type: ignore[arg-type]  # numbers by name
+    )  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_workers_for_what_is_forecast_are_asked_for_before_it_comes(brain: Brain) -> None:
+    brain.forecaster.mean = np.array([90.0, 90.0, *[380.0] * 8])
+    look, plan = await brain.scheduling.schedule(ask(2))
+    assert plan is None and look.reason == "KEEP"
+    look, plan = await brain.scheduling.schedule(ask(2, lead_s=150.0))
+    assert plan is not None and [(role.role, role.replicas) for role in plan.roles] == [("worker", 5)]
+    assert brain.forecaster.asked[-1][:3] == ("topic/clicks", 10, 60.0)
+    assert brain.forecaster.asked[-1][3] == pytest.approx(0.6)
+    assert [step.workers for step in look.schedule][:3] == [2, 2, 5] and look.schedule[2].demand == 420.0
+    assert "in 120 s" in look.why and "SeasonalNaive" in look.why and brain.told == [plan]
+    stored = brain.store.look("j")
+    assert stored is not None and stored.schedule == look.schedule and stored.plan_id == plan.plan_id
+
+
+@pytest.mark.asyncio
+async def test_without_a_forecast_what_comes_now_is_planned_for_and_it_says_why(brain: Brain) -> None:
+    brain.forecaster.away = NotFound("series 'topic/clicks' is unknown")
+    look, plan = await brain.scheduling.schedule(ask(1, arrivals_per_s=350.0))
+    assert plan is not None and plan.roles[0].replicas == 5, "350/s at 85 % of 100/s each, by measurement"
+    assert "no forecast (series 'topic/clicks' is unknown): 350/s" in look.why
+    brain.forecaster.away = Unavailable("forecaster is away")
+    _, plan = await brain.scheduling.schedule(ask(1, arrivals_per_s=50.0))
+    assert plan is None
+
+
+@pytest.mark.asyncio
+async def test_lag_in_spite_of_the_forecast_is_answered_by_measurement_unless_switched_off(brain: Brain) -> None:
+    brain.forecaster.mean = np.full(10, 50.0)
+    late = ask(2, arrivals_per_s=500.0, lag_s=900.0, backlog=120_000)
+    look, plan = await brain.scheduling.schedule(late)
+    assert plan is not None and plan.roles[0].replicas > 5 and "in spite of the forecast" in look.why
+    _, plan = await brain.scheduling.schedule(replace(late, rules=replace(RULES, fallback=False)))
+    assert plan is None, "by the forecast two can train what comes, and what waits besides"
+
+
+@pytest.mark.asyncio
+async def test_speed_is_learned_from_workers_that_had_enough_to_do(brain: Brain) -> None:
+    speeds = {1: 100.0, 2: 180.0, 3: 230.0, 4: 250.0}
+    for workers, rate in speeds.items():
+        for _ in range(3):
+            brain.clock.advance(60.0)
+            await brain.scheduling.schedule(ask(workers, trained_per_s=0.9 * rate, occupied=0.9))
+            await brain.scheduling.schedule(ask(workers, trained_per_s=1.0, occupied=0.1))    # hardly anything to do
+    brain.forecaster.mean = np.full(10, 180.0)     # 220 with the quantile
+    look, plan = await brain.scheduling.schedule(ask(1, trained_per_s=90.0, occupied=0.9))
+    assert plan is not None and plan.roles[0].replicas == 3, look.why
+    assert look.fit.form and {point.workers for point in look.fit.points} == {1, 2, 3, 4}
+    assert look.schedule[0].capacity == pytest.approx(230.0, rel=0.1)
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_said_before_anything_is_known_of_the_workers(brain: Brain) -> None:
+    look, plan = await brain.scheduling.schedule(ask(1, trained_per_s=0.0, occupied=0.0))
+    assert plan is None and look.reason == "UNCERTAIN"
+
+
+@pytest.mark.asyncio
+async def test_room_and_quota_bound_the_count_and_what_was_given_is_booked(tmp_path: Path) -> None:
+    brain = Brain(tmp_path, {"ads": Resources(6.0, 1e12)})
+    brain.forecaster.mean = np.full(10, 1000.0)
+    look, plan = await brain.scheduling.schedule(ask(1, free=Free(cpu=2.0)))
+    assert plan is not None and plan.roles[0].replicas == 3
+    assert "there is room for 3 of 8" in look.why and all(step.unmet for step in look.schedule)
+    assert brain.book.room(Free(cpu=10.0)).cpu == 8.0
+    _, plan = await brain.scheduling.schedule(ask(3, arrivals_per_s=290.0, free=Free(cpu=100.0)))
+    assert plan is not None and plan.roles[0].replicas == 5, "6 cores of the quota, one of them its server's"
+
+
+@pytest.mark.asyncio
+async def test_of_a_dry_run_nothing_is_booked(brain: Brain) -> None:
+    look, plan = await brain.scheduling.schedule(ask(1, rules=replace(RULES, dry_run=True)))
+    assert plan is not None and look.chosen == plan.roles
+    assert brain.book.room(Free(cpu=10.0)).cpu == 10.0
+
+
+@pytest.mark.asyncio
+async def test_a_planner_that_is_not_there_and_wrong_numbers_are_named(brain: Brain) -> None:
+    with pytest.raises(InvalidArgument, match="oracle"):
+        await brain.scheduling.schedule(ask(rules=replace(RULES, planner="oracle")))
+    with pytest.raises(InvalidArgument) as refused:
+        await brain.scheduling.schedule(ask(rules=replace(RULES, steps=1), occupied=float("nan")))
+    assert {item.path for item in refused.value.violations} == {"rules.steps", "measured.occupied"}
