@@ -207,6 +207,11 @@ class Stream(Spec):
     """`1h` or `1d` as a rule. Windows begin at its multiples, counted from 1970."""
     sources: list[StreamSource] = Field(min_length=1, max_length=64)
 
+    @property
+    def is_topics(self) -> bool:
+        """Whether all of its rows are messages."""
+        return all(source.is_topic for source in self.sources)
+
     @rule
     def _weights_of_all_or_none(self) -> Iterator[Fault]:
         if len({source.weight is None for source in self.sources}) > 1:

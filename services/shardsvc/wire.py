@@ -78,7 +78,7 @@ def chunks(
         if served is not None:
             chunk.turn.CopyFrom(pb.Turn(
                 epoch=served.epoch, stream=served.turn.stream, begin=served.turn.begin,
-                complete=served.complete and chunk is made[-1],
+                complete=served.complete and chunk is made[-1], event_time=served.event_time,
             ))
         if chunk.tasks or chunk.starts or (served is not None and served.complete):
             yield chunk.SerializeToString()
@@ -125,7 +125,7 @@ def message_of(sequence: int, data: bytes) -> Message:
         trimmed = Trimmed(_begun(cut.begun), cut.base, cut.end, cut.slices)
     if chunk.HasField("turn"):
         turn = chunk.turn
-        served = Served(turn.epoch, Turn(turn.begin, turn.stream), turn.complete)
+        served = Served(turn.epoch, Turn(turn.begin, turn.stream), turn.complete, turn.event_time)
     records = [task_from_pb(message, sequence=sequence) for message in chunk.tasks]
     starts = [Start(each.view, each.uri, each.tag, each.offset) for each in chunk.starts]
     return Message(records, chunk.fingerprint, begun, served, starts, trimmed)

@@ -198,6 +198,40 @@ async def test_windows_in_which_nothing_happened_are_passed_at_once(world: World
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_how_far_the_data_have_come_is_told_by_when_messages_happened(world: World, is_there: bool) -> None:
+    """As of a replay: its events are old, and come after the job began, or after their window was over by the clock."""
+    world.clock.at = BEGIN + 1000 * HOUR
+    if is_there:
+        world.send(5, time=BEGIN + 10)
+    await world.replicas[0].runs.open(request(clicks(), epochs=1))
+    await world.write()
+    assert await told(world) == (2 * [BEGIN] if is_there else [0, 0])
+    world.send(5, time=BEGIN + 3 * HOUR + 10)
+    await world.write()
+    world.send(5, partition=1, time=BEGIN + 4 * HOUR + 10)
+    world.send(9, time=BEGIN + 4 * HOUR + 20)
+    await world.write()
+    assert await told(world) == 2 * [BEGIN + 4 * HOUR]
+    world.replicas[1].runs.active[JOB] = 1
+    for _ in range(3):
+        world.clock.at += HOUR                  # windows pass in which nothing happens
+        await world.write(1)
+    assert await told(world) == 2 * [BEGIN + 4 * HOUR]
+    world.send(5)
+    await world.write(1)
+    [first, second] = await told(world)
+    assert first == second == world.clock.at // HOUR * HOUR
+
+
+async def told(world: World) -> list[float]:
+    """By each replica, which reads the log anew."""
+    for replica in world.replicas:
+        await replica.tasks.journal(JOB, fresh=True)
+    return [(await replica.streams.state(JOB)).event_time for replica in world.replicas]
+
+
+@pytest.mark.asyncio
 async def test_a_window_ends_where_it_should_though_the_last_offset_has_no_message(world: World) -> None:
     for hour in range(3):
         world.send(4, time=BEGIN + hour * HOUR + 10)
