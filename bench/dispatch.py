@@ -3,6 +3,8 @@
 Beside them, with as many clients: tf.data service's dispatcher, in its fault-tolerant mode, and, where an interpreter
 has it, DLRover's master. Both hand out one split or task per call, for their protocols have no batches. What they hand
 out is less durable: the dispatcher writes its journal without fsync, the master keeps all in memory.
+
+Before that, how much memory shardsvc and Valkey take while a run of two million tasks waits (`workloads/pending.py`).
 """
 
 import asyncio
@@ -22,6 +24,7 @@ import psutil
 from bench.figures import Result
 from bench.mesh import ROOT, Mesh, cpu_seconds, criteo_data, mesh, one_thread, say, scratch
 from bench.synthetic import criteo_like, write_parquet
+from bench.workloads import pending
 from recmesh.pb import shardsvc_pb2 as pb
 from recmesh.pb.shardsvc_pb2_grpc import ShardsStub
 from recmesh.runtime.rpc import channel
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 ROWS, SHARD_ROWS, EPOCHS = 65_536, 16, 1024
 BATCH = 256
 CLIENTS, QUICK_CLIENTS = (1, 2, 4, 8), (1, 4, 8)
+PENDING, QUICK_PENDING = (100_000, 2_000_000), (100_000,)
 JOB = "bench-dispatch"
 SPLITS = 1 << 40
 PEER_PYTHON = "RECMESH_BENCH_DLROVER_PYTHON"
@@ -46,24 +50,27 @@ def run(*, quick: bool) -> Result:
         data = folder / "rows.parquet"
         write_parquet(data, criteo_like(ROWS, seed=1, ids=1000))
         spec = DatasetSpec.parse(criteo_data([str(data)]))
-        figures, context = asyncio.run(_measure(running, spec, window_s, clients))
+        figures, context = asyncio.run(pending.measure(running, folder, QUICK_PENDING if quick else PENDING))
+        leased, windows = asyncio.run(_measure(running, spec, window_s, clients))
+        figures, context = figures | leased, context | windows
         task = {"clients": clients, "window_s": window_s, "rows": ROWS, "shard_rows": SHARD_ROWS, "epochs": EPOCHS}
     with tempfile.TemporaryDirectory() as folder_on_disk:       # where the mesh's own stores have theirs
         found = {"tf_data": _peer("tf_splits", sys.executable, task | {"splits": SPLITS, "folder": folder_on_disk})}
     if PEER_PYTHON in os.environ:
         found["dlrover"] = _peer("dlrover_tasks", os.environ[PEER_PYTHON], task)
-    for name, windows in found.items():
-        figures[f"leases_per_s_{name}"] = max(each["leases"] / each["wall_s"] for each in windows)
-        figures[f"lease_p50_ms_{name}"] = windows[0]["p50_ms"]
+    for name, asked in found.items():
+        figures[f"leases_per_s_{name}"] = max(each["leases"] / each["wall_s"] for each in asked)
+        figures[f"lease_p50_ms_{name}"] = asked[0]["p50_ms"]
         for kind in ("batched", "single"):
             figures[f"{kind}_vs_{name}"] = figures[f"leases_per_s_{kind}"] / figures[f"leases_per_s_{name}"]
-        context |= {f"{name}, {each['clients']} clients": _shown(each) for each in windows}
+        context |= {f"{name}, {each['clients']} clients": _shown(each) for each in asked}
     return Result("dispatch", figures, {
         "window_s": window_s, "batch": BATCH, "shard_rows": SHARD_ROWS, "positions": ROWS * EPOCHS, **context,
         "completions": "each client reports its leases as done by one Renew per 256, within the window; DLRover's "
                        "clients report each task; splits of tf.data service are not reported",
         "dlrover": "" if "dlrover" in found else f"not measured: {PEER_PYTHON} names no interpreter",
-        "quick": f"{window_s:g} s windows instead of 15 s, fewer numbers of clients" if quick else "",
+        "quick": f"{window_s:g} s windows instead of 15 s, fewer numbers of clients, at most {QUICK_PENDING[-1]:,} "
+                 f"tasks that wait instead of {PENDING[-1]:,}" if quick else "",
     })
 
 

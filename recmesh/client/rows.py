@@ -99,7 +99,8 @@ def _inputs(transform: Transform, examples: Sequence[Mapping[str, Any]]) -> tupl
             if faults:
                 wrong.append(Violation(feature.name if len(sources) == 1 else name, faults[0]))
                 continue
-            if feature.kind in ("bag", "sequence") and not (feature.separator and _are_text(values)):
+            # A column is of lists where one example has a list; else it stays what a feature's function is to get.
+            if feature.kind in ("bag", "sequence") and any(isinstance(value, list) for value in values):
                 values = [value if isinstance(value, list) or value is None else [value] for value in values]
             try:
                 columns[name] = pa.array(values)
@@ -117,10 +118,6 @@ def _inputs(transform: Transform, examples: Sequence[Mapping[str, Any]]) -> tupl
     if wrong:
         raise InvalidArgument("the examples do not fit the model", violations=wrong)
     return transform.inputs(pa.table(columns), where="the examples")
-
-
-def _are_text(values: Sequence[Any]) -> bool:
-    return all(value is None or isinstance(value, str) for value in values)
 
 
 def _as_list(value: Any) -> list[float | None] | None:

@@ -1,10 +1,13 @@
 """Which task records a bounded dataset gives, in which order, with which seeds: the same in a mesh and outside."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from recmesh.data.records import FileSlice, TaskRecord
-from recmesh.formats import mix, permutation
+from recmesh.formats import mix, permutation, splitmix64
 
 LINE = 0
 """The line that numbers all bounded tasks of a job."""
@@ -39,10 +42,10 @@ def generate(plan: Plan) -> Iterator[TaskRecord]:
     """Every epoch's tasks with growing bases, then the close record. `sequence` is the log's to give."""
     base = 0
     for epoch in range(plan.epochs):
+        seeds = _row_seeds(plan, epoch)
         for index in _order(plan, epoch):
             piece = plan.slices[index]
-            seed = row_seed(plan.seed, epoch, index) if plan.shuffle else 0
-            yield TaskRecord(0, LINE, base, piece.rows, epoch, seed, piece)
+            yield TaskRecord(0, LINE, base, piece.rows, epoch, int(seeds[index]), piece)
             base += piece.rows
     yield TaskRecord(0, LINE, base, 0, plan.epochs, 0, None, close=True)
 
@@ -58,17 +61,27 @@ def row_seed(seed: int, epoch: int, index: int) -> int:
     return _seed(seed, epoch, index, _ROWS)
 
 
+def _row_seeds(plan: Plan, epoch: int) -> NDArray[np.uint64]:
+    """`row_seed` of all slices of an epoch, at once; 0 where nothing is shuffled."""
+    count = len(plan.slices)
+    if not plan.shuffle:
+        return np.zeros(count, np.uint64)
+    of_epoch = np.uint64(mix(mix(plan.seed ^ _ROWS) ^ epoch))
+    return np.maximum(splitmix64(np.arange(count, dtype=np.uint64) ^ of_epoch), np.uint64(1))
+
+
 def _seed(seed: int, epoch: int, index: int, use: int) -> int:
     """Never 0, which means file order."""
     return mix(mix(mix(seed ^ use) ^ epoch) ^ index) or 1
 
 
-def differs(logged: Sequence[TaskRecord], generated: Sequence[TaskRecord]) -> int | None:
-    """The first record at which the log is not what the generator gives; None when it is a prefix."""
+def differs(logged: Iterable[TaskRecord], generated: Iterator[TaskRecord]) -> int | None:
+    """The first record at which the log is not what the generator gives; None when it is a prefix: then what the
+    generator has left is what follows."""
     for at, record in enumerate(logged):
-        if at >= len(generated):
+        other = next(generated, None)
+        if other is None:
             return at
-        other = generated[at]
         if (record.base, record.rows, record.epoch, record.order_seed, record.file, record.close) != (
             other.base, other.rows, other.epoch, other.order_seed, other.file, other.close
         ):

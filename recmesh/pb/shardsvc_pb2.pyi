@@ -640,7 +640,7 @@ class ProgressReply(google.protobuf.message.Message):
     waits_for: builtins.str
     """streams: why nothing is appended to the line now"""
     event_time: builtins.float
-    """streams: where the newest window that is on the line begins, unix seconds"""
+    """streams: where the newest window begins of which something is on the line, unix seconds"""
     @property
     def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Holder]: ...
     @property
@@ -905,12 +905,15 @@ class Turn(google.protobuf.message.Message):
     STREAM_FIELD_NUMBER: builtins.int
     BEGIN_FIELD_NUMBER: builtins.int
     COMPLETE_FIELD_NUMBER: builtins.int
+    EVENT_TIME_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     stream: builtins.int
     begin: builtins.int
     """unix seconds"""
     complete: builtins.bool
     """nothing more of it follows"""
+    event_time: builtins.int
+    """unix seconds: where the newest window begins of which something is here; 0: nothing is"""
     def __init__(
         self,
         *,
@@ -918,7 +921,8 @@ class Turn(google.protobuf.message.Message):
         stream: builtins.int = ...,
         begin: builtins.int = ...,
         complete: builtins.bool = ...,
+        event_time: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begin", b"begin", "complete", b"complete", "epoch", b"epoch", "stream", b"stream"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin", b"begin", "complete", b"complete", "epoch", b"epoch", "event_time", b"event_time", "stream", b"stream"]) -> None: ...
 
 Global___Turn: typing_extensions.TypeAlias = Turn

@@ -63,25 +63,31 @@ def task_from_pb(message: common.TaskRecord, *, sequence: int | None = None) -> 
 def chunks(
     tasks: Iterable[TaskRecord], *, fingerprint: str = "", served: Served | None = None, starts: Sequence[Start] = ()
 ) -> Iterator[bytes]:
-    """Messages of the task log: at most 1,000 records and 512 KiB each; only the last of them completes a window."""
-    made = [pb.TaskChunk(fingerprint=fingerprint, starts=map(_start_to_pb, starts))]
+    """Messages of the task log: at most 1,000 records and 512 KiB each; only the last of them completes a window.
+
+    One at a time is in memory, with its records.
+    """
+    def made(chunk: pb.TaskChunk, *, is_last: bool) -> bytes:
+        if served is not None:
+            chunk.turn.CopyFrom(pb.Turn(
+                epoch=served.epoch, stream=served.turn.stream, begin=served.turn.begin,
+                complete=served.complete and is_last, event_time=served.event_time,
+            ))
+        data: bytes = chunk.SerializeToString()
+        return data
+
+    chunk = pb.TaskChunk(fingerprint=fingerprint, starts=map(_start_to_pb, starts))
     size = 0
     for task in tasks:
         message = task_to_pb(task)
         bytes_more = message.ByteSize() + 8
-        if made[-1].tasks and (len(made[-1].tasks) >= MOST_RECORDS or size + bytes_more > MOST_BYTES - 1024):
-            made.append(pb.TaskChunk(fingerprint=fingerprint))
-            size = 0
-        made[-1].tasks.append(message)
+        if chunk.tasks and (len(chunk.tasks) >= MOST_RECORDS or size + bytes_more > MOST_BYTES - 1024):
+            yield made(chunk, is_last=False)
+            chunk, size = pb.TaskChunk(fingerprint=fingerprint), 0
+        chunk.tasks.append(message)
         size += bytes_more
-    for chunk in made:
-        if served is not None:
-            chunk.turn.CopyFrom(pb.Turn(
-                epoch=served.epoch, stream=served.turn.stream, begin=served.turn.begin,
-                complete=served.complete and chunk is made[-1],
-            ))
-        if chunk.tasks or chunk.starts or (served is not None and served.complete):
-            yield chunk.SerializeToString()
+    if chunk.tasks or chunk.starts or (served is not None and served.complete):
+        yield made(chunk, is_last=True)
 
 
 def begin_to_bytes(begun: Begun, *, fingerprint: str, starts: Sequence[Start] = ()) -> bytes:
@@ -125,7 +131,7 @@ def message_of(sequence: int, data: bytes) -> Message:
         trimmed = Trimmed(_begun(cut.begun), cut.base, cut.end, cut.slices)
     if chunk.HasField("turn"):
         turn = chunk.turn
-        served = Served(turn.epoch, Turn(turn.begin, turn.stream), turn.complete)
+        served = Served(turn.epoch, Turn(turn.begin, turn.stream), turn.complete, turn.event_time)
     records = [task_from_pb(message, sequence=sequence) for message in chunk.tasks]
     starts = [Start(each.view, each.uri, each.tag, each.offset) for each in chunk.starts]
     return Message(records, chunk.fingerprint, begun, served, starts, trimmed)

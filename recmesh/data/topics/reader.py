@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from recmesh.data.topics import topic_of
 from recmesh.data.topics.interface import NOT_THERE_YET, Message, Partition, Topic
 from recmesh.runtime.errors import DataLoss, InvalidArgument, Unavailable
 from recmesh.spec.dataset import SourceSpec, StreamSource
+
+FRESH_S = 1.0
+"""So long it is believed that partitions are those that they were."""
 
 
 class Rows(NamedTuple):
@@ -36,6 +40,8 @@ class TopicReader:
         assert isinstance(source, StreamSource)
         self._topic = topic or topic_of(source)
         self._parse = parser_of(spec)
+        self._partitions: dict[str, Partition] = {}
+        self._fresh_until = 0.0
 
     def read(self, piece: FileSlice) -> Rows:
         """DataLoss: the topic has let go of messages that are to be trained. InvalidArgument: they are no rows."""
@@ -43,6 +49,8 @@ class TopicReader:
         found = self._found(piece, lo, hi)
         if len(found) < piece.rows:
             self._check(piece, found)
+        else:
+            self._check_tag(piece, at_once=False)
         found = [message for message in found if message.value]     # without one it is no row
         table = self._parse([message.value for message in found], piece)
         if len(found) == piece.rows:
@@ -57,15 +65,20 @@ class TopicReader:
                 self._check_tag(piece)
             raise
 
-    def _check_tag(self, piece: FileSlice) -> Partition:
-        partition = next((each for each in self._topic.partitions() if each.uri == piece.uri), None)
+    def _check_tag(self, piece: FileSlice, *, at_once: bool = True) -> None:
+        """Another partition of its name may have as many messages; to look for that costs calls, so not each time."""
+        if at_once or monotonic() >= self._fresh_until:
+            self._partitions = {each.uri: each for each in self._topic.partitions()}
+            self._fresh_until = monotonic() + FRESH_S
+        partition = self._partitions.get(piece.uri)
         if partition is None or partition.tag != piece.etag:
+            self._fresh_until = 0.0
             raise DataLoss(f"{piece.uri} was deleted since it was read first", reason="FILE_CHANGED")
-        return partition
 
     def _check(self, piece: FileSlice, found: Sequence[Message]) -> None:
         """Offsets without messages are nothing unusual, but not at the topic's beginning: there it lets go of them."""
-        partition = self._check_tag(piece)
+        self._check_tag(piece)
+        partition = self._partitions[piece.uri]
         if partition.span.first > piece.first_row and not (found and found[0].offset == piece.first_row):
             raise DataLoss(
                 f"{piece.uri} begins at offset {partition.span.first} now, and {piece.first_row} is to be trained: "

@@ -76,6 +76,8 @@ class Advance:
     """The part of the window that they have passed."""
     next_time: float | None = None
     """Of a whole window without slices: the time of the first message behind it, or now."""
+    event_time: int = 0
+    """See Served."""
 
 
 @dataclass
@@ -138,8 +140,25 @@ class Follower:
         next_time = min((part.next_time(now) for part in parts.values()), default=now)
         return Advance(
             slices, tuple(starts), is_whole, elapsed if is_begun else 0.0,
-            next_time if is_whole and not slices else None,
+            next_time if is_whole and not slices else None, self._event_time(turn, slices),
         )
+
+    def _event_time(self, turn: Turn, slices: Iterable[FileSlice]) -> int:
+        """Of Served: where files lie beside topics, the turn's; else where the window begins in which the last message
+        of the longest of these slices happened, for old messages that come late are served in a window of today.
+
+        One message is asked for: partitions are together in time.
+        """
+        stream, longest = self.spec.streams[turn.stream], max(slices, key=lambda piece: piece.rows, default=None)
+        if not stream.is_topics:
+            return turn.begin
+        if longest is None:
+            return 0
+        source = [source for _, _, source in _sources(self.spec)][longest.view]
+        time = self.opened(source).time_of(longest.uri, longest.first_row + longest.rows - 1)
+        if time is None:                        # it was deleted, and so was all behind it
+            return turn.begin
+        return min(turn.begin, int((time + source.offset) // stream.window * stream.window))
 
     def wrote(self, slices: Iterable[FileSlice], *, now: float) -> None:
         """These are on the line."""

@@ -84,7 +84,7 @@ class StreamState:
     waits_for: str = ""
     """Why nothing is written now; empty: something is, or enough is there."""
     event_time: float = 0.0
-    """Where the newest window begins, unix seconds."""
+    """Where the newest window begins of which something is on the line, unix seconds; 0: nothing is."""
 
 
 def _named(group: Group) -> tuple[int, Sequence[str]]:
@@ -133,8 +133,8 @@ class Streams:
         if journal.begun is None:
             return StreamState()
         writer = self._writers.get(job_id)
-        begin = journal.served.turn.begin if journal.served is not None else 0
-        return StreamState("" if journal.line.closed or writer is None else writer.waits_for, begin)
+        waits_for = "" if journal.line.closed or writer is None else writer.waits_for
+        return StreamState(waits_for, journal.event_time)
 
     async def stop(self) -> None:
         """Ends what is under way; logs say how far it has come."""
@@ -261,7 +261,7 @@ class Streams:
             waits_for_files = writer.groups is None and advance.is_whole
             writer.look_at = writer.files_at if waits_for_files else now + self._every_s
             return
-        served = Served(epoch, turn, complete)
+        served = Served(epoch, turn, complete, advance.event_time)
         if complete and not group and advance.next_time is not None:
             served = replace(served, turn=last_empty(journal.begun, turn, advance.next_time))
         await self._append(job_id, journal, files, advance, served)

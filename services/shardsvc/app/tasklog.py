@@ -4,6 +4,7 @@ it is begun, and `app.streaming` goes on with it while the job trains."""
 import asyncio
 import hashlib
 from collections import OrderedDict
+from itertools import islice
 
 from recmesh.data.order import Plan, differs, generate
 from recmesh.data.topics import topic_of
@@ -88,15 +89,16 @@ class TaskLog:
     async def _go_on(self, job_id: str, spec: DatasetSpec, plan: Plan, journal: Journal, print_: str) -> None:
         index = await self._indexer.index(spec)
         plan = Plan(index.slices, plan.epochs, plan.seed, plan.shuffle)
-        records = await asyncio.to_thread(lambda: list(generate(plan)))
-        logged, last = list(journal.line.records), journal.last         # together: others here read the log, too
-        at = differs(logged, records)
+        logged, last = len(journal.line.records), journal.last          # together: others here read the log, too
+        records = generate(plan)                # one by one: there may be millions
+        at = await asyncio.to_thread(differs, islice(journal.line.records, logged), records)
         if at is not None:
             raise FailedPrecondition(
                 f"the files of job {job_id} changed while its tasks were written: record {at} is another now",
                 reason="FILE_CHANGED",
             )
-        for chunk in wire.chunks(records[len(logged) :], fingerprint=print_):
+        following = wire.chunks(records, fingerprint=print_)
+        while (chunk := await asyncio.to_thread(next, following, None)) is not None:
             last = await self.append(job_id, chunk, after=last)
 
     async def append(self, job_id: str, message: bytes, *, after: int) -> int:

@@ -37,6 +37,9 @@ class Served:
     turn: Turn
     complete: bool
     """Nothing more of it follows."""
+    event_time: int = 0
+    """Where the newest window begins of which something is in the message, unix seconds: of topics alone the one in
+    which it happened, which may be served in a later one; 0: nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Journal:
     fingerprint: str = ""
     begun: Begun | None = None
     served: Served | None = None
+    event_time: int = 0
+    """Where the newest window begins of which something is on the line, unix seconds; 0: nothing is."""
     offsets: dict[tuple[int, str], int] = field(default_factory=dict)
     """By view and partition of a topic: the first offset that is not on the line."""
     tags: dict[tuple[int, str], str] = field(default_factory=dict)
@@ -93,6 +98,7 @@ class Journal:
                 self._window_base = None
             if before is None or before.epoch != message.served.epoch:
                 self._slices = 0
+            self.event_time = message.served.event_time or self.event_time
         for start in message.starts:
             place = start.view, start.uri
             self.offsets[place] = max(start.offset, self.offsets.get(place, 0))
@@ -170,7 +176,7 @@ def last_empty(begun: Begun | None, turn: Turn, time: float) -> Turn:
     Only of a dataset that is one stream of topics: of others each window is looked at.
     """
     streams = begun.spec.streams if begun is not None else []
-    if len(streams) != 1 or not all(source.is_topic for source in streams[0].sources):
+    if len(streams) != 1 or not streams[0].is_topics:
         return turn
     step = int(streams[0].window)
     begin = int(time // step - 1) * step

@@ -2,18 +2,17 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 from recmesh.data.records import TaskRecord
 from recmesh.formats import IntervalSet
+from services.shardsvc.domain.tasks import Tasks
 
 
 class Line:
     """The records of a log, found by position. It grows as its log does, and never changes otherwise."""
 
     def __init__(self, records: Iterable[TaskRecord] = ()) -> None:
-        self._tasks: list[TaskRecord] = []
-        self._bases: list[int] = []
+        self._tasks = Tasks()
         self.closed = False
         self.base = 0
         """Tasks that end before it are gone for ever."""
@@ -27,15 +26,14 @@ class Line:
             self.closed, self.end, self.last_sequence = record.close, record.base + record.rows, record.sequence
             if not record.close:
                 self._tasks.append(record)
-                self._bases.append(record.base)
 
     def forget(self, base: int, *, end: int = 0) -> None:
         """Tasks that end at this position or before it are not asked for any more. `end`: where the line ends, in case
         all that it had is gone."""
-        count = bisect_right(self._bases, base)
+        count = bisect_right(self._tasks.bases, base)
         if count and self._tasks[count - 1].base + self._tasks[count - 1].rows > base:
             count -= 1
-        del self._tasks[:count], self._bases[:count]
+        self._tasks.forget(count)
         self.base, self.end = max(self.base, base), max(self.end, end)
 
     @property
@@ -62,18 +60,19 @@ class Line:
         found: list[TaskRecord] = []
         past = 0
         for lo, hi in IntervalSet(pieces):
-            first = max(past, bisect_right(self._bases, lo) - 1)
-            past = bisect_right(self._bases, hi - 1)
+            first = max(past, bisect_right(self._tasks.bases, lo) - 1)
+            past = bisect_right(self._tasks.bases, hi - 1)
             found += self._tasks[first:past]
         return found
 
     def from_position(self, position: int) -> Iterator[TaskRecord]:
         """The task at the position, and those that follow."""
-        return islice(self._tasks, max(0, bisect_right(self._bases, position) - 1), None)
+        first = max(0, bisect_right(self._tasks.bases, position) - 1)
+        return (self._tasks[at] for at in range(first, len(self._tasks)))
 
     def tasks_behind(self, position: int) -> int:
         """How many tasks have positions from this one on."""
-        return len(self._bases) - max(0, bisect_right(self._bases, position) - 1) if position < self.end else 0
+        return len(self._tasks) - max(0, bisect_right(self._tasks.bases, position) - 1) if position < self.end else 0
 
     def to_do(self, done: IntervalSet) -> list[tuple[int, int]]:
         """[0, end) without what is done."""

@@ -1,7 +1,9 @@
 """Jobs that read from data executors: real servers, real processes, and executors that die."""
 
 import os
+import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,18 +14,48 @@ from tests.support.tiny_jobs import ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh, training_mesh
 
 pytestmark = pytest.mark.integration
+COUNTED = '''"""Parquet, and who has read which slice, line by line."""
+
+import os
+
+from recmesh.data.fileformats.parquet import Parquet
+
+
+class Counted(Parquet):
+    def reader(self, spec, *, cache_bytes):
+        made = super().reader(spec, cache_bytes=cache_bytes)
+        read = made.read
+
+        def counted(piece):
+            line = f"{os.getpid()} {os.path.basename(piece.uri)} {piece.first_row} {piece.rows}\\n"
+            log = os.open(os.path.join(os.path.dirname(__file__), "reads"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(log, line.encode())
+            os.close(log)
+            return read(piece)
+
+        made.read = counted
+        return made
+'''
 
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingMesh]:
-    with training_mesh(tmp_path_factory.mktemp("mesh")) as made:
+    """Beside it lies a package that adds the file format `counted`."""
+    folder = tmp_path_factory.mktemp("mesh")
+    installed = folder / "packages" / "counted-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: counted\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[recmesh.file_formats]\ncounted = counted:Counted\n")
+    (installed.parent / "counted.py").write_text(COUNTED)
+    path = os.pathsep.join([str(installed.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with training_mesh(folder, PYTHONPATH=path) as made:
         yield made
 
 
 def job_of(mesh: TrainingMesh, name: str, *, executors: int, epochs: int = 1, step_s: float = 0.0, **data: Any) -> Any:
     spec = tiny_job(mesh, name, epochs=epochs)
     # Without a gateway there is nowhere to upload code: workers find it where it lies.
-    path = os.pathsep.join([spec["model"].pop("code"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([spec["model"].pop("code"), mesh.env["PYTHONPATH"]])
     spec["roles"]["worker"]["env"] = {"STEP_S": str(step_s), "PYTHONPATH": path}
     spec["roles"]["ps"]["replicas"] = 1
     spec["roles"]["data"] = {"replicas": executors, "max": 4} | data
@@ -80,21 +112,26 @@ def test_executors_come_and_go_while_a_job_trains(mesh: TrainingMesh) -> None:
     assert job.progress.samples == job.progress.total == 40 * ROWS
 
 
-def test_two_jobs_that_read_alike_share_an_executor_which_decodes_once(mesh: TrainingMesh) -> None:
-    epochs = 12
-    first = mesh.submit(job_of(mesh, "host", executors=1, epochs=epochs, step_s=0.05, shared=True))
-    mesh.until_job(first, lambda job: ended(job) or decoded(job) > 0)
-    second = mesh.submit(job_of(mesh, "guest", executors=0, epochs=epochs, step_s=0.05, shared=True))
-    most = 0
-
-    def watched(job: pb.Job) -> bool:
-        nonlocal most
-        most = max(most, decoded(job))
-        return ended(job)
-
-    for job_id in (first, second):
-        mesh.until_job(first, watched)
+def test_two_jobs_that_read_alike_share_an_executor_which_reads_each_task_once_for_both(mesh: TrainingMesh) -> None:
+    """Once for each order of its rows, that is, for each epoch: what the buffer has room for is kept."""
+    epochs = 2
+    host_spec = job_of(mesh, "host", executors=1, epochs=1000, step_s=0.2, shared=True)
+    own, both = mesh.folder / "own.parquet", mesh.folder / "rows.parquet"
+    shutil.copy(both, own)                      # which files are read is not of how they are read
+    host_spec["data"]["source"] |= {"format": "counted", "files": [str(own)]}
+    host = mesh.submit(host_spec)
+    job = mesh.until_job(host, lambda job: ended(job) or decoded(job) > 0)
+    [executor] = executors(job)
+    guests = []
+    for name in ("first", "second"):            # they know of the executor before they read
+        spec = job_of(mesh, name, executors=0, epochs=epochs, shared=True)
+        spec["data"]["source"] |= {"format": "counted", "files": [str(both)]}
+        guests.append(mesh.submit(spec))
+    for job_id in guests:
         job = mesh.until_phase(job_id, "Succeeded")
-        assert job.progress.samples == epochs * ROWS
-        assert len(executors(job)) == (1 if job_id == first else 0)
-    assert 0 < most <= epochs * ROWS // 200
+        assert job.progress.samples == epochs * ROWS and executors(job) == []
+    mesh.jobs.Stop(pb.StopRequest(job_id=host), timeout=10)
+    reads = [line.split() for line in (mesh.folder / "packages" / "reads").read_text().splitlines()]
+    of_both = Counter((int(first), int(rows)) for _, name, first, rows in reads if name == both.name)
+    assert of_both == {(first, 200): epochs for first in range(0, ROWS, 200)}
+    assert {pid for pid, name, *_ in reads if name == both.name} == {executor.handle}

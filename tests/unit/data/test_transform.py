@@ -1,18 +1,14 @@
-"""The feature transform: its steps, and that requests for predictions come to the values of training, bit for bit."""
+"""The feature transform, step by step. That it is the same everywhere: test_transform_everywhere.py."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from recmesh.client.rows import request_for
 from recmesh.data import Batch, whole_dataset
 from recmesh.data.steps import crossed
 from recmesh.data.transform import Transform
@@ -138,51 +134,6 @@ def test_steps_that_do_not_fit_together_are_refused(feature: dict[str, Any], pat
 def test_boundaries_want_numbers(tmp_path: Path) -> None:
     path, reason = refusal({"column": "x", "boundaries": [1]}, {"x": ["a"]}, tmp_path)
     assert path == "data.features.f.column" and "boundaries are for numbers" in reason
-
-
-# ---- training and serving
-
-
-FEATURES: list[dict[str, Any]] = [
-    {"name": "user"}, {"name": "city", "vocabulary": ["Rome", "Oslo"]}, {"name": "age", "boundaries": [18, 30, 65]},
-    {"name": "tags", "kind": "bag", "separator": "|"}, {"name": "where", "columns": ["user", "city"], "buckets": 97},
-    {"name": "price", "kind": "dense", "clip": [0, 1000], "transform": "log1p", "fill": 3.5},
-    {"name": "seen", "kind": "sequence", "max_length": 3},
-]
-ROW = st.fixed_dictionaries({
-    "user": st.none() | st.integers(-(2**62), 2**62), "city": st.none() | st.sampled_from(["Rome", "Oslo", "Lima", ""]),
-    "age": st.none() | st.integers(0, 120), "tags": st.none() | st.sampled_from(["", "a", "a|b", "b|b|c"]),
-    "price": st.none() | st.floats(-1e6, 1e6), "seen": st.none() | st.lists(st.integers(0, 50), max_size=5),
-})
-
-
-@settings(max_examples=60, deadline=None)
-@given(rows=st.lists(ROW, min_size=1, max_size=8))
-def test_a_request_has_the_values_that_training_had_bit_for_bit(
-    rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("rows")
-    types = {"user": pa.int64(), "city": pa.string(), "age": pa.int64(), "tags": pa.string(), "price": pa.float64(),
-             "seen": pa.list_(pa.int64())}
-    columns = {name: pa.array([row[name] for row in rows], type_) for name, type_ in types.items()}
-    trained = read(columns, FEATURES, folder)
-    spec = DatasetSpec.parse({"source": {"files": ["x"]}, "features": FEATURES})
-    carried = Transform.parse(orjson.loads(orjson.dumps(Transform.of(spec).document())))
-    found, dense = carried.inputs(pa.table(columns), where="a request")
-    assert dense.tobytes() == trained.dense.tobytes()
-    for name, column in trained.ids.items():
-        assert found[name].values.tobytes() == column.values.tobytes()
-        assert (found[name].offsets is None) == (column.offsets is None)
-    metadata = {"inputs": [
-        {"name": each["name"], "datatype": "FP32" if each.get("kind") == "dense" else "INT64",
-         "shape": [-1, -1] if each.get("kind") in ("bag", "sequence") else [-1]} for each in FEATURES
-    ]}
-    inputs = {each["name"]: each for each in request_for(metadata, rows, data=spec)["inputs"]}
-    assert np.array(inputs["price"]["data"], np.float32).tobytes() == trained.dense[:, 0].tobytes()
-    for name in ("user", "city", "age", "where"):
-        assert inputs[name]["data"] == trained.ids[name].values.tolist()
-    lengths = np.diff(np.asarray(trained.ids["tags"].offsets))
-    assert inputs["tags.lengths"]["data"] == lengths.tolist()
 
 
 def test_a_transform_of_another_version_is_refused() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recmesh.data.order import Plan, differs, generate
+from recmesh.data.order import Plan, differs, generate, row_seed
 from recmesh.data.records import FileSlice, TaskRecord
 from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import FailedPrecondition
@@ -49,6 +49,9 @@ def test_epochs_are_shuffled_each_in_its_own_way_and_rows_with_their_own_seeds()
     assert first != second
     assert len({record.order_seed for record in records}) == len(records)
     assert all(record.order_seed for record in records)
+    for record in records:
+        assert record.file is not None
+        assert record.order_seed == row_seed(7, record.epoch, int(record.file.uri[1:]))
 
 
 def test_without_shuffling_files_and_rows_keep_their_order() -> None:
@@ -60,8 +63,11 @@ def test_without_shuffling_files_and_rows_keep_their_order() -> None:
 @given(COUNTS, st.integers(0, 100))
 def test_another_seed_is_seen_as_another_log(rows: list[int], cut: int) -> None:
     mine, other = list(generate(plan(rows))), list(generate(plan(rows, seed=8)))
-    assert differs(mine[:cut], mine) is None
-    assert differs(other, mine) == 0 or len(rows) == 1
+    following = iter(mine)
+    assert differs(mine[:cut], following) is None
+    assert list(following) == mine[cut:]
+    assert differs(other, iter(mine)) == 0 or len(rows) == 1
+    assert differs(mine, iter(mine[:-1])) == len(mine) - 1
 
 
 @given(COUNTS, st.data())
