@@ -21,7 +21,7 @@ from services.brain.domain.model import (
 
 _JOB = (
     "job_id", "owner", "model", "framework", "dense_parameters", "tables", "dim", "batch_size", "data_rows",
-    "data_bytes", "epochs", "priority", "deadline",
+    "data_bytes", "epochs", "priority", "deadline", "submitted",
 )  # fmt: skip
 _PROFILE = tuple(field.name for field in pb.Profile.DESCRIPTOR.fields if field.name != "roles")
 
