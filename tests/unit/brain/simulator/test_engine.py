@@ -207,7 +207,8 @@ def test_a_fleet_that_loses_nodes_has_less_room_meanwhile() -> None:
     jobs = [job(f"j{n}", samples=DAY_S * 50.0, workers=2) for n in range(6)]
     calm, failing = (run(*jobs, of=settings(nodes=3, faults=faults)) for faults in (Faults(), FAILING))
     assert figures(failing).jct_mean_s > figures(calm).jct_mean_s + 1800.0
-    assert {each.phase for each in failing.runs} == {Phase.SUCCEEDED} and sum(each.requeued for each in failing.runs) > 0
+    assert {each.phase for each in failing.runs} == {Phase.SUCCEEDED}
+    assert sum(each.requeued for each in failing.runs) > 0
     again = run(*jobs, of=settings(nodes=3, faults=FAILING))
     assert [each.ended for each in again.runs] == [each.ended for each in failing.runs]
 
