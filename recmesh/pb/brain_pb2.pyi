@@ -52,6 +52,7 @@ class JobMeta(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     DEADLINE_FIELD_NUMBER: builtins.int
+    SUBMITTED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     owner: builtins.str
     model: builtins.str
@@ -65,6 +66,7 @@ class JobMeta(google.protobuf.message.Message):
     epochs: builtins.int
     priority: builtins.int
     deadline: builtins.float
+    submitted: builtins.float
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -84,8 +86,9 @@ class JobMeta(google.protobuf.message.Message):
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         priority: builtins.int = ...,
         deadline: builtins.float = ...,
+        submitted: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "data_bytes", b"data_bytes", "data_rows", b"data_rows", "deadline", b"deadline", "dense_parameters", b"dense_parameters", "dim", b"dim", "epochs", b"epochs", "framework", b"framework", "job_id", b"job_id", "labels", b"labels", "model", b"model", "owner", b"owner", "priority", b"priority", "tables", b"tables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "data_bytes", b"data_bytes", "data_rows", b"data_rows", "deadline", b"deadline", "dense_parameters", b"dense_parameters", "dim", b"dim", "epochs", b"epochs", "framework", b"framework", "job_id", b"job_id", "labels", b"labels", "model", b"model", "owner", b"owner", "priority", b"priority", "submitted", b"submitted", "tables", b"tables"]) -> None: ...
 
 Global___JobMeta: typing_extensions.TypeAlias = JobMeta
 

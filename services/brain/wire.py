@@ -22,7 +22,7 @@ from services.brain.domain.online import Demand, OnlineAsk, Rules
 
 _JOB = (
     "job_id", "owner", "model", "framework", "dense_parameters", "tables", "dim", "batch_size", "data_rows",
-    "data_bytes", "epochs", "priority", "deadline",
+    "data_bytes", "epochs", "priority", "deadline", "submitted",
 )  # fmt: skip
 _RULES = tuple(field.name for field in pb.ScalingRules.DESCRIPTOR.fields if field.name != "series")
 _DEMAND = tuple(field.name for field in pb.Demand.DESCRIPTOR.fields)

@@ -20,6 +20,7 @@ from services.jobmaster.app.context import Addresses, Context
 from services.jobmaster.app.jobs import Jobs
 from services.jobmaster.app.leader import Leadership
 from services.jobmaster.app.roles import Roles
+from services.jobmaster.cluster.accelerators import accelerators
 from services.jobmaster.cluster.local import LocalController
 from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.peers import Peers
@@ -113,7 +114,9 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         connect, (settings.shardsvc, settings.ckptcache, settings.brain, settings.gateway)
     )
     servers = GrpcServers(connect, ckptcache=settings.ckptcache)
-    controller = LocalController(settings.data_dir.absolute(), cores=settings.cores)
+    controller = LocalController(
+        settings.data_dir.absolute(), cores=settings.cores, gpus=settings.accelerators or accelerators()
+    )
     context = Context(
         store=JobStore(bus.kv(BUCKET)),
         peers=Peers(

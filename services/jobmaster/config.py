@@ -1,6 +1,7 @@
 """Everything the environment may set for jobmaster."""
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -16,6 +17,8 @@ class JobmasterSettings(ServiceSettings):
     """Root of code, models and checkpoints; empty: `storage` in the data folder."""
     cores: float = Field(default=0.0, ge=0)
     """What all jobs of this machine may have together, by the limits of their processes; 0: its cores less its load."""
+    accelerators: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Of this machine, by kind, as JSON ({"a100": 4, "gpu": 4}, where `gpu` is any); empty: as its driver tells."""
     shm_dir: Path | None = None
     """Shared memory of this machine's processes; roles get it as RECMESH_SHM_DIR."""
     heartbeat_s: float = Field(default=1.0, gt=0)

@@ -13,13 +13,16 @@ from functools import reduce
 
 from recmesh.plugins.planning import INTERVAL_S, Resources
 from recmesh.runtime.clock import Clock
-from services.brain.domain.model import Free, RolePlan
+from services.brain.app.waiting import Waiter, Waiting, kept_back
+from services.brain.domain.model import Free, Job, RolePlan
 from services.brain.domain.views import UNLIMITED_CPU, total
 
 MAX_JOBS = 20_000
 """Those that were heard of longest ago go."""
 PATIENCE_S = 600.0
 """A job of which nothing was heard for so long holds nothing; one that has never told may take so long to start."""
+ENDED_S = 60.0
+"""So long after a job's end nothing is booked for it: longer than any call about it may still be under way."""
 
 
 @dataclass(slots=True)
@@ -41,12 +44,29 @@ class Book:
         """interval_s: how long a change that was promised is kept back for a job that does not carry it out."""
         self.quotas, self._clock, self._interval_s = dict(quotas or {}), clock, interval_s
         self._entries: dict[str, _Entry] = {}
+        self._ended: dict[str, float] = {}
+        """By job: when it ended. Names may be used again, and some call may have come before the end."""
+        self.waiting = Waiting(clock)
         self._lock = threading.Lock()
         self.choosing = asyncio.Lock()
 
-    def see(self, job_id: str, owner: str, roles: Iterable[RolePlan], *, whole: bool = True) -> None:
-        """It tells what it has now: all of it, or of these roles alone. A promise that is fulfilled is over."""
+    def begin(self, job_id: str) -> None:
+        """A first plan of it is asked for: whatever had that name before, it lives."""
         with self._lock:
+            self._ended.pop(job_id, None)
+
+    def has_ended(self, job_id: str) -> bool:
+        """A moment ago."""
+        return self._clock.now() - self._ended.get(job_id, -math.inf) <= ENDED_S
+
+    def see(self, job_id: str, owner: str, roles: Iterable[RolePlan], *, whole: bool = True) -> None:
+        """It tells what it has now: all of it, or of these roles alone. A promise that is fulfilled is over.
+
+        Of a job that has ended this and `give` book nothing: what is told was asked or measured before.
+        """
+        with self._lock:
+            if self.has_ended(job_id):
+                return
             entry = self._entry(job_id, owner)
             if whole:
                 entry.has.clear()
@@ -59,6 +79,8 @@ class Book:
     def give(self, job_id: str, owner: str, roles: Iterable[RolePlan]) -> None:
         """It may have these now."""
         with self._lock:
+            if self.has_ended(job_id):
+                return
             entry = self._entry(job_id, owner)
             for plan in roles:
                 entry.given[plan.role] = self._clock.now(), plan
@@ -71,8 +93,13 @@ class Book:
 
     def forget(self, job_id: str) -> None:
         """The job has ended."""
+        self.waiting.leave(job_id)
         with self._lock:
             self._entries.pop(job_id, None)
+            self._ended.pop(job_id, None)
+            self._ended[job_id] = self._clock.now()
+            while len(self._ended) > MAX_JOBS:
+                self._ended.pop(next(iter(self._ended)))
 
     def room(self, free: Free, *, but: str = "", kinds: Iterable[str] = ()) -> Resources:
         """What is free less what others than `but` were promised. kinds: of accelerators that are used; where nothing
@@ -99,9 +126,27 @@ class Book:
                     quota = quota.plus(self._held(entry), -1.0)
         return quota
 
+    def waits_before(self, job: Job) -> list[Waiter]:
+        """Those of its owner whose turn comes first; one that can never begin is before nobody."""
+        return self._holding(self.waiting.before(job), job.owner)
+
+    def to_grow(self, owner: str) -> Resources | None:
+        """What is left to jobs that train: those that wait to begin come first. None: the owner has no quota."""
+        left = self.left(owner)
+        return kept_back(left, self._holding(self.waiting.of(owner), owner)) if left is not None else None
+
+    def to_begin(self, job: Job) -> Resources | None:
+        """What is left to a job that asks for its first plan; None: its owner has no quota."""
+        left = self.left(job.owner, but=job.job_id)
+        return kept_back(left, self.waits_before(job)) if left is not None else None
+
+    def _holding(self, waiters: Iterable[Waiter], owner: str) -> list[Waiter]:
+        quota = self.quotas.get(owner)
+        return [each for each in waiters if quota is not None and each.least.within(quota)]
+
     def quotas_left(self) -> dict[str, Resources]:
-        """Of every owner who has one."""
-        return {owner: left for owner in self.quotas if (left := self.left(owner)) is not None}
+        """Of every owner who has one, to jobs that train."""
+        return {owner: left for owner in self.quotas if (left := self.to_grow(owner)) is not None}
 
     def _entry(self, job_id: str, owner: str) -> _Entry:
         entry = self._entries.pop(job_id, None) or _Entry(owner, 0.0)

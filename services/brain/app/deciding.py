@@ -21,7 +21,7 @@ from recmesh.plugins.planning import (
     Throughput,
 )
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
 from recmesh.runtime.telemetry import Metrics
 from services.brain.app.book import Book
 from services.brain.app.jobs import PAST_JOBS, check_job
@@ -197,8 +197,15 @@ class Deciding:
         self, ask: Ask, known: tuple[Throughput | None, Fit], profiles: Sequence[Profile], changes: Sequence[Change],
         now: float,
     ) -> tuple[Look, Plan | None]:  # fmt: skip
+        job_id = ask.job.job_id
         async with self._book.choosing:
-            return await asyncio.to_thread(self._choose, ask, known, profiles, changes, now)
+            chosen = await asyncio.to_thread(self._choose, ask, known, profiles, changes, now)
+        # It may have ended since it asked. The book knows that before `forget` is called, so one of both comes after
+        # whatever was noted above.
+        if self._book.has_ended(job_id):
+            self.forget(job_id)
+            raise FailedPrecondition(f"job {job_id!r} has ended", reason="JOB_ENDED")
+        return chosen
 
     def _choose(
         self, ask: Ask, known: tuple[Throughput | None, Fit], profiles: Sequence[Profile], changes: Sequence[Change],

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
 from recmesh.runtime.telemetry import Metrics
 from services.brain.app.book import Book
 from services.brain.domain.executors.horizontal import Executors, Rule, Signal, Tried, Verdict, decide, level
@@ -34,6 +34,8 @@ class Feeding:
             return self._decide(ask, self._clock.now())
 
     def _decide(self, ask: FeedAsk, now: float) -> Verdict:
+        if self._book.has_ended(ask.job_id):
+            raise FailedPrecondition(f"job {ask.job_id!r} has ended")
         self._book.see(ask.job_id, ask.owner, [ask.now], whole=False)
         signal = Signal(ask.buffer_fill, ask.cpu_idle, ask.memory, ask.samples_per_s)
         history = self._tried.pop(ask.job_id, ())
@@ -55,8 +57,8 @@ class Feeding:
         return found
 
     def _most(self, ask: FeedAsk) -> int:
-        """Within the limits, what is free, and its owner's quota; what is there stays."""
-        rooms = [self._book.room(ask.free, but=ask.job_id), self._book.left(ask.owner)]
+        """Within the limits, what is free, and its owner's quota less what waits to begin; what is there stays."""
+        rooms = [self._book.room(ask.free, but=ask.job_id), self._book.to_grow(ask.owner)]
         more = [
             room / one for each in rooms if each is not None
             for room, one in ((each.cpu, ask.now.cpu or UNLIMITED_CPU), (each.memory_bytes, ask.now.memory_bytes))

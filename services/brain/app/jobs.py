@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
+from recmesh.plugins.planning import Resources
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, NotFound, ResourceExhausted, Violation
 from recmesh.runtime.telemetry import Metrics
@@ -22,6 +23,7 @@ PAST_JOBS = 2000
 """The newest successful jobs that are looked through for similar ones."""
 HISTORY_LIMIT = 1000
 SHOWN_CHANGES = 20
+SHOWN_WAITERS = 3
 
 _metrics = Metrics("brain")
 _plans = _metrics.counter("plans", "Plans made, by what they came from", labels=["source"])
@@ -68,6 +70,10 @@ class Jobs:
             ResourceExhausted: even the least that the user allows is more than what is left of the owner's quota.
         """
         check_job(job, limits)
+        self._book.begin(job.job_id)
+        waits = self._book.waiting.again(job, limits)
+        if waits is not None:       # it asks every few seconds: only with room is it worth looking through the past
+            self._check_quota(job, waits.least)
         past = await asyncio.to_thread(self._store.histories, outcome=SUCCEEDED, limit=PAST_JOBS)
         async with self._book.choosing:
             made = self._first(job, limits, free, past)
@@ -83,17 +89,29 @@ class Jobs:
     def _first(self, job: Job, limits: Sequence[RoleLimits], free: Free, past: Sequence[History]) -> Plan:
         """Within what is free beyond what was promised to others, and what is left of the quota."""
         kinds = {each.gpu_kind or ANY_GPU for each in limits if each.gpu}
-        room, left = self._book.room(free, but=job.job_id, kinds=kinds), self._book.left(job.owner, but=job.job_id)
+        room, left = self._book.room(free, but=job.job_id, kinds=kinds), self._book.to_begin(job)
         plan = first_plan(job, limits, room, past, self._rule, quota=left)
         if left is not None and not total(plan.roles).within(left):
-            least, quota = total(plan.roles), self._book.quotas[job.owner]
-            ever = "" if least.within(quota) else ": it can never begin"
-            raise ResourceExhausted(
-                f"the least that job {job.job_id!r} may begin with is {amount(least)}, and {amount(left)} are left in "
-                f"the quota of owner {job.owner!r}, which is {amount(quota)}{ever}",
-                reason="OVER_QUOTA",
-            )
+            least = total(first_plan(job, limits, room, past, self._rule, quota=Resources()).roles)
+            self._book.waiting.refuse(job, limits, least)
+            self._check_quota(job, least)
+        self._book.waiting.leave(job.job_id)
         return plan
+
+    def _check_quota(self, job: Job, least: Resources) -> None:
+        """ResourceExhausted while there is no room in its owner's quota for the least that it may begin with."""
+        left, now = self._book.left(job.owner, but=job.job_id), self._book.to_begin(job)
+        if left is None or now is None or least.within(now):
+            return
+        quota, first = self._book.quotas[job.owner], [each.job.job_id for each in self._book.waits_before(job)]
+        ever = "" if least.within(quota) else ": it can never begin"
+        more = f" and {len(first) - SHOWN_WAITERS} more" if len(first) > SHOWN_WAITERS else ""
+        behind = f"; it waits behind {', '.join(first[:SHOWN_WAITERS])}{more}" if first and not ever else ""
+        raise ResourceExhausted(
+            f"the least that job {job.job_id!r} may begin with is {amount(least)}, and {amount(left)} are left in "
+            f"the quota of owner {job.owner!r}, which is {amount(quota)}{ever}{behind}",
+            reason="OVER_QUOTA",
+        )
 
     async def observe(self, profile: Profile) -> None:
         """Remember how a job does. The same profile again replaces itself."""

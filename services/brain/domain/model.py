@@ -22,6 +22,7 @@ class Job:
     labels: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
     deadline: float = 0.0
+    submitted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.brain.domain.model import History, Job, RolePlan, Similar
-from services.brain.domain.similarity import likeness
+from services.brain.domain.similarity import likeness, score
 
 SUCCEEDED = "Succeeded"
 
@@ -36,11 +36,14 @@ def most_similar(job: Job, past: Sequence[History], rule: WarmStart) -> list[tup
     for history in past:
         if history.outcome != SUCCEEDED or not history.final_plan or history.job.job_id == job.job_id:
             continue
-        alike = likeness(job, history.job)
-        if alike.score >= rule.s_min:
-            found.append((alike.score, history.ended, Similar(history.job.job_id, alike.score, alike.why), history))
-    found.sort(key=lambda item: (item[0], item[1], item[2].job_id))
-    return [(similar, history) for _, _, similar, history in found[-rule.k :]]
+        alike = score(job, history.job)
+        if alike >= rule.s_min:
+            found.append((alike, history.ended, history.job.job_id, history))
+    found.sort(key=lambda item: item[:3])
+    return [
+        (Similar(job_id, alike, likeness(job, history.job).why), history)
+        for alike, _, job_id, history in found[-rule.k :]
+    ]
 
 
 def blended(chosen: Sequence[History], role: str, rule: WarmStart) -> RolePlan | None:

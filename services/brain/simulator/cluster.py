@@ -34,16 +34,21 @@ class Cluster:
             kind: np.array([node.gpus.get(kind, 0.0) for node in nodes], dtype=np.float64) for kind in self.kinds
         }
         self.used = Resources()
+        self.down: set[int] = set()
+        """Nodes that are away."""
         self.freed = 0
         """How often something was given back: who was refused need not ask again before."""
 
     @property
     def free(self) -> Resources:
         """Over all nodes; a process may still find no node that has enough of it at once."""
-        return self.total.plus(self.used, times=-1.0)
+        free = self.total.plus(self.used, times=-1.0)
+        for node in sorted(self.down):
+            free = free.plus(self.nodes[node], times=-1.0)
+        return free
 
     def free_of(self, node: int) -> Resources:
-        """What one node has left."""
+        """What one node has left, were it there."""
         gpus = {kind: float(free[node]) for kind, free in self._gpus.items()}
         return Resources(float(self._cpu[node]), float(self._memory[node]), gpus)
 
@@ -92,6 +97,22 @@ class Cluster:
             self._take(node, pods.size, -float(many))
             count -= many
 
+    def lose(self, pods: Pods, node: int) -> int:
+        """Those on a node that fails are gone; returns how many."""
+        many = pods.where.pop(node, 0)
+        if many:
+            self._take(node, pods.size, -float(many))
+        return many
+
+    def fail(self, node: int) -> None:
+        """Takes nothing until it is repaired. Whatever it held must be lost before."""
+        self.down.add(node)
+
+    def repair(self, node: int) -> None:
+        """It is there again, and empty."""
+        self.down.discard(node)
+        self.freed += 1
+
     def could_ever_hold(self, size: Resources, count: int) -> bool:
         """Whether an empty cluster has room."""
         return sum(int(_times(node, size)) for node in self.nodes) >= count
@@ -105,6 +126,7 @@ class Cluster:
         for kind, many in size.gpus.items():
             if many:
                 room = np.minimum(room, self._gpus.get(kind, np.zeros(len(self.nodes))) / many)
+        room[list(self.down)] = 0.0
         whole: Floats = np.floor(room + 1e-9)
         return whole
 

@@ -102,6 +102,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="P",
         help="probability that a worker becomes slow in a day (default: 0)",
     )
+    add("--node-failures", type=float, default=0.0, metavar="P",
+        help="probability that a node fails in a day, with all that it holds (default: 0)")  # fmt: skip
+    add("--repair", type=float, default=3600.0, metavar="SECONDS",
+        help="until a node that failed is back (default: 3600)")  # fmt: skip
     add(
         "--recovery",
         choices=[each.value for each in Recovery],
@@ -185,8 +189,9 @@ def prepared(options: argparse.Namespace) -> Study:
     if options.load:
         jobs = paced(jobs, truth, capacity_cpu=sum(node.cpu for node in nodes), load=options.load)
     faults = Faults(
-        options.deaths, options.slow, recovery=Recovery(options.recovery), checkpoint_every_s=every_s
-    )
+        options.deaths, options.slow, node_failure_per_day=options.node_failures, repair_s=options.repair,
+        recovery=Recovery(options.recovery), checkpoint_every_s=every_s,
+    )  # fmt: skip
     settings = Settings(
         nodes, seed=options.seed, interval_s=options.interval, faults=faults, noise_sd=options.noise,
         until_s=options.until, view=ClusterView(0.0, Resources(), epsilon=options.epsilon),
@@ -249,6 +254,8 @@ def _check(options: argparse.Namespace) -> None:
         ("--longest", options.longest >= 0, "must be 0 or more seconds"),
         ("--interval", 0 < options.interval < math.inf, "must be a number of seconds above 0"),
         ("--deaths", 0 <= options.deaths < 1, "must be a probability below 1"),
+        ("--node-failures", 0 <= options.node_failures < 1, "must be a probability below 1"),
+        ("--repair", 0 < options.repair < math.inf, "must be a number of seconds above 0"),
         ("--slow", 0 <= options.slow < 1, "must be a probability below 1"),
         ("--noise", options.noise >= 0, "must be 0 or more"),
         ("--spread", options.spread >= 0, "must be 0 or more"),

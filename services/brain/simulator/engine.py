@@ -53,6 +53,8 @@ class What(IntEnum):
     WELL = 4
     ARRIVE = 5
     DECIDE = 6
+    NODE_FAILS = 7
+    NODE_IS_BACK = 8
 
 
 def simulate(jobs: Sequence[Job], truth: Truth, policy: Policy, settings: Settings) -> Outcome:
@@ -78,6 +80,8 @@ class _Simulation:
         self.cost_rng = np.random.default_rng([settings.seed, 3])
         self.rates: dict[tuple[str, Allocation], tuple[float, Use]] = {}
         self.ledger = Ledger()
+        self.node_rngs = [np.random.default_rng([settings.seed, 4, node]) for node in range(len(settings.nodes))]
+        """Each draws when its node fails."""
         self.decisions = 0
         self.reasons: dict[str, int] = {}
 
@@ -95,6 +99,8 @@ class _Simulation:
         """All events in order."""
         for run in self.runs:
             self._foretell(run.job.arrival_s, What.ARRIVE, run, 0)
+        for node in range(len(self.settings.nodes)):
+            self._foretell_failure(node)
         act = {
             What.ARRIVE: self._arrive, What.READY: self._ready, What.FINISH: self._finish, What.DEATH: self._death,
             What.SLOW: self._slow, What.WELL: self._well,
@@ -108,6 +114,10 @@ class _Simulation:
             if what == What.DECIDE:
                 if at == self.deciding_at:
                     self._decide()
+            elif what == What.NODE_FAILS:
+                self._node_fails(index)
+            elif what == What.NODE_IS_BACK:
+                self._node_is_back(index)
             else:
                 act[What(what)](self.runs[index], stamp)
         living = [run for run in self.runs if run.phase in (Phase.STARTING, Phase.RUNNING)]
@@ -149,9 +159,11 @@ class _Simulation:
             return False
         del self.queue[run.index]
         self.active += 1
-        run.worker_pods, run.ps_pods, run.allocation, run.first = workers, servers, allocation, allocation
+        run.worker_pods, run.ps_pods, run.allocation = workers, servers, allocation
+        run.first = run.first or allocation
         run.phase, run.updated, run.change_id = Phase.STARTING, self.now, run.change_id + 1
-        run.started = self.now
+        if math.isnan(run.started):
+            run.started = self.now
         self._foretell(self.now + self.policy.costs.starting_s(self.cost_rng), What.READY, run, run.change_id)
         return True
 
@@ -226,10 +238,14 @@ class _Simulation:
         self._admit()
 
     def _end(self, run: Run, phase: Phase) -> None:
+        self._give_back(run)
+        run.phase, run.ended = phase, self.now
+
+    def _give_back(self, run: Run) -> None:
+        """Nothing that was foretold of it happens any more."""
         for pods, count in [*run.retiring, (run.worker_pods, run.worker_pods.count), (run.ps_pods, run.ps_pods.count)]:
             self.cluster.remove(pods, min(count, pods.count))
         run.retiring.clear()
-        run.phase, run.ended = phase, self.now
         run.epoch += 1
         run.change_id += 1
         self.active -= 1
@@ -240,27 +256,101 @@ class _Simulation:
         """A process died; which one is drawn evenly."""
         if stamp != run.epoch or run.allocation is None:
             return
-        faults = self.settings.faults
         self.ledger.advance(run, self.now)
         run.deaths.again()
         run.faults += 1
         is_worker = run.fate.random() * run.processes < run.worker_pods.count
-        elastic = faults.recovery is Recovery.ELASTIC
         start_s = self.policy.costs.starting_s(run.fate)
-        if faults.recovery is Recovery.NONE or (not elastic and run.restarts >= faults.max_restarts):
-            self._end(run, Phase.FAILED)
+        if self._gives_up(run):
             self._admit()
             return
         if run.phase is Phase.RUNNING:
-            if elastic and is_worker:
-                pause = start_s / run.allocation.workers  # the others go on
-            else:
-                pause = start_s + self.policy.costs.restore_s
-                roll_back(run, self.now, faults.checkpoint_every_s)
-                run.restarts += not elastic
-            run.paused_s += pause
-            self._train_from(run, max(self.now, run.train_from) + pause)
+            self._recover(run, start_s, workers=int(is_worker), servers=int(not is_worker))
         self._replan(run)
+
+    def _gives_up(self, run: Run) -> bool:
+        """Whether the fault that it has just met is its end."""
+        faults = self.settings.faults
+        again = faults.recovery is Recovery.ELASTIC or (
+            faults.recovery is Recovery.RESTART and run.restarts < faults.max_restarts
+        )
+        if not again:
+            self._end(run, Phase.FAILED)
+        return not again
+
+    def _recover(self, run: Run, start_s: float, *, workers: int, servers: int) -> None:
+        """So many are replaced: while the other workers go on, or else all from the last checkpoint."""
+        assert run.allocation is not None
+        faults = self.settings.faults
+        elastic = faults.recovery is Recovery.ELASTIC
+        if elastic and not servers:
+            pause = start_s * workers / run.allocation.workers  # the others go on
+        else:
+            pause = start_s + self.policy.costs.restore_s
+            roll_back(run, self.now, faults.checkpoint_every_s)
+            run.restarts += not elastic
+        run.paused_s += pause
+        self._train_from(run, max(self.now, run.train_from) + pause)
+
+    def _foretell_failure(self, node: int) -> None:
+        if self.settings.faults.node_hazard:
+            due_in = float(self.node_rngs[node].exponential()) / self.settings.faults.node_hazard
+            self._foretell_node(self.now + due_in, What.NODE_FAILS, node)
+
+    def _foretell_node(self, at: float, what: What, node: int) -> None:
+        self.order += 1
+        heapq.heappush(self.events, (at, int(what), self.order, node, 0))
+
+    def _node_fails(self, node: int) -> None:
+        """All processes on it die at once, and are replaced on other nodes; a job that finds no room there waits."""
+        if not (self.active or self.coming or self.cluster.down):
+            return  # nothing runs, comes, or will find room: the end
+        hit: list[tuple[Run, list[tuple[Pods, int]]]] = []
+        for run in self.runs:
+            if run.phase not in (Phase.STARTING, Phase.RUNNING):
+                continue
+            groups = {id(pods): pods for pods in (run.worker_pods, run.ps_pods, *(pods for pods, _ in run.retiring))}
+            if not any(node in pods.where for pods in groups.values()):
+                continue
+            self.ledger.advance(run, self.now)      # they were held until now
+            hit.append((run, [(pods, self.cluster.lose(pods, node)) for pods in groups.values()]))
+        self.cluster.fail(node)
+        self._foretell_node(self.now + self.settings.faults.repair_s, What.NODE_IS_BACK, node)
+        for run, lost in hit:
+            run.faults += 1
+            if self._gives_up(run):
+                continue
+            if not self.cluster.add_all(lost):
+                self._wait_again(run)
+                continue
+            assert run.allocation is not None
+            a_worker, a_server = _pods(run.allocation)      # what trains; what a change has just started is not missed
+            workers = sum(many for pods, many in lost if pods is not run.ps_pods and pods.size == a_worker.size)
+            servers = sum(many for pods, many in lost if pods is not run.worker_pods and pods.size == a_server.size)
+            if run.phase is Phase.RUNNING and workers + servers:
+                start_s = self.policy.costs.starting_s(run.fate)
+                self._recover(run, start_s, workers=min(workers, run.allocation.workers), servers=servers)
+            self._replan(run)
+        self._admit()
+
+    def _wait_again(self, run: Run) -> None:
+        """It gives back the rest, and begins from its last checkpoint when there is room for what it had."""
+        assert run.allocation is not None
+        if run.phase is Phase.RUNNING:
+            roll_back(run, self.now, self.settings.faults.checkpoint_every_s)
+            run.restarts += self.settings.faults.recovery is Recovery.RESTART
+        self._give_back(run)
+        run.wanted, run.allocation, run.target, run.trial = run.allocation, None, None, None
+        run.phase, run.refused_at, run.rate, run.measured = Phase.QUEUED, -1, 0.0, 0.0
+        run.slow, run.train_from, run.due_at = 1.0, math.inf, -1.0
+        run.steady = False
+        run.requeued += 1
+        self.queue[run.index] = run
+
+    def _node_is_back(self, node: int) -> None:
+        self.cluster.repair(node)
+        self._foretell_failure(node)
+        self._admit()
 
     def _slow(self, run: Run, stamp: int) -> None:
         if stamp != run.epoch or run.allocation is None:
@@ -332,7 +422,7 @@ class _Simulation:
         self._plan(looked)
         if self.due:
             self._decide_at(self.due[0][0])
-        if self.queue and (self.active or self.coming):  # else nothing will ever be given back
+        if self.queue and (self.active or self.coming or self.cluster.down):  # else nothing will ever be given back
             self._decide_at(self._tick(self.now + self.settings.interval_s))
 
     def _is_taken_back(self, run: Run) -> bool:

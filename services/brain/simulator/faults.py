@@ -1,9 +1,9 @@
-"""What goes wrong: processes die, and processes become slow.
+"""What goes wrong: processes die, processes become slow, and whole nodes fail.
 
 A process survives a day with probability .985, so one of n dies within a day with 1 − .985^n: 50 of them .53031, 100
 of them .7794 (DLRover-RM's model). Here it is a Poisson process with that hazard: a job meets its k-th fault when the
 process-days it has held reach the k-th of a series drawn for that job alone, so that two planners that hold as much
-meet the same faults.
+meet the same faults. A node fails by the clock, whatever it holds: when is drawn for that node alone.
 """
 
 import math
@@ -38,6 +38,10 @@ class Faults:
     """The speed it is left with, drawn evenly from here."""
     slow_for_s: float = 600.0
     """Until it is replaced, or well again."""
+    node_failure_per_day: float = 0.0
+    """Probability that one node fails within a day: whatever it holds dies, and it is away."""
+    repair_s: float = 3600.0
+    """Until a node that failed is back."""
     recovery: Recovery = Recovery.ELASTIC
     checkpoint_every_s: float = 600.0
     max_restarts: int = 3
@@ -51,6 +55,11 @@ class Faults:
     def slow_hazard(self) -> float:
         """Per worker and second."""
         return hazard(self.slow_per_day)
+
+    @property
+    def node_hazard(self) -> float:
+        """Per node that is there, and second."""
+        return hazard(self.node_failure_per_day)
 
 
 def hazard(per_day: float) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from recmesh.plugins.planning import Allocation, Prediction, Shapes, Throughput
+from recmesh.plugins.planning import Allocation, Prediction, Shapes, Throughput, doubts
 from services.brain.domain.throughput.learn import learn as learned
 from services.brain.domain.throughput.learned import Learned
 from services.brain.domain.throughput.observations import Observation
@@ -38,12 +38,19 @@ class Remembered:
 
     def doubt(self, allocation: Allocation) -> str:
         """As the model says."""
-        found = self._doubts.get(allocation)
-        if found is None:
-            if len(self._doubts) >= 100 * KEPT:
-                self._doubts.clear()
-            found = self._doubts[allocation] = self.model.doubt(allocation)
-        return found
+        return self.doubt_each([allocation])[0]
+
+    def doubt_each(self, allocations: Sequence[Allocation]) -> list[str]:
+        """As the model says: what was not asked before is asked at once."""
+        known = [self._doubts.get(each) for each in allocations]
+        new = [each for each, found in zip(allocations, known, strict=True) if found is None]
+        if not new:
+            return [found or "" for found in known]
+        if len(self._doubts) >= 100 * KEPT:
+            self._doubts.clear()
+        told = dict(zip(new, doubts(self.model, new), strict=True))
+        self._doubts.update(told)
+        return [told[each] if found is None else found for each, found in zip(allocations, known, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,10 @@ class Foretold:
         """The prior's."""
         return self.prior.doubt(allocation)
 
+    def doubt_each(self, allocations: Sequence[Allocation]) -> Sequence[str]:
+        """The prior's."""
+        return doubts(self.prior, allocations)
+
 
 def learn(
     seen: Sequence[Observation], *, now: float, shared_batch: bool, prior: Throughput | None
@@ -70,7 +81,7 @@ def learn(
     if prior is not None:
         shapes = Shapes.of([each.allocation for each in seen])
         off = np.log([each.samples_per_s for each in seen]) - np.log(prior.predict(shapes).rate)
-        if np.abs(off - off.mean()).max() <= FORETOLD and not any(prior.doubt(each.allocation) for each in seen):
+        if np.abs(off - off.mean()).max() <= FORETOLD and not any(doubts(prior, [each.allocation for each in seen])):
             return Foretold(prior, math.exp(float(off.mean())))
     found = learned(seen, now=now, shared_batch=shared_batch, prior=prior)
     return Remembered(found) if isinstance(found, Learned) else None

@@ -24,10 +24,18 @@ class Pool(pool.Pool):
         self._fit = fit
         self._model: Throughput | None = None
         self._fitted = (0, 0.0)
+        self._windows = 0.0
+
+    def add(
+        self, job: int, size: pool.Size, *, log: float, windows: float, at: float, factor: float | None
+    ) -> float | None:
+        """See `domain.throughput.pool.Pool`."""
+        self._windows += windows
+        return super().add(job, size, log=log, windows=windows, at=at, factor=factor)
 
     def model(self, now: float) -> Throughput | None:
         """What is known by now."""
-        sizes, windows = len(self.seen), sum(seen.windows for seen in self.seen.values())
+        sizes, windows = len(self.seen), self._windows
         if sizes >= self._fitted[0] + max(1.0, REFIT_SHARE * self._fitted[0]) or windows >= 2 * self._fitted[1] > 0:
             found = [observation(self._facts, size, seen) for size, seen in self.seen.items()]
             self._model = self._fit(found, now)

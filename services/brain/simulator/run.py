@@ -106,6 +106,8 @@ class Run:
     paused_s: float = 0.0
     restarts: int = 0
     faults: int = 0
+    requeued: int = 0
+    """Times that a node failed and nothing else had room for what was on it: it waited again."""
     changes: int = 0
     taken_back: int = 0
     """Of them, those that only undid the one before."""

@@ -12,7 +12,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
@@ -39,9 +39,13 @@ _NO_PIDFD_POLL_S = 0.1
 class LocalController:
     """`find_again` finds what other jobmasters left; `stop_watching` leaves it running."""
 
-    def __init__(self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND, cores: float = 0.0) -> None:
-        """cores: what all jobs may have together, by their limits; 0: the machine's, less its load."""
-        self._cores = cores
+    def __init__(
+        self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND, cores: float = 0.0,
+        gpus: Mapping[str, float] | None = None,
+    ) -> None:
+        """cores: what all jobs may have together, by their limits; 0: the machine's, less its load. gpus: by kind;
+        None: nobody tells."""
+        self._cores, self._gpus = cores, dict(gpus or {})
         self._run_root = data_dir / "run" / "jobs"
         self._log_root = data_dir / "logs" / "jobs"
         self._work_root = data_dir / "work" / "jobs"
@@ -229,7 +233,8 @@ class LocalController:
         return sorted({job_id for job_id, _ in self._handles})
 
     async def capacity(self) -> Capacity:
-        """Cores that no limit has promised yet (or the machine's less its load), and the machine's available memory."""
+        """Cores that no limit has promised yet (or the machine's less its load), the machine's available memory, and
+        its accelerators: no process holds any."""
         if self._cores:
             promised = sum(
                 self._quotas.get(key, handle.start.cpu_cores or 0.0)
@@ -238,7 +243,7 @@ class LocalController:
             free = self._cores - promised
         else:
             free = float(len(os.sched_getaffinity(0))) - os.getloadavg()[0]
-        return Capacity(max(0.0, free), psutil.virtual_memory().available)
+        return Capacity(max(0.0, free), psutil.virtual_memory().available, self._gpus)
 
 
 def _has_limits(handle: ProcessHandle) -> bool:

@@ -27,6 +27,7 @@ class JobFacts:
     labels: Mapping[str, str]
     priority: int
     deadline: float
+    submitted: float = 0.0
 
 
 def facts_of(spec: TrainingJob, job: AcceptedJob) -> JobFacts:
@@ -38,7 +39,7 @@ def facts_of(spec: TrainingJob, job: AcceptedJob) -> JobFacts:
         framework=framework, dim=_whole(spec.model.params.get("embedding_dim")),
         tables=sum(feature.kind != "dense" for feature in features), batch_size=spec.training.batch_size,
         data_rows=job.data_rows, data_bytes=job.data_bytes, epochs=spec.training.epochs, labels=spec.labels,
-        priority=spec.priority, deadline=spec.deadline or 0.0,
+        priority=spec.priority, deadline=spec.deadline or 0.0, submitted=job.created,
     )
 
 

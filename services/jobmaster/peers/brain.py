@@ -149,5 +149,5 @@ def _meta(facts: JobFacts) -> brain_pb2.JobMeta:
         job_id=facts.job_id, owner=facts.owner, model=facts.model, framework=facts.framework, dim=facts.dim,
         tables=facts.tables, batch_size=facts.batch_size, data_rows=facts.data_rows,
         data_bytes=facts.data_bytes, epochs=facts.epochs, labels=dict(facts.labels), priority=facts.priority,
-        deadline=facts.deadline,
+        deadline=facts.deadline, submitted=facts.submitted,
     )

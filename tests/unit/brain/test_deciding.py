@@ -3,14 +3,16 @@
 import asyncio
 import itertools
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from recmesh.plugins.planning import Allocation, Overheads, Resources, Shapes
-from recmesh.runtime.errors import InvalidArgument, ResourceExhausted
+from recmesh.plugins.planning import Allocation, ClusterView, JobView, Overheads, Proposal, Resources, Shapes
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from services.brain.app.book import Book
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.jobs import Jobs
@@ -29,6 +31,7 @@ from services.brain.domain.model import (
     RoleUse,
 )
 from services.brain.domain.planning.built_in import PLANNERS
+from services.brain.domain.planning.pareto_greedy import ParetoGreedy
 from services.brain.domain.views import Sizes, learned, view
 from services.brain.domain.warmstart import WarmStart
 from services.brain.store import SqlStore
@@ -195,7 +198,11 @@ async def test_first_plans_count_against_the_quota_too(store: SqlStore) -> None:
     assert refused.value.reason == "OVER_QUOTA"
     assert await mesh.jobs.plan(Job("d", owner="search"), LIMITS, Free())
     await mesh._measure("a", roles(2, 1), 1000.0, "ads")
-    look, plan_a = await mesh.deciding.decide(Ask(Job("a", owner="ads"), LIMITS, roles(2, 1), 1000.0, 10**9, Free()))
+    asked = Ask(Job("a", owner="ads"), LIMITS, roles(2, 1), 1000.0, 10**9, Free())
+    look, plan_a = await mesh.deciding.decide(asked)
+    assert plan_a is None and look.reason == "OVER_QUOTA", "c waits for what is left"
+    mesh.clock.advance(1.0)         # it asks no more
+    look, plan_a = await mesh.deciding.decide(asked)
     assert plan_a is not None and sum(role.replicas for role in plan_a.roles) == 4, look
     await mesh.jobs.record(History(Job("b", owner="ads"), "Succeeded"))
     assert sum(role.replicas for role in (await mesh.jobs.plan(Job("c", owner="ads"), LIMITS, Free())).roles) == 3
@@ -366,3 +373,45 @@ async def test_a_job_begins_from_what_running_jobs_of_its_model_have_shown_toget
     other = Job("e", owner="ads", model="another", batch_size=BATCH)
     look, _ = await mesh.deciding.decide(Ask(other, LIMITS, roles(1, 1), 1000.0, 10**9, free))
     assert look.fit.unknown
+
+
+class Held(ParetoGreedy):
+    """Its proposal is made when `gate` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proposing, self.gate = threading.Event(), threading.Event()
+
+    def propose(self, job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Proposal:
+        self.proposing.set()
+        assert self.gate.wait(30.0)
+        return super().propose(job, cluster, rng)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the choice", "within the choice"])
+async def test_a_job_that_ends_while_it_is_decided_on_holds_nothing(store: SqlStore, early: bool) -> None:
+    mesh, held = Mesh(store, quotas={"ads": Resources(12.0, 500 * GIB)}), Held()
+    mesh.deciding = Deciding(
+        store, held, Policy(), mesh.book, rule=WarmStart(), seed=7, clock=mesh.clock, told=mesh._tell
+    )
+    job = Job("a", owner="ads")
+    await mesh._measure("a", roles(1, 1), 1000.0, "ads")
+    if early:
+        await mesh.book.choosing.acquire()
+    decided = asyncio.create_task(mesh.deciding.decide(Ask(job, LIMITS, roles(1, 1), 1000.0, 10**9, Free())))
+    if not early:
+        assert await asyncio.to_thread(held.proposing.wait, 30.0)
+    await mesh.jobs.record(History(job, "Succeeded"))
+    mesh.deciding.forget("a")
+    await mesh._measure("a", roles(1, 1), 1000.0, "ads")         # told before, heard later
+    if early:
+        await asyncio.sleep(0.05)
+        mesh.book.choosing.release()
+    held.gate.set()
+    with pytest.raises(FailedPrecondition, match="'a' has ended"):
+        await decided
+    assert mesh.book.left("ads") == Resources(12.0, 500 * GIB) and mesh.book.room(Free(9.0, None)).cpu == 9.0
+    assert not mesh.deciding._live and not mesh.deciding._asks and not mesh.told
+    assert await mesh.jobs.plan(job, LIMITS, Free())                # the name may be used again
+    left = mesh.book.left("ads")
+    assert left is not None and left.cpu == 9.0

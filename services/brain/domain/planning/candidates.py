@@ -4,6 +4,10 @@ Of everything that its limits allow: what is believed, is worth a change, and ha
 (RC, TG).
 """
 
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
 import numpy as np
 
 from recmesh.plugins.planning import Allocation, Candidate, ClusterView, JobView, Proposal, Reason, doubts
@@ -21,7 +25,7 @@ from services.brain.domain.planning.survey import (
     survey,
 )
 from services.brain.domain.planning.to_learn import to_learn
-from services.brain.domain.planning.trust import Reach, reach, within
+from services.brain.domain.planning.trust import Reach, Same, reach, within
 from services.brain.domain.planning.unmeasured import started
 from services.brain.domain.planning.wishes import Deadline, Wishes, deadline_of, wishes
 from services.brain.domain.planning.wording import shape
@@ -39,6 +43,30 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
     of = axes(job.bounds, job.now)
     if of.size == 1 and not job.queued:
         return Proposal(job, (), Reason.PINNED, "its limits leave no choice")
+    if job.queued and job.deadline is None and not job.measured and of.size <= rules.exact_up_to:
+        # Nothing of what is drawn or trained matters: many that wait ask for the same, and are answered alike.
+        key = (Same(job.throughput), Same(cluster), job.now, job.bounds, job.asked, job.ps_state_bytes, job.owner)
+        return replace(_of_all_alike(_Alike(key, job, cluster, rng, rules)), job=job)
+    return _looked(job, cluster, of, rng, rules)
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """A job that waits, equal to all that get the same answer."""
+
+    key: tuple[Hashable, ...]
+    job: JobView = field(compare=False)
+    cluster: ClusterView = field(compare=False)
+    rng: np.random.Generator = field(compare=False)
+    rules: Rules
+
+
+@lru_cache(maxsize=64)
+def _of_all_alike(one: _Alike) -> Proposal:
+    return _looked(one.job, one.cluster, axes(one.job.bounds, one.job.now), one.rng, one.rules)
+
+
+def _looked(job: JobView, cluster: ClusterView, of: Axes, rng: np.random.Generator, rules: Rules) -> Proposal:
     # 1. Look at what is believed and has room: at all of it, or at what a search finds.
     at = present(job, cluster)
     asked_rate = predicted_rate(job, job.now) if job.queued else 0.0
@@ -55,6 +83,8 @@ def candidates(job: JobView, cluster: ClusterView, rng: np.random.Generator, rul
         chosen = _listed(job, cluster, seen, rows, wanted, near)
         if chosen:
             return Proposal(job, chosen)
+        if not len(rows):
+            break
         possible[rows] = False  # all guesses: what hides behind them may be known
     if job.queued and (wanted.any & credible).any():  # nothing is believed: as asked
         return started(job, cluster)

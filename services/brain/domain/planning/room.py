@@ -89,7 +89,7 @@ class Room:
     def holds(self, owner: str, need: Sequence[float]) -> bool:
         """Whether there is room for it now."""
         for many, left in zip(need, self.free, strict=True):
-            if many > 0.0 and many > left:
+            if many > left and many > 0.0:      # mostly there is room
                 return False
         quota = self.quotas.get(owner)
         return quota is None or all(many <= 0.0 or many <= left for many, left in zip(need, quota, strict=True))

@@ -72,3 +72,18 @@ def test_no_node_is_ever_over_full_and_all_of_it_comes_back(
         cluster.remove(pods, pods.count)
     assert np.isclose(cluster.free.cpu, cluster.total.cpu)
     assert np.isclose(cluster.free.memory_bytes, cluster.total.memory_bytes)
+
+
+def test_a_node_that_is_away_takes_nothing_and_counts_for_nothing() -> None:
+    cluster = Cluster([Resources(8.0, 8 * GIB), Resources(8.0, 8 * GIB)])
+    pods = Pods(Resources(4.0, GIB))
+    assert cluster.add(pods, 3)
+    held = dict(pods.where)
+    assert cluster.lose(pods, 0) == held[0] and pods.count == held[1]
+    cluster.fail(0)
+    assert cluster.free.cpu == 8.0 - 4.0 * held[1] and cluster.total.cpu == 16.0
+    assert not cluster.add(Pods(Resources(4.0, GIB)), 2 - held[1] + 1)
+    freed = cluster.freed
+    cluster.repair(0)
+    assert cluster.free.cpu == 16.0 - 4.0 * held[1] and cluster.freed == freed + 1
+    assert cluster.add(pods, held[0])

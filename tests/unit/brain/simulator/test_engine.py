@@ -188,6 +188,38 @@ def test_a_job_that_is_restarted_too_often_has_failed() -> None:
     assert ended.phase is Phase.FAILED and ended.restarts == 2
 
 
+FAILING = Faults(node_failure_per_day=0.99, repair_s=1800.0, checkpoint_every_s=600.0)
+
+
+def test_a_node_that_fails_takes_all_that_it_holds_and_is_away_until_it_is_repaired() -> None:
+    (ended,) = run(job(samples=2 * DAY_S * 50.0), of=settings(nodes=1, faults=FAILING)).runs
+    assert ended.phase is Phase.SUCCEEDED and ended.requeued == ended.faults >= 3
+    assert 0 < ended.lost <= ended.requeued * 600.0 * 50.0 * (1 + 1e-9)
+    assert ended.ended == pytest.approx(2 * DAY_S + ended.requeued * 1800.0 + ended.lost / 50.0)
+
+
+def test_what_a_failed_node_held_goes_on_elsewhere() -> None:
+    (ended,) = run(job(samples=2 * DAY_S * 50.0), of=settings(nodes=3, faults=FAILING)).runs
+    assert ended.phase is Phase.SUCCEEDED and ended.faults > ended.requeued == 0 and ended.lost > 0
+
+
+def test_a_fleet_that_loses_nodes_has_less_room_meanwhile() -> None:
+    jobs = [job(f"j{n}", samples=DAY_S * 50.0, workers=2) for n in range(6)]
+    calm, failing = (run(*jobs, of=settings(nodes=3, faults=faults)) for faults in (Faults(), FAILING))
+    assert figures(failing).jct_mean_s > figures(calm).jct_mean_s + 1800.0
+    assert {each.phase for each in failing.runs} == {Phase.SUCCEEDED}
+    assert sum(each.requeued for each in failing.runs) > 0
+    again = run(*jobs, of=settings(nodes=3, faults=FAILING))
+    assert [each.ended for each in again.runs] == [each.ended for each in failing.runs]
+
+
+@pytest.mark.parametrize(("recovery", "restarts"), [(Recovery.NONE, 0), (Recovery.RESTART, 3)])
+def test_without_elastic_recovery_nodes_that_fail_end_a_job(recovery: Recovery, restarts: int) -> None:
+    faults = replace(FAILING, recovery=recovery)
+    (ended,) = run(job(samples=9 * DAY_S * 50.0), of=settings(nodes=1, faults=faults)).runs
+    assert ended.phase is Phase.FAILED and ended.restarts == restarts
+
+
 def test_a_slow_worker_slows_its_job_by_its_share() -> None:
     slow = Faults(slow_per_day=0.999, slow_to=(0.03, 0.03), slow_for_s=DAY_S)
     of = settings(faults=slow)
@@ -203,13 +235,15 @@ jobs_drawn = st.lists(
 
 
 @hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(jobs_drawn, st.integers(1, 5), st.integers(0, 99), st.sampled_from(list(Recovery)))
+@given(
+    jobs_drawn, st.integers(1, 5), st.integers(0, 99), st.sampled_from(list(Recovery)), st.sampled_from([0.0, 1 - 1e-9])
+)
 def test_invariants_of_any_life(
-    drawn: list[tuple[float, float, int]], nodes: int, seed: int, recovery: Recovery
+    drawn: list[tuple[float, float, int]], nodes: int, seed: int, recovery: Recovery, node_failures: float
 ) -> None:
     """Never more than the nodes have; work conserved; every job has ended or is said not to have."""
     jobs = [job(f"j{n}", at=at, samples=samples, workers=w) for n, (at, samples, w) in enumerate(sorted(drawn))]
-    faults = Faults(0.3, 0.3, slow_for_s=300.0, recovery=recovery)
+    faults = Faults(0.3, 0.3, slow_for_s=300.0, recovery=recovery, node_failure_per_day=node_failures)
     of = settings(nodes=nodes, seed=seed, faults=faults)
     outcome = run(*jobs, planner=Restless(), costs=Costs(), of=of)
     assert len(outcome.runs) == len(jobs)
