@@ -13,6 +13,7 @@ from recmesh.runtime.readiness import Readiness
 from services.forecaster.app import App
 from services.forecaster.config import ForecasterSettings
 from services.forecaster.domain.forecast import Forecast
+from services.forecaster.scaling import Scaler
 
 SHOWN = 100
 CHART_STEPS = 300
@@ -31,8 +32,8 @@ def release() -> str:
 class View:
     """What the page shows; it asks the database only while someone looks."""
 
-    def __init__(self, app: App, *, clock: Clock) -> None:
-        self._app, self._clock = app, clock
+    def __init__(self, app: App, scaler: Scaler, *, clock: Clock) -> None:
+        self._app, self._scaler, self._clock = app, scaler, clock
 
     def page(self) -> Page:
         """What a person sees."""
