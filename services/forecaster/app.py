@@ -40,6 +40,8 @@ DEFAULT_LEVEL = 0.8
 SERIES_LIMIT, HISTORY_LIMIT, SCORED_LIMIT = 10_000, 100_000, 10_000
 MAX_WATCHED = 2_000
 SHOWN_S = (60.0, 300.0, 900.0, 3600.0)
+LATE_STEPS = 6
+"""So many steps ago a rate may have been measured last while gauges still look as far as they should."""
 WANTED_S = 900.0
 """After somebody last asked to scale by a series."""
 
@@ -217,7 +219,7 @@ class App:
         forecast now is passed over."""
         for name in await self.watched(patterns):
             try:
-                made = await self.forecast(Ask(name, horizon=horizon))
+                made = await self.forecast(Ask(name, horizon=await self._watched_horizon(name, horizon)))
                 await self._updated(made)
                 self._show(made, await self._score(made))
             except NotFound:
@@ -225,6 +227,11 @@ class App:
             except MeshError as error:
                 _log.info("%s is watched, and cannot be forecast now: %s", name, error.message)
         self.gauges.expire(before=self._clock.monotonic() - WANTED_S)
+
+    async def _watched_horizon(self, name: str, least: int) -> int:
+        """So many steps that gauges reach as far as they should, also some steps after the last rate."""
+        needed = math.ceil(max(self._shown_s, default=0.0) / await self.step_of(name)) + LATE_STEPS
+        return min(max(least, needed), MAX_HORIZON)
 
     def _show(self, made: Forecast, past: Sequence[PastError]) -> None:
         at = self._clock.monotonic()

@@ -28,7 +28,7 @@ class ForecasterSettings(ServiceSettings):
     and past errors of each. Those that a scaler asks for are watched, too."""
     forecast_every_s: float = Field(default=300.0, gt=0)
     forecast_horizon: int = Field(default=24, ge=1, le=10_000)
-    """Steps of a watched forecast."""
+    """Steps of a watched forecast at least; as many as `forecast_shown_s` needs."""
     forecast_shown_s: tuple[float, ...] = (60.0, 300.0, 900.0, 3600.0)
     """How far ahead the gauges of watched series look (JSON list), as far as the forecast goes."""
     keda_address: str = ""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from recmesh.runtime.clock import Clock
@@ -98,7 +98,7 @@ class Scaler:
         """The expected rate is above the activation."""
         return (await self.expected(ask)).rate > ask.activation
 
-    async def activity(self, ask: Scaling) -> AsyncIterator[bool]:
+    async def activity(self, ask: Scaling) -> AsyncGenerator[bool, None]:
         """Whether it is active: at once, then at each change, until the service stops.
 
         An error before the first answer is raised; later ones leave the last answer in force. ResourceExhausted when
@@ -126,7 +126,7 @@ class Scaler:
         finally:
             self.streams -= 1
 
-    async def held(self) -> AsyncIterator[None]:
+    async def held(self) -> AsyncGenerator[None, None]:
         """Once, and then nothing more until the service stops; a stream like those of `activity`."""
         if self.streams >= self._max_streams:
             raise ResourceExhausted(f"{self.streams} streams are open", reason="TOO_MANY_STREAMS")

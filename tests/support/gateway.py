@@ -254,6 +254,7 @@ def rest_app(
     *,
     jobs: Any = None,
     data: Any = None,
+    planning: Any = None,
     events: Any = None,
     api_key: str | None = None,
     loopback: bool = True,
@@ -266,14 +267,14 @@ def rest_app(
     mesh = Mesh({}, token=None, tls=None)
     chosen_jobs: JobsPeer = jobs or peer
     chosen_data: DataPeer = data or peer
-    planning: PlanningPeer = peer
+    chosen_planning: PlanningPeer = planning or peer
     parts = api.Parts(
         made.models,
         made.inference,
         code,
         chosen_jobs,
         chosen_data,
-        planning,
+        chosen_planning,
         mesh,
         events or NoEvents(),
         {},
