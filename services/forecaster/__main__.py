@@ -54,7 +54,8 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
 
     async def forget() -> float:
         await app.forget(
-            older_than_s=settings.rate_days * 86_400, points_per_series=settings.rate_points, tiers=tiers
+            older_than_s=settings.rate_days * 86_400, points_per_series=settings.rate_points,
+            idle_s=settings.rate_idle_days * 86_400, tiers=tiers,
         )
         return FORGET_EVERY_S
 

@@ -255,12 +255,14 @@ class App:
         """How wrong forecasts of a watched series were, by step and lead; none before the first truth has come."""
         return past_errors(await self.scored(series))
 
-    async def forget(self, *, older_than_s: float, points_per_series: int, tiers: Sequence[Tier] = ()) -> int:
+    async def forget(
+        self, *, older_than_s: float, points_per_series: int, idle_s: float = math.inf, tiers: Sequence[Tier] = ()
+    ) -> int:
         """Keep the store bounded: means of old values first, then what is too old goes; returns how many rows went."""
         now = self._clock.now()
         replaced = await asyncio.to_thread(coarsen, self._store, tiers, now=now) if tiers else 0
         return replaced + await asyncio.to_thread(
-            self._store.forget, before=now - older_than_s, points_per_series=points_per_series
+            self._store.forget, before=now - older_than_s, points_per_series=points_per_series, idle_before=now - idle_s
         )
 
 

@@ -17,6 +17,8 @@ class ForecasterSettings(ServiceSettings):
     """`sqlite:///file` or `postgresql://user:password@host/name`; empty: a file in the data folder."""
     rate_days: float = Field(default=1095.0, gt=0)
     """Rates older than this are forgotten."""
+    rate_idle_days: float = Field(default=60.0, gt=0)
+    """Series of which nothing was heard for so long are forgotten as a whole: those of jobs that ended, most of all."""
     rate_tiers: tuple[tuple[float, float], ...] = ((2, 60), (15, 600), (90, 3600))
     """[days, seconds] pairs (JSON): rates older than so many days are kept as means over so many seconds."""
     rate_points: int = Field(default=100_000, ge=100)

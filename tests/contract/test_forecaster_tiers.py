@@ -142,3 +142,10 @@ def test_forgetting_goes_on_over_many_rows(store: SqlStore) -> None:
     store.put("long", 1, [Point(200.0 + at, 1.0) for at in range(110)])
     assert store.forget(before=150, points_per_series=5, chunk=20) == 120 + 105
     assert store.names() == ["long"] and len(store.points("long", 1)) == 5
+
+
+def test_series_that_nobody_measures_any_more_make_room(store: SqlStore) -> None:
+    store.put("job/ended", 5, [Point(100.0 + 5 * n, 1.0) for n in range(9)])
+    store.put("job/runs", 5, [Point(100.0, 1.0), Point(900.0, 1.0)])
+    assert store.forget(before=0, points_per_series=100, idle_before=500) == 9
+    assert store.names() == ["job/runs"] and len(store.points("job/runs", 5)) == 2

@@ -59,7 +59,7 @@ def _ask(request: pb.ScaledObjectRef) -> Scaling:
 
 
 def _spec(ask: Scaling) -> pb.GetMetricSpecResponse:
-    target = max(1, round(ask.per_replica))         # for a KEDA of before 2.17, which knows whole numbers only
+    target = max(1, round(ask.per_replica))         # for an older KEDA, which knows whole numbers only
     return pb.GetMetricSpecResponse(metricSpecs=[
         pb.MetricSpec(metricName=ask.metric_name, targetSize=target, targetSizeFloat=ask.per_replica)
     ])  # fmt: skip

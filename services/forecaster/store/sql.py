@@ -219,17 +219,23 @@ class SqlStore:
         with reading(self.engine) as connection:
             return [SeriesInfo(*row) for row in connection.execute(query)]
 
-    def forget(self, *, before: float, points_per_series: int, chunk: int = CHUNK) -> int:
+    def forget(
+        self, *, before: float, points_per_series: int, idle_before: float = 0.0, chunk: int = CHUNK
+    ) -> int:
         """Remove values older than `before`, all but the newest of each series, and series without any.
 
+        Series whose newest value is older than `idle_before` go as a whole: those of jobs that ended make room.
         In transactions of some `chunk` rows: others write meanwhile, and one that was cut short is gone on with.
         """
         removed = self._delete(rates.c.at < before, chunk)
         for key in sorted(self.by_id()):
             mine = rates.c.series_id == key
             with reading(self.engine) as connection:
-                query = select(rates.c.at).where(mine).order_by(desc(rates.c.at)).limit(1).offset(points_per_series)
-                edge = connection.execute(query).scalar()
+                newest_first = select(rates.c.at).where(mine).order_by(desc(rates.c.at)).limit(1)
+                newest = connection.execute(newest_first).scalar()
+                edge = connection.execute(newest_first.offset(points_per_series)).scalar()
+            if newest is not None and newest < idle_before:
+                edge = newest
             if edge is not None:
                 removed += self._delete(mine & (rates.c.at <= edge), chunk)
         with writing(self.engine) as connection:

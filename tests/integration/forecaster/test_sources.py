@@ -38,7 +38,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @pytest.fixture(scope="module")
 def forecaster(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    env = {"RECMESH_NATS_URL": nats.url, "RECMESH_RATE_DAYS": "100000"}
+    env = {"RECMESH_NATS_URL": nats.url, "RECMESH_RATE_DAYS": "100000", "RECMESH_RATE_IDLE_DAYS": "100000"}
     with service("forecaster", tmp_path_factory.mktemp("forecaster"), env=env) as process:
         yield process
 
