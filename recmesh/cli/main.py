@@ -11,6 +11,7 @@ from recmesh.cli import (
     checkpoint_verbs,
     data_verbs,
     explain_verbs,
+    forecast_verbs,
     job_verbs,
     log_verbs,
     mesh_verbs,
@@ -36,6 +37,7 @@ log_verbs.register(app)
 job_verbs.register(app)
 checkpoint_verbs.register(app)
 explain_verbs.register(app)
+forecast_verbs.register(app)
 model_verbs.register(app)
 data_verbs.register(app)
 chaos_verbs.register(app)

@@ -246,9 +246,26 @@ class Client:
         """Health of the services."""
         return self._mapping("GET", "/v1/mesh")
 
-    def forecast(self, series: str) -> dict[str, Any]:
-        """The newest forecast of a series."""
-        return self._mapping("GET", f"/v1/forecasts/{_part(series)}")
+    def forecasts(self, *, prefix: str = "", limit: int = 100) -> dict[str, Any]:
+        """Series of rates that can be forecast."""
+        return self._mapping("GET", "/v1/forecasts", params={"prefix": prefix, "limit": limit})
+
+    def forecast(
+        self, series: str, *, horizon: int = 24, step_s: float = 0.0, level: float = 0.8, season_s: float = 0.0
+    ) -> dict[str, Any]:
+        """What is expected of a series from now on: mean and interval of each step, and how wrong it was before.
+
+        `step_s` 0: as it is measured; `season_s` 0: found.
+        """
+        params = {"horizon": horizon, "step_s": step_s, "level": level, "season_s": season_s}
+        return self._mapping("GET", f"/v1/forecasts/{_part(series)}", params=params)
+
+    def rates(
+        self, series: str, *, since: float = 0.0, until: float = 0.0, step_s: float = 0.0, limit: int = 1000
+    ) -> dict[str, Any]:
+        """The newest measured rates of a series within [since, until); `step_s` 0: as they are kept."""
+        params = {"since": since, "until": until, "step_s": step_s, "limit": limit}
+        return self._mapping("GET", f"/v1/rates/{_part(series)}", params=params)
 
     def plan(self, job_id: str) -> dict[str, Any]:
         """Brain's newest plan for a job."""

@@ -20,21 +20,24 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Point(google.protobuf.message.Message):
-    """Events per second, mean over [at, at + step)."""
+    """Events per second, mean over [at, at + step_s); step_s 0: of the series."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     AT_FIELD_NUMBER: builtins.int
     VALUE_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
     at: builtins.float
     value: builtins.float
+    step_s: builtins.float
     def __init__(
         self,
         *,
         at: builtins.float = ...,
         value: builtins.float = ...,
+        step_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "value", b"value"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "step_s", b"step_s", "value", b"value"]) -> None: ...
 
 Global___Point: typing_extensions.TypeAlias = Point
 
@@ -140,14 +143,21 @@ class ForecastReply(google.protobuf.message.Message):
     HISTORY_FIELD_NUMBER: builtins.int
     ERROR_WAPE_FIELD_NUMBER: builtins.int
     NOTE_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    PAST_FIELD_NUMBER: builtins.int
     model: builtins.str
     season_s: builtins.float
     level: builtins.float
     history: builtins.int
     error_wape: builtins.float
     note: builtins.str
+    step_s: builtins.float
     @property
     def points(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ForecastPoint]: ...
+    @property
+    def past(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PastError]:
+        """of a watched series: how wrong what was said before turned out to be"""
+
     def __init__(
         self,
         *,
@@ -158,10 +168,44 @@ class ForecastReply(google.protobuf.message.Message):
         history: builtins.int = ...,
         error_wape: builtins.float = ...,
         note: builtins.str = ...,
+        step_s: builtins.float = ...,
+        past: collections.abc.Iterable[Global___PastError] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error_wape", b"error_wape", "history", b"history", "level", b"level", "model", b"model", "note", b"note", "points", b"points", "season_s", b"season_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_wape", b"error_wape", "history", b"history", "level", b"level", "model", b"model", "note", b"note", "past", b"past", "points", b"points", "season_s", b"season_s", "step_s", b"step_s"]) -> None: ...
 
 Global___ForecastReply: typing_extensions.TypeAlias = ForecastReply
+
+@typing.final
+class PastError(google.protobuf.message.Message):
+    """Over the newest `count` forecasts of a step that lay `lead` steps ahead; coverage: share of truths within the interval of `level`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_S_FIELD_NUMBER: builtins.int
+    LEAD_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    WAPE_FIELD_NUMBER: builtins.int
+    COVERAGE_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
+    step_s: builtins.float
+    lead: builtins.int
+    count: builtins.int
+    wape: builtins.float
+    coverage: builtins.float
+    level: builtins.float
+    def __init__(
+        self,
+        *,
+        step_s: builtins.float = ...,
+        lead: builtins.int = ...,
+        count: builtins.int = ...,
+        wape: builtins.float = ...,
+        coverage: builtins.float = ...,
+        level: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "coverage", b"coverage", "lead", b"lead", "level", b"level", "step_s", b"step_s", "wape", b"wape"]) -> None: ...
+
+Global___PastError: typing_extensions.TypeAlias = PastError
 
 @typing.final
 class SeriesRequest(google.protobuf.message.Message):
@@ -229,22 +273,30 @@ Global___SeriesReply: typing_extensions.TypeAlias = SeriesReply
 
 @typing.final
 class HistoryRequest(google.protobuf.message.Message):
+    """step_s 0: as it is kept, newer values on the series' own step, older ones as means of coarser ones."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SERIES_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     UNTIL_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
     series: builtins.str
     since: builtins.float
     until: builtins.float
+    step_s: builtins.float
+    limit: builtins.int
     def __init__(
         self,
         *,
         series: builtins.str = ...,
         since: builtins.float = ...,
         until: builtins.float = ...,
+        step_s: builtins.float = ...,
+        limit: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["series", b"series", "since", b"since", "until", b"until"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit", "series", b"series", "since", b"since", "step_s", b"step_s", "until", b"until"]) -> None: ...
 
 Global___HistoryRequest: typing_extensions.TypeAlias = HistoryRequest
 

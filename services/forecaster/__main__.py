@@ -11,7 +11,10 @@ from recmesh.runtime.rpc import RpcServer
 from services.forecaster import events, ops, rpc
 from services.forecaster.app import App
 from services.forecaster.config import ForecasterSettings
+from services.forecaster.domain.tiers import tiers_of
+from services.forecaster.rpc import keda
 from services.forecaster.runtimes.pool import ModelPool
+from services.forecaster.scaling import Scaler
 from services.forecaster.store import SqlStore
 
 FORGET_EVERY_S = 600.0
@@ -43,33 +46,45 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     settings = ForecasterSettings.from_env(env, "RECMESH_")
     bus = Bus.of(settings, "forecaster")
     store = SqlStore(settings.database, max_series=settings.rate_series)
+    tiers = tiers_of(settings.rate_tiers, setting="RECMESH_RATE_TIERS")
     models = ModelPool()
-    app = App(store, models, clock=system_clock, updated=events.Updates(bus))
-    view = ops.View(app, clock=system_clock)
+    app = App(store, models, clock=system_clock, updated=events.Updates(bus), shown_s=settings.forecast_shown_s)
+    scaler = Scaler(app, clock=system_clock, cache_s=settings.keda_cache_s, max_streams=settings.keda_streams)
+    view = ops.View(app, scaler, clock=system_clock)
 
     async def forget() -> float:
-        await app.forget(older_than_s=settings.rate_days * 86_400, points_per_series=settings.rate_points)
+        await app.forget(
+            older_than_s=settings.rate_days * 86_400, points_per_series=settings.rate_points,
+            idle_s=settings.rate_idle_days * 86_400, tiers=tiers,
+        )
         return FORGET_EVERY_S
 
     async def watch() -> float:
         await app.watch(settings.forecast_watch, horizon=settings.forecast_horizon)
         return settings.forecast_every_s
 
+    scales = keda.register(keda.KedaServicer(scaler))
     server = RpcServer(
-        "rpc", settings.rpc_address, [rpc.register(rpc.ForecasterServicer(app))],
-        tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
+        "rpc", settings.rpc_address, [rpc.register(rpc.ForecasterServicer(app)), scales],
+        tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME, keda.SERVICE_NAME],
     )
+    keda_tls = settings.keda_tls
+    for_keda = RpcServer(       # without the mesh's token, which KEDA cannot send; certificates let it in
+        "keda", settings.keda_address, [scales], tls=keda_tls, service_names=[keda.SERVICE_NAME],
+    )
+    servers = [server, for_keda] if settings.keda_address else [server]
     database = Database(store)
-    ready = Readiness({"the database": database.ping}, known=bus.objection, followers=[server])
+    ready = Readiness({"the database": database.ping}, known=bus.objection, followers=servers)
     return [
         ops.server(settings, view, ready),
         bus,
         database,
         models,
-        server,
+        *servers,
         events.rates(bus, app),
+        scaler,
         Loop("forget", forget),
-        *([Loop("watch", watch)] if settings.forecast_watch else []),
+        Loop("watch", watch),
         bus.service("forecaster", ops.release(), "Traffic rates and what they will be", view.figures),
         ready,
     ]  # fmt: skip

@@ -3,14 +3,22 @@
 import asyncio
 import difflib
 import math
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Protocol
 
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, NotFound, Violation
-from recmesh.runtime.telemetry import Metrics
+from recmesh.runtime.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    MeshError,
+    NotFound,
+    ResourceExhausted,
+    Violation,
+)
+from recmesh.runtime.telemetry import Metrics, get_logger
 from services.forecaster.domain.forecast import (
     MAX_HORIZON,
     MAX_LEVEL,
@@ -20,16 +28,27 @@ from services.forecaster.domain.forecast import (
     Predicted,
     answer,
 )
+from services.forecaster.domain.scoring import PastError, Scored, past_errors, promises
 from services.forecaster.domain.season import season_for
 from services.forecaster.domain.series import Floats, Point, SeriesInfo, checked, regular
-from services.forecaster.store import SqlStore
+from services.forecaster.domain.tiers import Stored, Tier
+from services.forecaster.gauges import Gauges
+from services.forecaster.store import Grouped, Observation, Promises, SqlStore, coarsen
 
 DEFAULT_HORIZON = 24
 DEFAULT_LEVEL = 0.8
-SERIES_LIMIT, HISTORY_LIMIT = 10_000, 100_000
+SERIES_LIMIT, HISTORY_LIMIT, SCORED_LIMIT = 10_000, 100_000, 10_000
+MAX_WATCHED = 2_000
+SHOWN_S = (60.0, 300.0, 900.0, 3600.0)
+LATE_STEPS = 6
+"""So many steps ago a rate may have been measured last while gauges still look as far as they should."""
+WANTED_S = 900.0
+"""After somebody last asked to scale by a series."""
 
+_log = get_logger(__name__)
 _metrics = Metrics("forecaster")
 _values = _metrics.counter("values", "Rates that were stored")
+_refused = _metrics.counter("series_refused", "Batches of rates of series that would be too many")
 _seconds = _metrics.histogram("forecast_seconds", "Time to make a forecast")
 _error = _metrics.histogram(
     "backtest_wape",
@@ -51,19 +70,44 @@ class App:
     """forecaster without its wires."""
 
     def __init__(
-        self, store: SqlStore, models: Models, *, clock: Clock, updated: Callable[[Forecast], Awaitable[None]]
+        self, store: SqlStore, models: Models, *, clock: Clock, updated: Callable[[Forecast], Awaitable[None]],
+        gauges: Gauges | None = None, shown_s: Sequence[float] = SHOWN_S,
     ) -> None:
+        """`shown_s`: how far ahead the gauges of watched series look."""
         self._store, self._models, self._clock, self._updated = store, models, clock, updated
+        self._writes, self._promises = Grouped(store), Promises(store)
+        self._shown_s = tuple(shown_s)
+        self._wanted: OrderedDict[str, float] = OrderedDict()
+        self.gauges = gauges or Gauges()
+        """What Prometheus sees."""
         self.made: deque[Forecast] = deque(maxlen=100)
         """The newest forecasts, for the ops page."""
         self._counts = dict.fromkeys(("values", "forecasts", "forecasts_failed"), 0)
 
     async def observe(self, series: str, step_s: float, points: Sequence[Point]) -> int:
         """Store rates; the same again replaces itself. Returns how many steps were stored."""
-        stored = await asyncio.to_thread(self._store.put, series, step_s, checked(series, step_s, points))
-        self._counts["values"] += stored
-        _values.inc(stored)
+        (stored,) = await self._writes.put([Observation(series, step_s, checked(series, step_s, points))])
+        if isinstance(stored, ResourceExhausted):
+            raise stored
+        self._stored(stored)
         return stored
+
+    async def observe_many(self, step_s: float, rates: Mapping[str, Sequence[Point]]) -> int:
+        """The same of many series; of one that is refused as one too many the others know nothing."""
+        told = await self._writes.put(
+            [Observation(series, step_s, checked(series, step_s, points)) for series, points in rates.items()]
+        )
+        refused = [each for each in told if isinstance(each, ResourceExhausted)]
+        if refused:
+            _refused.inc(len(refused))
+            _log.warning("rates of %d series are not kept: %s", len(refused), refused[0].message)
+        stored = sum(each for each in told if isinstance(each, int))
+        self._stored(stored)
+        return stored
+
+    def _stored(self, count: int) -> None:
+        self._counts["values"] += count
+        _values.inc(count)
 
     def counts(self) -> dict[str, int]:
         """What was done since the start."""
@@ -86,7 +130,9 @@ class App:
     async def _forecast(self, ask: Ask) -> Forecast:
         own_step_s = await self._own_step(ask)
         step_s = ask.step_s or own_step_s
-        points = await asyncio.to_thread(self._store.points, ask.series, own_step_s, until=ask.now, limit=HISTORY_LIMIT)
+        points = await asyncio.to_thread(
+            self._store.points, ask.series, own_step_s, until=ask.now, limit=HISTORY_LIMIT, on=step_s
+        )
         if not points:
             raise FailedPrecondition(f"series {ask.series!r} has no values before {ask.now:.0f}", reason="NO_HISTORY")
         grid = regular(points, step_s=step_s, own_step_s=own_step_s)
@@ -101,6 +147,10 @@ class App:
             grid.values, horizon=skipped + ask.horizon, season=season.steps, level=ask.level
         )
         return answer(ask, grid, predicted, season, skipped=skipped, error=error, made=self._clock.now())
+
+    async def step_of(self, series: str) -> float:
+        """The finest that it is measured on; NotFound names what was probably meant."""
+        return await self._own_step(Ask(series, horizon=1))
 
     async def _own_step(self, ask: Ask) -> float:
         """The stored step to start from: the coarsest that divides the asked one, else the finest."""
@@ -125,24 +175,99 @@ class App:
         """What is stored."""
         return await asyncio.to_thread(self._store.info, prefix=prefix, limit=min(limit or 100, SERIES_LIMIT))
 
-    async def history(self, series: str, *, since: float = 0.0, until: float = 0.0) -> tuple[float, list[Point]]:
-        """A series' step and its values in [since, until)."""
-        step_s = await self._own_step(Ask(series, horizon=1))
-        return step_s, await asyncio.to_thread(self._store.points, series, step_s, since=since, until=until)
+    async def history(
+        self, series: str, *, since: float = 0.0, until: float = 0.0, step_s: float = 0.0, limit: int = 0
+    ) -> tuple[float, list[Stored]]:
+        """A series' step, and the newest `limit` of its values in [since, until).
 
-    async def watch(self, names: Sequence[str], *, horizon: int) -> None:
-        """Forecast the series that someone waits for, and tell; unknown ones are passed over."""
-        for name in names:
+        As they are kept: newer ones on the series' own step, older ones as means of coarser steps; with `step_s`, a
+        multiple of the own one, all on that.
+        """
+        own_step_s = await self._own_step(Ask(series, horizon=1, step_s=step_s))
+        most = min(limit or HISTORY_LIMIT, HISTORY_LIMIT)
+        if not step_s:
+            rows = await asyncio.to_thread(
+                self._store.stored, series, own_step_s, since=since, until=until, limit=most
+            )
+            return own_step_s, rows
+        points = await asyncio.to_thread(
+            self._store.points, series, own_step_s, since=since, until=until, limit=most, on=step_s
+        )
+        return step_s, [Stored(point.at, point.value, step_s) for point in points]
+
+    def wanted(self, series: str) -> None:
+        """Somebody scales by this series: it is watched for a while, as if the settings said so."""
+        self._wanted[series] = self._clock.monotonic()
+        self._wanted.move_to_end(series)
+        while len(self._wanted) > MAX_WATCHED:
+            self._wanted.popitem(last=False)
+
+    async def watched(self, patterns: Sequence[str]) -> list[str]:
+        """Names of the settings, with `*` and `?` for any characters, and those that somebody scales by."""
+        since = self._clock.monotonic() - WANTED_S
+        found = dict.fromkeys(name for name in patterns if not _is_pattern(name))
+        found.update(dict.fromkeys(name for name, at in self._wanted.items() if at >= since))
+        if any(map(_is_pattern, patterns)):
+            known = await asyncio.to_thread(self._store.names)
+            found.update(dict.fromkeys(name for name in known if any(fnmatchcase(name, each) for each in patterns)))
+        if len(found) > MAX_WATCHED:
+            _log.warning("%d series are to be watched; the first %d are", len(found), MAX_WATCHED)
+        return list(found)[:MAX_WATCHED]
+
+    async def watch(self, patterns: Sequence[str], *, horizon: int) -> None:
+        """Forecast the series that someone waits for, tell, and score what was said before; one that cannot be
+        forecast now is passed over."""
+        for name in await self.watched(patterns):
             try:
-                made = await self.forecast(Ask(name, horizon=horizon))
+                made = await self.forecast(Ask(name, horizon=await self._watched_horizon(name, horizon)))
+                await self._updated(made)
+                self._show(made, await self._score(made))
             except NotFound:
                 continue
-            await self._updated(made)
+            except MeshError as error:
+                _log.info("%s is watched, and cannot be forecast now: %s", name, error.message)
+        self.gauges.expire(before=self._clock.monotonic() - WANTED_S)
 
-    async def forget(self, *, older_than_s: float, points_per_series: int) -> int:
-        """Keep the store bounded; returns how many values went."""
-        before = self._clock.now() - older_than_s
-        return await asyncio.to_thread(self._store.forget, before=before, points_per_series=points_per_series)
+    async def _watched_horizon(self, name: str, least: int) -> int:
+        """So many steps that gauges reach as far as they should, also some steps after the last rate."""
+        needed = math.ceil(max(self._shown_s, default=0.0) / await self.step_of(name)) + LATE_STEPS
+        return min(max(least, needed), MAX_HORIZON)
+
+    def _show(self, made: Forecast, past: Sequence[PastError]) -> None:
+        at = self._clock.monotonic()
+        end = made.points[0].at if made.points else made.made
+        self.gauges.expected(made, self._shown_s, now=max(end, self._clock.now()), at=at)
+        self.gauges.errors(made.series, past, at=at)
+
+    async def _score(self, made: Forecast) -> list[PastError]:
+        own_step_s = await self.step_of(made.series)
+        if made.points:
+            await asyncio.to_thread(self._promises.settle, made.series, own_step_s, end=made.points[0].at)
+        await asyncio.to_thread(self._promises.keep, made.series, own_step_s, promises(made))
+        return await self.past_errors(made.series)
+
+    async def scored(self, series: str, *, limit: int = SCORED_LIMIT) -> list[Scored]:
+        """The newest promises of a watched series whose truth has come, oldest first; NotFound when it is unknown."""
+        own_step_s = await self.step_of(series)
+        return await asyncio.to_thread(self._promises.scored, series, own_step_s, limit=min(limit, SCORED_LIMIT))
+
+    async def past_errors(self, series: str) -> list[PastError]:
+        """How wrong forecasts of a watched series were, by step and lead; none before the first truth has come."""
+        return past_errors(await self.scored(series))
+
+    async def forget(
+        self, *, older_than_s: float, points_per_series: int, idle_s: float = math.inf, tiers: Sequence[Tier] = ()
+    ) -> int:
+        """Keep the store bounded: means of old values first, then what is too old goes; returns how many rows went."""
+        now = self._clock.now()
+        replaced = await asyncio.to_thread(coarsen, self._store, tiers, now=now) if tiers else 0
+        return replaced + await asyncio.to_thread(
+            self._store.forget, before=now - older_than_s, points_per_series=points_per_series, idle_before=now - idle_s
+        )
+
+
+def _is_pattern(name: str) -> bool:
+    return "*" in name or "?" in name
 
 
 def _divides(step_s: float, into_s: float) -> bool:

@@ -1,5 +1,6 @@
 """What forecaster hears and tells."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from recmesh.runtime.bus import Bus, Consumer
@@ -12,13 +13,21 @@ DURABLE = "forecaster-rates"
 
 
 def rates(bus: Bus, app: App) -> Consumer:
-    """rate.observed, from anybody. Storing twice is storing once."""
+    """rate.observed and rates.observed, from anybody. Storing twice is storing once."""
 
     async def heard(event: Event[Any]) -> None:
-        data: catalog.RateObserved = event.data
-        await app.observe(data.series, data.step_s, [Point(at, value) for at, value in data.points])
+        if event.type is catalog.RATE_OBSERVED:
+            one: catalog.RateObserved = event.data
+            await app.observe(one.series, one.step_s, _points(one.points))
+        else:
+            many: catalog.RatesObserved = event.data
+            await app.observe_many(many.step_s, {each.series: _points(each.points) for each in many.series})
 
-    return bus.consume(DURABLE, [catalog.RATE_OBSERVED], heard)
+    return bus.consume(DURABLE, [catalog.RATE_OBSERVED, catalog.RATES_OBSERVED], heard)
+
+
+def _points(pairs: Iterable[tuple[float, float]]) -> list[Point]:
+    return [Point(at, value) for at, value in pairs]
 
 
 class Updates:

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from recmesh.pb import forecaster_pb2 as pb
 from services.forecaster.domain.forecast import Ask, Forecast
+from services.forecaster.domain.scoring import PastError
 from services.forecaster.domain.series import Point, SeriesInfo
+from services.forecaster.domain.tiers import Stored
 
 
 def points(messages: Iterable[pb.Point]) -> list[Point]:
@@ -20,7 +22,7 @@ def ask(request: pb.ForecastRequest) -> Ask:
     )  # fmt: skip
 
 
-def forecast_reply(value: Forecast) -> pb.ForecastReply:
+def forecast_reply(value: Forecast, past: Iterable[PastError]) -> pb.ForecastReply:
     """An answer."""
     return pb.ForecastReply(
         points=[pb.ForecastPoint(at=p.at, mean=p.mean, low=p.low, high=p.high) for p in value.points],
@@ -30,6 +32,14 @@ def forecast_reply(value: Forecast) -> pb.ForecastReply:
         history=value.history,
         error_wape=value.error_wape,
         note=value.note,
+        step_s=value.step_s,
+        past=[
+            pb.PastError(
+                step_s=each.step_s, lead=each.lead, count=each.count, wape=each.wape, coverage=each.coverage,
+                level=each.level,
+            )
+            for each in past
+        ],
     )
 
 
@@ -46,6 +56,7 @@ def series_reply(found: Iterable[SeriesInfo]) -> pb.SeriesReply:
     )  # fmt: skip
 
 
-def history_reply(step_s: float, values: Sequence[Point]) -> pb.HistoryReply:
+def history_reply(step_s: float, values: Sequence[Stored]) -> pb.HistoryReply:
     """A series' values."""
-    return pb.HistoryReply(points=[pb.Point(at=p.at, value=p.value) for p in values], step_s=step_s)
+    points = [pb.Point(at=each.at, value=each.value, step_s=each.step_s) for each in values]
+    return pb.HistoryReply(points=points, step_s=step_s)

@@ -44,7 +44,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     bus = Bus.of(config, "gateway")
     facts = Facts(bus)
     limits = ServingLimits(config.infer_timeout_s, config.max_infer_timeout_s, config.load_timeout_s)
-    observation = Observation(clock=system_clock, rate_step_s=config.rate_step_s, tell_rate=facts.rate)
+    observation = Observation(clock=system_clock, rate_step_s=config.rate_step_s, tell_rates=facts.rates)
     runtimes = Runtimes(
         environment=child_environment(env), limits=Limits(queue=config.infer_queue), log=_log.warning
     )

@@ -1,7 +1,7 @@
-"""Facts that shardsvc tells: run.opened, lease.requeued, dataset.registered, topic.observed. It listens to none.
+"""Facts that shardsvc tells: run.opened, lease.requeued, dataset.registered, topic.observed, rates.observed.
 
-None of them decides anything: the task log, the run and the queue do. So they are sent in the background,
-and a bus that is away never holds up a lease.
+It listens to none. None of them decides anything: the task log, the run and the queue do. So they are sent in the
+background, and a bus that is away never holds up a lease.
 """
 
 from collections.abc import Callable

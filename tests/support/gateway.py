@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,10 +156,10 @@ class Facts:
     async def model(self, fact: Fact, record: ModelVersion) -> None:
         self.models.append((fact, record.key))
 
-    async def rate(self, series: str, step_s: float, points: Sequence[tuple[float, float]]) -> None:
+    async def rates_of(self, step_s: float, rates: Mapping[str, Sequence[tuple[float, float]]]) -> None:
         if self.away:
             raise Aborted("the bus is away")
-        self.rates.append((series, step_s, list(points)))
+        self.rates += [(series, step_s, list(points)) for series, points in rates.items()]
 
 
 class NoEvents:
@@ -217,7 +217,7 @@ def gateway(
     bucket, facts, clock = bucket or FakeBucket(), Facts(), FakeClock()
     chosen: Any = runtimes or FakeRuntimes()
     limits = ServingLimits(retire_s=retire_s, load_timeout_s=120.0)
-    observation = Observation(clock=clock, rate_step_s=10.0, tell_rate=facts.rate)
+    observation = Observation(clock=clock, rate_step_s=10.0, tell_rates=facts.rates_of)
     serving = Serving(chosen, observation, clock=clock, limits=limits)
     models = Models(
         Registry(bucket), ModelFolders(root), chosen, serving, observation,
@@ -254,6 +254,7 @@ def rest_app(
     *,
     jobs: Any = None,
     data: Any = None,
+    planning: Any = None,
     events: Any = None,
     api_key: str | None = None,
     loopback: bool = True,
@@ -266,14 +267,14 @@ def rest_app(
     mesh = Mesh({}, token=None, tls=None)
     chosen_jobs: JobsPeer = jobs or peer
     chosen_data: DataPeer = data or peer
-    planning: PlanningPeer = peer
+    chosen_planning: PlanningPeer = planning or peer
     parts = api.Parts(
         made.models,
         made.inference,
         code,
         chosen_jobs,
         chosen_data,
-        planning,
+        chosen_planning,
         mesh,
         events or NoEvents(),
         {},

@@ -420,6 +420,21 @@ class RateObserved(Payload):
     """[unix seconds, value per second], ascending."""
 
 
+class SeriesRates(Payload):
+    """What was measured of one series."""
+
+    series: str
+    points: list[tuple[float, float]] = Field(max_length=10_000)
+    """[unix seconds, value per second], ascending."""
+
+
+class RatesObserved(Payload):
+    """Rates of many series that one measurer measures at the same step."""
+
+    step_s: float = Field(gt=0)
+    series: list[SeriesRates] = Field(max_length=1_000)
+
+
 class ForecastUpdated(Payload):
     """A series has a new forecast."""
 
@@ -433,6 +448,9 @@ class ForecastUpdated(Payload):
 PLAN_PROPOSED = EVENTS.add(EventType("plan.proposed", "brain", PlanProposed, "Resources for a job."))
 RATE_OBSERVED = EVENTS.add(
     EventType("rate.observed", "forecaster", RateObserved, "Measured rates of a series, from anywhere.")
+)
+RATES_OBSERVED = EVENTS.add(
+    EventType("rates.observed", "forecaster", RatesObserved, "Measured rates of many series, from anywhere.")
 )
 FORECAST_UPDATED = EVENTS.add(
     EventType("forecast.updated", "forecaster", ForecastUpdated, "A series has a new forecast.")

@@ -64,6 +64,8 @@ class Dots:
     tone: Tone = Tone.PLAIN
     is_joined: bool = False
     """A line goes from each to the next."""
+    is_band: bool = False
+    """Intervals are one band, not a whisker each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,12 @@ def _frame(plot: Plot, x: _Places, y: _Places) -> Iterator[str]:
 
 
 def _drawn(kind: Dots, dots: Sequence[Dot], x: _Places, y: _Places) -> Iterator[str]:
+    if kind.is_band:
+        ends = [(dot.x, dot.low, dot.high) for dot in dots if dot.low is not None and dot.high is not None]
+        drawable = [end for end in ends if not math.isnan(end[1] + end[2])]
+        above = [f"{x.at(across):.1f},{y.at(high):.1f}" for across, _, high in drawable]
+        below = [f"{x.at(across):.1f},{y.at(low):.1f}" for across, low, _ in reversed(drawable)]
+        yield f'<polygon class="band {kind.tone}" points="{" ".join(above + below)}"/>'
     if kind.is_joined and len(dots) > 1:
         points = " ".join(f"{x.at(dot.x):.1f},{y.at(dot.y):.1f}" for dot in dots)
         yield f'<polyline class="joined {kind.tone}" points="{points}"/>'
@@ -238,7 +246,7 @@ def _drawn(kind: Dots, dots: Sequence[Dot], x: _Places, y: _Places) -> Iterator[
     for dot in dots:
         across, down = x.at(dot.x), y.at(dot.y)
         yield "<g>"
-        if dot.low is not None and dot.high is not None and not math.isnan(dot.low + dot.high):
+        if not kind.is_band and dot.low is not None and dot.high is not None and not math.isnan(dot.low + dot.high):
             low, high = y.at(dot.low), y.at(dot.high)
             yield _line(f"whisker {kind.tone}", across, low, across, high)
             for end in (low, high):

@@ -1,5 +1,8 @@
-"""Series of rates. All calls block; the app runs them in threads."""
+"""Series of rates. All calls block, but for those of `Grouped`; the app runs them in threads."""
 
-from services.forecaster.store.sql import SqlStore
+from services.forecaster.store.coarsening import coarsen
+from services.forecaster.store.grouped import Grouped
+from services.forecaster.store.promises import Promises
+from services.forecaster.store.sql import Observation, SqlStore
 
-__all__ = ["SqlStore"]
+__all__ = ["Grouped", "Observation", "Promises", "SqlStore", "coarsen"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from recmesh.runtime import telemetry
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
-from services.gateway.app.ports import TellRate
+from services.gateway.app.ports import TellRates
 from services.gateway.domain.statistics import ModelStatistics, Outcome, RateCounter
 
 RECENT = 200
@@ -27,10 +27,10 @@ def series_of(model: str) -> str:
 class Observation:
     """Counts outcomes; tells rates on the bus."""
 
-    def __init__(self, *, clock: Clock, rate_step_s: float, tell_rate: TellRate) -> None:
+    def __init__(self, *, clock: Clock, rate_step_s: float, tell_rates: TellRates) -> None:
         self._clock = clock
         self._step_s = rate_step_s
-        self._tell_rate = tell_rate
+        self._tell_rates = tell_rates
         self.statistics: dict[tuple[str, str], ModelStatistics] = {}
         self.rates: dict[str, RateCounter] = {}
         self.recent: deque[Outcome] = deque(maxlen=RECENT)
@@ -63,10 +63,16 @@ class Observation:
     async def tell(self) -> float:
         """Publish the windows that ended; answers when the next one ends. What cannot be told is kept."""
         now = self._clock.now()
-        for model, counter in list(self.rates.items()):
-            points = counter.take(now)
-            if points:
-                await self._try(model, counter, points)
+        taken = {model: counter.take(now) for model, counter in self.rates.items()}
+        rates = {series_of(model): points for model, points in taken.items() if points}
+        if rates:
+            try:
+                await self._tell_rates(self._step_s, rates)
+            except MeshError as error:
+                for model, points in taken.items():
+                    if model in self.rates:
+                        self.rates[model].unsent.extendleft(reversed(points))
+                _log.warning("rates of %d models cannot be told: %s", len(rates), error)
         return self._step_s - now % self._step_s + 0.05
 
     def chart(self) -> dict[str, Sequence[tuple[float, float]]]:
@@ -75,10 +81,3 @@ class Observation:
         for counter in self.rates.values():
             counter.advance(now)
         return {model: list(counter.closed) for model, counter in self.rates.items()}
-
-    async def _try(self, model: str, counter: RateCounter, points: list[tuple[float, float]]) -> None:
-        try:
-            await self._tell_rate(series_of(model), self._step_s, points)
-        except MeshError as error:
-            counter.unsent.extendleft(reversed(points))
-            _log.warning("the rate of %s cannot be told: %s", model, error)

@@ -1,6 +1,6 @@
 """What the use cases need from the outside, so that tests bring their own."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,8 +13,8 @@ Fact = Literal["registered", "ready", "failed", "unloaded"]
 TellModel = Callable[[Fact, ModelVersion], Awaitable[None]]
 """Publish `model.<fact>`."""
 
-TellRate = Callable[[str, float, Sequence[tuple[float, float]]], Awaitable[None]]
-"""Publish `rate.observed`: series, step in seconds, points (start of the step, mean per second)."""
+TellRates = Callable[[float, Mapping[str, Sequence[tuple[float, float]]]], Awaitable[None]]
+"""Publish `rates.observed`: step in seconds, points (start of the step, mean per second) by series."""
 
 
 class Runtimes(Protocol):

@@ -1,10 +1,11 @@
 """What gateway tells: model facts, and request rates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.events import Event, catalog
+from recmesh.runtime.events.rates import rates_events
 from services.gateway.app.ports import Fact
 from services.gateway.domain.models import ModelVersion
 
@@ -19,10 +20,10 @@ class Facts:
         """`model.<fact>`"""
         await self._bus.publish(_model_event(fact, record))
 
-    async def rate(self, series: str, step_s: float, points: Sequence[tuple[float, float]]) -> None:
-        """`rate.observed`"""
-        data = catalog.RateObserved(series=series, step_s=step_s, points=list(points))
-        await self._bus.publish(Event(catalog.RATE_OBSERVED, series, data))
+    async def rates(self, step_s: float, rates: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+        """`rates.observed`, as few as will do."""
+        for event in rates_events("gateway", step_s, rates):
+            await self._bus.publish(event)
 
 
 def _model_event(fact: Fact, record: ModelVersion) -> Event[Any]:

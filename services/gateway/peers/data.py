@@ -73,6 +73,12 @@ class PlanningPeer:
             await stub.Series(forecaster_pb2.SeriesRequest(prefix=prefix, limit=limit), timeout=QUICK_S)
         )
 
+    async def rates(self, series: str, *, since: float, until: float, step_s: float, limit: int) -> Document:
+        """What was measured of a series, by forecaster."""
+        stub = forecaster_pb2_grpc.ForecasterStub(self._mesh.channel("forecaster"))
+        request = forecaster_pb2.HistoryRequest(series=series, since=since, until=until, step_s=step_s, limit=limit)
+        return document(await stub.History(request, timeout=QUICK_S))
+
     async def explain(self, job_id: str) -> Document:
         """Why a job has the resources it has, by brain."""
         stub = brain_pb2_grpc.BrainStub(self._mesh.channel("brain"))

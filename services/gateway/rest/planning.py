@@ -1,4 +1,4 @@
-"""`/v1/forecasts`, `/v1/plans`, `/v1/mesh`: what forecaster and brain say, and how the services are."""
+"""`/v1/forecasts`, `/v1/rates`, `/v1/plans`, `/v1/mesh`: what forecaster and brain say, and how the services are."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -39,8 +39,22 @@ def router(planning: PlanningPeer, mesh: Mesh, *, dashboards: Mapping[str, str],
         level: Annotated[float, Query(gt=0, lt=1, description="Of the interval")] = 0.9,
         season_s: Annotated[float, Query(ge=0, description="Seconds of a season; 0: found")] = 0,
     ) -> Document:
-        """Mean and interval of each step."""
+        """Mean and interval of each step; of a watched series also how wrong forecasts were before, by lead."""
         return await planning.forecast(series, horizon=horizon, step_s=step_s, level=level, season_s=season_s)
+
+    @routes.get(
+        "/rates/{series:path}", tags=["planning"], operation_id="rates", summary="What was measured of a series",
+        responses=openapi.problems(400, 404),
+    )  # fmt: skip
+    async def rates(
+        series: Annotated[str, Path(examples=["model/flights"], max_length=200)],
+        since: Annotated[float, Query(ge=0, description="Unix seconds")] = 0,
+        until: Annotated[float, Query(ge=0, description="Unix seconds; 0: now")] = 0,
+        step_s: Annotated[float, Query(ge=0, description="All on this step; 0: as kept, old ones as means")] = 0,
+        limit: Annotated[int, Query(ge=1, le=100_000, description="The newest so many")] = 1000,
+    ) -> Document:
+        """Values per second, oldest first, each over `step_s` from `at` on."""
+        return await planning.rates(series, since=since, until=until, step_s=step_s, limit=limit)
 
     @routes.get(
         "/plans/{job_id}", tags=["planning"], operation_id="explainPlan",

@@ -1,14 +1,16 @@
-"""How far jobs are behind their topics: measured every few seconds, told, and shown."""
+"""How far jobs are behind their topics, and how fast messages arrive there: measured every few seconds, told, shown."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from recmesh.data.topics import topic_of
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import TOPIC_OBSERVED, PartitionObserved, TopicObserved
+from recmesh.runtime.events.rates import rates_events
 from recmesh.runtime.lifecycle import Loop
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.shardsvc.app.following import Follower, Opened
@@ -16,6 +18,7 @@ from services.shardsvc.app.runs import RunProgress
 from services.shardsvc.app.tasklog import TaskLog
 from services.shardsvc.domain import alignment
 from services.shardsvc.domain.alignment import Lag
+from services.shardsvc.domain.arrivals import LONGEST_GAP_S, STEP_S, Arrivals
 from services.shardsvc.domain.lease import View
 
 EVERY_S = 5.0
@@ -41,11 +44,14 @@ class Lags:
 
     def __init__(
         self, tasks: TaskLog, latest: Mapping[str, RunProgress], *, clock: Clock,
-        emit: Callable[[Event[TopicObserved]], object], opened: Opened = topic_of,
+        emit: Callable[[Event[Any]], object], opened: Opened = topic_of,
     ) -> None:
         """`latest`: jobs whose runs are open, as they were when last looked at."""
         self._tasks, self._latest, self._clock, self._emit, self._opened = tasks, latest, clock, emit, opened
         self._followers: dict[str, Follower] = {}
+        self._arrivals = Arrivals()
+        self._rates: dict[str, list[tuple[float, float]]] = {}
+        """By series, measured and not told yet; jobs that share a topic measure each window once."""
         self.known: dict[str, Sequence[Lag]] = {}
         """By job, as they were when last measured."""
         self._shown: set[tuple[str, str]] = set()
@@ -62,8 +68,15 @@ class Lags:
     async def look(self) -> float:
         """At every job at once; seconds until the next look."""
         await asyncio.gather(*(self._look_at(job_id, run) for job_id, run in list(self._latest.items())))
+        self._tell_arrivals()
         self._forget()
         return EVERY_S
+
+    def _tell_arrivals(self) -> None:
+        rates, self._rates = self._rates, {}
+        for event in rates_events("shardsvc", STEP_S, rates):
+            self._emit(event)
+        self._arrivals.forget(before=self._clock.now() - 2 * LONGEST_GAP_S)
 
     async def _look_at(self, job_id: str, run: RunProgress) -> None:
         try:
@@ -93,6 +106,9 @@ class Lags:
             self._followers[job_id] = Follower(journal.begun.spec, self._opened)
         follower, now, found = self._followers[job_id], self._clock.now(), []
         oldest, ends = alignment.trained_to(journal.line, view.trained_to), await asyncio.to_thread(follower.ends)
+        arrived = self._arrivals.look_at_all({uri: end for (_, uri), end in ends.items()}, at=self._clock.now())
+        for series, rates in arrived.items():
+            self._rates.setdefault(series, []).extend(rates)
         for place, at in sorted(journal.offsets.items()):
             offset = oldest.get(place, at)
             end, age_s = max(ends.get(place, offset), offset), 0.0

@@ -37,7 +37,7 @@ def daily(hour: int) -> float:
 def forecaster(nats: NatsServer, tmp_path: Path) -> Iterator[ServiceProcess]:
     env = {
         "RECMESH_NATS_URL": nats.url, "RECMESH_FORECAST_WATCH": '["qps"]', "RECMESH_FORECAST_EVERY_S": "1",
-        "RECMESH_RATE_DAYS": "100000",  # the tests' moments are near the epoch
+        "RECMESH_RATE_DAYS": "100000", "RECMESH_RATE_IDLE_DAYS": "100000",  # the tests' moments are near the epoch
     }  # fmt: skip
     with service("forecaster", tmp_path / "forecaster", env=env) as process:
         yield process

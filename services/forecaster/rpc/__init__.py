@@ -26,7 +26,8 @@ class ForecasterServicer(pb_grpc.ForecasterServicer):
 
     async def Forecast(self, request: pb.ForecastRequest, context: Any) -> pb.ForecastReply:
         """What they will be."""
-        return wire.forecast_reply(await self._app.forecast(wire.ask(request)))
+        made = await self._app.forecast(wire.ask(request))
+        return wire.forecast_reply(made, await self._app.past_errors(made.series))
 
     async def Series(self, request: pb.SeriesRequest, context: Any) -> pb.SeriesReply:
         """What is stored."""
@@ -34,7 +35,9 @@ class ForecasterServicer(pb_grpc.ForecasterServicer):
 
     async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
         """A series."""
-        found = await self._app.history(request.series, since=request.since, until=request.until)
+        found = await self._app.history(
+            request.series, since=request.since, until=request.until, step_s=request.step_s, limit=request.limit
+        )
         return wire.history_reply(*found)
 
 

@@ -1,0 +1,89 @@
+"""A long past on coarser steps: the newest rates as they were measured, older ones as means."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recmesh.runtime.errors import InvalidArgument, Violation
+from services.forecaster.domain.series import MAX_STEP_S, Point, snapped
+
+MAX_TIER_STEP_S = MAX_STEP_S / 2
+"""So that the next multiple of a series' own step is no more than `MAX_STEP_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Mean rate over [at, at + step_s), of `steps` values as they were measured."""
+
+    at: float
+    value: float
+    step_s: float
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Rates older than `age_s` are kept as means over `step_s`."""
+
+    age_s: float
+    step_s: float
+
+
+def tiers_of(days_and_steps: Iterable[tuple[float, float]], *, setting: str) -> tuple[Tier, ...]:
+    """Checked: both grow; InvalidArgument names the setting."""
+    tiers = tuple(Tier(days * 86_400, step_s) for days, step_s in days_and_steps)
+    for before, after in zip((Tier(0.0, 0.0), *tiers), tiers, strict=False):
+        if not (before.age_s < after.age_s < math.inf and before.step_s < after.step_s <= MAX_TIER_STEP_S):
+            reason = (
+                "must be [days, step in seconds], each pair larger than the one before in both, no step above "
+                f"{MAX_TIER_STEP_S:g}"
+            )
+            wrong = [Violation(setting, reason)]
+            raise InvalidArgument("wrong tiers of history", reason="BAD_CONFIG", violations=wrong)
+    return tiers
+
+
+def for_step(own_step_s: float, tiers: Sequence[Tier]) -> list[Tier]:
+    """The tiers of a series: each step the next multiple of the one before, so that means nest; none below its own."""
+    found: list[Tier] = []
+    finer_s = own_step_s
+    for tier in tiers:
+        times = math.ceil(tier.step_s / finer_s - 1e-9)
+        if times > 1:
+            finer_s *= times
+            found.append(Tier(tier.age_s, finer_s))
+    return found
+
+
+def coarser(rows: Iterable[Stored], step_s: float) -> list[Stored]:
+    """Means over `step_s` of what was measured in it: the sum of value · steps stays what it was."""
+    sums: dict[float, tuple[float, int]] = {}
+    for row in rows:
+        at = snapped(row.at, step_s)
+        total, steps = sums.get(at, (0.0, 0))
+        sums[at] = total + row.value * row.steps, steps + row.steps
+    return [Stored(at, total / steps, step_s, steps) for at, (total, steps) in sorted(sums.items())]
+
+
+def on_step(rows: Sequence[Stored], step_s: float) -> list[Point]:
+    """One point for each step that something is known of, oldest first.
+
+    A row narrower than the step is part of its mean, by the number of its values; a wider one holds for every step
+    that it covers. So recent and old rates are on one grid, and all is as if it had been measured on it.
+    """
+    if not rows:
+        return []
+    at, value, width, count = np.array([(row.at, row.value, row.step_s, row.steps) for row in rows]).T
+    first = np.floor(at / step_s + 1e-9).astype(np.int64)
+    beyond = np.ceil((at + width) / step_s - 1e-9).astype(np.int64)
+    covered = np.maximum(beyond - first, 1)
+    row_of = np.repeat(np.arange(len(at)), covered)
+    starts = np.cumsum(covered) - covered
+    bucket = first[row_of] + np.arange(len(row_of)) - starts[row_of]
+    overlap = np.minimum((at + width)[row_of], (bucket + 1) * step_s) - np.maximum(at[row_of], bucket * step_s)
+    weight = count[row_of] * np.maximum(overlap, 1e-12 * width[row_of]) / width[row_of]
+    kept, index = np.unique(bucket, return_inverse=True)
+    means = np.bincount(index, weights=weight * value[row_of]) / np.bincount(index, weights=weight)
+    return [Point(float(place * step_s), float(mean)) for place, mean in zip(kept, means, strict=True)]

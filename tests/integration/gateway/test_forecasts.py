@@ -1,0 +1,68 @@
+"""`/v1/forecasts` and `/v1/rates`: REST, through gateway's own peer, to forecaster's own gRPC."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from recmesh.runtime.rpc import RpcServer
+from services.forecaster import rpc
+from services.forecaster.domain.series import Point
+from services.gateway.peers.data import PlanningPeer
+from services.gateway.peers.mesh import Mesh
+from tests.support.forecasts import KnownFuture, SetClock
+from tests.support.gateway import gateway
+from tests.support.gateway import http as rest
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
+NOW = 1_700_000_040.0
+
+
+@pytest_asyncio.fixture
+async def app(tmp_path: Path) -> AsyncIterator[KnownFuture]:
+    made = KnownFuture(tmp_path, SetClock(NOW), lambda at: 100.0)
+    yield made
+    made.store.close()
+
+
+@pytest_asyncio.fixture
+async def http(app: KnownFuture, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    server = RpcServer("rpc", "127.0.0.1:0", [rpc.register(rpc.ForecasterServicer(app))])
+    await server.start()
+    mesh = Mesh({"forecaster": server.address}, token=None, tls=None)
+    try:
+        async with rest(gateway(tmp_path), planning=PlanningPeer(mesh)) as made:
+            yield made
+    finally:
+        await mesh.stop()
+        await server.stop()
+
+
+async def test_series_forecasts_and_rates(app: KnownFuture, http: httpx.AsyncClient) -> None:
+    app.measured("model/ctr")
+    [known] = (await http.get("/v1/forecasts", params={"prefix": "model/"})).json()["series"]
+    assert (known["series"], known["points"], known["step_s"]) == ("model/ctr", 10, 60)
+    await app.watch(["model/ctr"], horizon=4)
+    end = app.told[0].points[0].at
+    app.store.put("model/ctr", 60, [Point(end, 50.0)])
+    await app.watch(["model/ctr"], horizon=4)
+    told = (await http.get("/v1/forecasts/model%2Fctr", params={"horizon": 3})).json()
+    assert (len(told["points"]), told["step_s"], told["model"]) == (3, 60, "Known")
+    assert [(each["lead"], each["count"], each["wape"]) for each in told["past"]] == [(1, 1, 1.0)]
+    rates = (await http.get("/v1/rates/model/ctr", params={"limit": 2})).json()
+    assert rates == {
+        "points": [{"at": end - 60, "value": 100.0, "step_s": 60.0}, {"at": end, "value": 50.0, "step_s": 60.0}],
+        "step_s": 60.0,
+    }
+    coarse = (await http.get("/v1/rates/model/ctr", params={"step_s": 600, "since": NOW - 600})).json()
+    assert coarse["step_s"] == 600 and all(each["step_s"] == 600 for each in coarse["points"])
+
+
+async def test_refusals_are_problems_that_name_the_field(app: KnownFuture, http: httpx.AsyncClient) -> None:
+    app.measured("model/ctr")
+    unknown = await http.get("/v1/rates/model/ctx")
+    assert unknown.status_code == 404 and "did you mean model/ctr" in unknown.text
+    wrong = await http.get("/v1/rates/model/ctr", params={"step_s": 7})
+    assert wrong.status_code == 400 and "step_s" in wrong.text
