@@ -8,6 +8,8 @@ from pydantic import Field, StringConstraints
 from recmesh.spec.base import Fault, Spec, rule
 
 SeriesName = Annotated[str, StringConstraints(pattern=r"^\S+$", max_length=200)]
+RATE_STEP_S = 10.0
+"""Over so long arrivals on topics are measured."""
 MOST_STEPS = 240
 """Of a horizon: planners weigh every step against every count."""
 
@@ -18,7 +20,8 @@ class Scaling(Spec):
     planner: Annotated[str, Field(min_length=1, max_length=100)] = "horizon"
     """Chooses the counts: horizon, kale, kale-literal, hpa, autopilot, madu, or one that a package adds to brain."""
     step_s: float = Field(default=60.0, ge=1, le=3600)
-    """A schedule has one count per step, and is made anew so often."""
+    """A schedule has one count per step, and is made anew so often; a multiple of 10 s, over which arrivals on topics are
+    measured, where `series` names no others."""
     horizon_s: float = Field(default=3600.0, ge=1, le=86_400)
     """So far it looks ahead; at least two steps, at most 240."""
     quantile: float = Field(default=0.8, ge=0.5, le=0.99)
@@ -42,6 +45,12 @@ class Scaling(Spec):
     def steps(self) -> int:
         """Of a schedule."""
         return round(self.horizon_s / self.step_s)
+
+    @rule
+    def _steps_are_of_whole_measurements(self) -> Iterator[Fault]:
+        times = self.step_s / RATE_STEP_S
+        if not self.series and (times < 1 or abs(times - round(times)) > 1e-9):
+            yield "step_s", f"must be a multiple of {RATE_STEP_S:g}: arrivals on topics are measured over so long"
 
     @rule
     def _the_horizon_has_steps(self) -> Iterator[Fault]:

@@ -4,25 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-STEP_S = 10.0
+from recmesh.partitions import series_of
+from recmesh.spec.scaling import RATE_STEP_S
+
+STEP_S = RATE_STEP_S
 """Length of a window; windows are counted from the epoch, so all measurers of a topic agree on them."""
 LONGEST_GAP_S = 300.0
 """Between two looks; what arrived over a longer one is not spread over its windows."""
 Rates = list[tuple[float, float]]
-
-
-def series_of(uri: str) -> tuple[str, str]:
-    """Under which names the arrivals of a partition, and of its whole topic, are forecast.
-
-    `jetstream:clicks-3` is the partition `topic/clicks/3` of `topic/clicks`; so is `kafka:clicks/3`.
-    """
-    name = uri.partition(":")[2] or uri
-    topic, slash, number = name.rpartition("/")
-    if not slash:
-        topic, dash, number = name.rpartition("-")
-        if not dash or not number.isdigit():
-            return f"topic/{name}/0", f"topic/{name}"
-    return f"topic/{topic}/{number}", f"topic/{topic}"
 
 
 @dataclass(slots=True)
