@@ -46,6 +46,9 @@ async def measure(running: Mesh, folder: Path, sizes: Sequence[int]) -> tuple[di
             name = kind + _named(size)
             found, context[f"{name} tasks"] = await _stage(running, stub, spec, f"bench-pending-{name}", size)
             figures |= _held(running, name) | {f"lease_p50_ms_pending_{name}": found}
+        for kind, _, size in stages:            # what is measured next shall not sweep their leases
+            job_id = f"bench-pending-{kind}{_named(size)}"
+            await stub.CloseRun(pb.CloseRunRequest(job_id=job_id, forget=True), timeout=60.0)
     finally:
         await line.close(None)
     least, most = figures["shardsvc_rss_mb_0"], figures[f"shardsvc_rss_mb_{_named(sizes[-1])}"]
