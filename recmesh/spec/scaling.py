@@ -20,8 +20,8 @@ class Scaling(Spec):
     planner: Annotated[str, Field(min_length=1, max_length=100)] = "horizon"
     """Chooses the counts: horizon, kale, kale-literal, hpa, autopilot, madu, or one that a package adds to brain."""
     step_s: float = Field(default=60.0, ge=1, le=3600)
-    """A schedule has one count per step, and is made anew so often; a multiple of 10 s, over which arrivals on topics are
-    measured, where `series` names no others."""
+    """A schedule has one count per step, and is made anew so often; a multiple of 10 s, over which arrivals on topics
+    are measured, where `series` names no others."""
     horizon_s: float = Field(default=3600.0, ge=1, le=86_400)
     """So far it looks ahead; at least two steps, at most 240."""
     quantile: float = Field(default=0.8, ge=0.5, le=0.99)
