@@ -1,5 +1,6 @@
 """As many workers as what comes in needs: brain is told what is measured each step, and its answer carried out."""
 
+from recmesh.runtime.errors import CallerError
 from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.planning import bounds_of
 from services.jobmaster.app.run import Run
@@ -88,13 +89,19 @@ class Scaler:
             return
         has = {role: self._has(role) for role in SCALED}
         series = tuple(rules.series) or run.queue.series
-        answer = await run.context.peers.brain.schedule(ScheduleAsk(
+        ask = ScheduleAsk(
             facts=facts_of(run.spec, run.job), bounds=[each for each in bounds_of(run) if each.role in SCALED],
             now=has, rules=rules, series=series, arrivals_per_s=flow.arrivals_per_s,
             trained_per_s=flow.trained_per_s, occupied=flow.occupied, lag_s=status.lag_s, backlog=status.lag_messages,
             since_s=max(0.0, now - (status.scaled_at or status.started)), pause_s=status.pause_s, lead_s=status.lead_s,
             free=await run.context.cluster.capacity(),
-        ))
+        )
+        try:
+            answer = await run.context.peers.brain.schedule(ask)
+        except CallerError as error:        # such as a planner that brain does not have: it will not get better
+            why = "; ".join(map(str, error.violations)) or error.message
+            run.note(f"its workers do not follow what comes in: {why}")
+            raise
         is_as_it_was = has == {role: self._has(role) for role in SCALED}
         if is_as_it_was and self._trains():
             await self._carry_out(answer, has, flow, now)

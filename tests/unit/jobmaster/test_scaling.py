@@ -154,6 +154,15 @@ async def test_while_brain_is_away_the_count_stays(world: JobWorld) -> None:
     await world.until(lambda: len(world.jobs.run_of(job_id).status.live("worker")) == 2)
 
 
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_planner_that_brain_does_not_have_is_told_to_the_user_once(world: JobWorld) -> None:
+    job_id = await running(world, online(planner="oracle"))
+    await world.until(lambda: any("no 'oracle'" in note for note in world.jobs.run_of(job_id).status.notes))
+    await world.clock.sleep(30.0)
+    assert sum("oracle" in note for note in world.jobs.run_of(job_id).status.notes) == 1
+
+
 def test_wrong_rules_are_refused_by_name() -> None:
     with pytest.raises(InvalidArgument) as refused:
         TrainingJob.parse(online(horizon_s=10.0, quantile=0.3))
