@@ -3,14 +3,17 @@
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import grpc
 import httpx
 import psutil
 import pytest
 
+from recmesh.pb import externalscaler_pb2, externalscaler_pb2_grpc
 from recmesh.pb import forecaster_pb2 as pb
 from recmesh.pb import forecaster_pb2_grpc as pb_grpc
 from recmesh.runtime.bus import Bus
@@ -37,6 +40,7 @@ def daily(hour: int) -> float:
 def forecaster(nats: NatsServer, tmp_path: Path) -> Iterator[ServiceProcess]:
     env = {
         "RECMESH_NATS_URL": nats.url, "RECMESH_FORECAST_WATCH": '["qps"]', "RECMESH_FORECAST_EVERY_S": "1",
+        "RECMESH_KEDA_ADDRESS": "127.0.0.1:0", "RECMESH_API_KEY": "mesh",
         "RECMESH_RATE_DAYS": "100000", "RECMESH_RATE_IDLE_DAYS": "100000",  # the tests' moments are near the epoch
     }  # fmt: skip
     with service("forecaster", tmp_path / "forecaster", env=env) as process:
@@ -45,7 +49,7 @@ def forecaster(nats: NatsServer, tmp_path: Path) -> Iterator[ServiceProcess]:
 
 @contextlib.asynccontextmanager
 async def connected(process: ServiceProcess) -> AsyncIterator[Stub]:
-    async with channel(process.address()) as link:
+    async with channel(process.address(), token="mesh") as link:
         yield pb_grpc.ForecasterStub(link)
 
 
@@ -166,6 +170,31 @@ def _lives(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+async def test_keda_needs_no_token_and_gets_what_the_models_say(forecaster: ServiceProcess) -> None:
+    this_hour = time.time() // HOUR
+    async with connected(forecaster) as stub:
+        await observed(stub, "model/ctr", range(int(this_hour) - 96, int(this_hour)))
+    trigger = externalscaler_pb2.ScaledObjectRef(scalerMetadata={
+        "series": "model/ctr", "leadTime": "2h", "quantile": "0.5", "targetPerReplica": "10", "activation": "50",
+    })  # fmt: skip
+    async with grpc.aio.insecure_channel(forecaster.address("keda")) as link:
+        scaler: Any = externalscaler_pb2_grpc.ExternalScalerStub(link)
+        assert (await scaler.IsActive(trigger, timeout=PATIENCE_S)).result
+        [value] = (await scaler.GetMetrics(
+            externalscaler_pb2.GetMetricsRequest(scaledObjectRef=trigger), timeout=PATIENCE_S
+        )).metricValues  # fmt: skip
+        assert min(map(daily, range(24))) - 5 < value.metricValueFloat < max(map(daily, range(24))) + 5
+        mesh: Any = pb_grpc.ForecasterStub(link)       # nothing else is served there
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await mesh.Series(pb.SeriesRequest(), timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    async with grpc.aio.insecure_channel(forecaster.address()) as link:
+        scaler = externalscaler_pb2_grpc.ExternalScalerStub(link)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await scaler.IsActive(trigger, timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_its_page_shows_series_and_forecasts(forecaster: ServiceProcess) -> None:
