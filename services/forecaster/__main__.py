@@ -15,6 +15,7 @@ from services.forecaster.runtimes.pool import ModelPool
 from services.forecaster.store import SqlStore
 
 FORGET_EVERY_S = 600.0
+REFINE_EVERY_S = 10.0
 
 
 class Database:
@@ -43,7 +44,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     settings = ForecasterSettings.from_env(env, "RECMESH_")
     bus = Bus.of(settings, "forecaster")
     store = SqlStore(settings.database, max_series=settings.rate_series)
-    models = ModelPool()
+    models = ModelPool(processes=settings.forecast_processes, wanted=settings.forecast_models)
     app = App(store, models, clock=system_clock, updated=events.Updates(bus))
     view = ops.View(app, clock=system_clock)
 
@@ -55,9 +56,17 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         await app.watch(settings.forecast_watch, horizon=settings.forecast_horizon)
         return settings.forecast_every_s
 
+    async def refine() -> float:
+        spent_s = await app.refine()
+        return max(REFINE_EVERY_S, spent_s * (1 / settings.forecast_dear_share - 1))
+
     server = RpcServer(
-        "rpc", settings.rpc_address, [rpc.register(rpc.ForecasterServicer(app))],
-        tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
+        "rpc",
+        settings.rpc_address,
+        [rpc.register(rpc.ForecasterServicer(app))],
+        tls=settings.tls,
+        token=settings.token,
+        service_names=[rpc.SERVICE_NAME],
     )
     database = Database(store)
     ready = Readiness({"the database": database.ping}, known=bus.objection, followers=[server])
@@ -65,6 +74,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         ops.server(settings, view, ready),
         bus,
         database,
+        *([Loop("refine", refine)] if settings.forecast_dear_share else []),  # stops after the models: a trial is long
         models,
         server,
         events.rates(bus, app),

@@ -11,6 +11,9 @@ from typing import Protocol
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, NotFound, Violation
 from recmesh.runtime.telemetry import Metrics
+from services.forecaster.domain.budget import Worth, next_to_refine
+from services.forecaster.domain.counters import rates_of_counter
+from services.forecaster.domain.fitting import Asked, History, Refined
 from services.forecaster.domain.forecast import (
     MAX_HORIZON,
     MAX_LEVEL,
@@ -21,11 +24,13 @@ from services.forecaster.domain.forecast import (
     answer,
 )
 from services.forecaster.domain.season import season_for
-from services.forecaster.domain.series import Floats, Point, SeriesInfo, checked, regular
+from services.forecaster.domain.series import Point, SeriesInfo, checked, regular
 from services.forecaster.store import SqlStore
 
 DEFAULT_HORIZON = 24
 DEFAULT_LEVEL = 0.8
+COUNTER_GAP_STEPS = 5
+"""A counter that was not read for longer tells no rates of that time."""
 SERIES_LIMIT, HISTORY_LIMIT = 10_000, 100_000
 
 _metrics = Metrics("forecaster")
@@ -42,8 +47,12 @@ _error = _metrics.histogram(
 class Models(Protocol):
     """Where predictions are computed."""
 
-    async def predict(self, values: Floats, *, horizon: int, season: int, level: float) -> tuple[Predicted, float]:
-        """The next values, and the error of the last ones."""
+    async def predict(self, asked: Asked) -> Predicted:
+        """The next values."""
+        ...
+
+    async def refine(self, asked: Asked) -> Refined:
+        """Try dear models; what is better answers from then on."""
         ...
 
 
@@ -56,11 +65,20 @@ class App:
         self._store, self._models, self._clock, self._updated = store, models, clock, updated
         self.made: deque[Forecast] = deque(maxlen=100)
         """The newest forecasts, for the ops page."""
-        self._counts = dict.fromkeys(("values", "forecasts", "forecasts_failed"), 0)
+        self._counts = dict.fromkeys(("values", "forecasts", "forecasts_failed", "refined"), 0)
+        self._worth: dict[str, tuple[Ask, Worth]] = {}
+        """Series that were asked for, in the order of the last time, and what dear models may bring them."""
 
-    async def observe(self, series: str, step_s: float, points: Sequence[Point]) -> int:
-        """Store rates; the same again replaces itself. Returns how many steps were stored."""
-        stored = await asyncio.to_thread(self._store.put, series, step_s, checked(series, step_s, points))
+    async def observe(self, series: str, step_s: float, points: Sequence[Point], *, counter: bool = False) -> int:
+        """Store rates; the same again replaces itself. Returns how many steps were stored.
+
+        Of a `counter` the points are what it showed, and the steps that lie between them are stored: begin each
+        observation with the last sample of the one before.
+        """
+        found = checked(series, step_s, points, snap=not counter)
+        if counter:
+            found = rates_of_counter(found, step_s=step_s, max_gap_s=COUNTER_GAP_STEPS * step_s)
+        stored = await asyncio.to_thread(self._store.put, series, step_s, found)
         self._counts["values"] += stored
         _values.inc(stored)
         return stored
@@ -96,11 +114,42 @@ class App:
                 f"the history of {ask.series!r} ends {skipped} steps before now",
                 reason="STALE_HISTORY",
             )
-        season = season_for(count=len(grid.values), step_s=step_s, wanted_s=ask.season_s)
-        predicted, error = await self._models.predict(
-            grid.values, horizon=skipped + ask.horizon, season=season.steps, level=ask.level
-        )
-        return answer(ask, grid, predicted, season, skipped=skipped, error=error, made=self._clock.now())
+        season = season_for(grid.values, step_s=step_s, wanted_s=ask.season_s)
+        history = History(grid.values, round(grid.start / step_s), step_s, season.all, grid.missing)
+        key = f"{ask.series} {step_s:g} {ask.season_s:g}"
+        predicted = await self._models.predict(Asked(key, history, skipped + ask.horizon, ask.level))
+        if not ask.now:
+            self._note_worth(key, replace(ask, step_s=step_s), float(grid.values.mean()), predicted.error)
+        return answer(ask, grid, predicted, season, skipped=skipped, made=self._clock.now())
+
+    def _note_worth(self, key: str, ask: Ask, traffic: float, error: float) -> None:
+        _, before = self._worth.pop(key, (ask, Worth(key, traffic, error, asked=0)))
+        self._worth[key] = ask, replace(before, traffic=traffic, error=error, asked=before.asked + 1)
+        while len(self._worth) > SERIES_LIMIT:
+            self._worth.pop(next(iter(self._worth)))
+
+    async def refine(self) -> float:
+        """Try dear models for the series where that pays most. Returns the CPU seconds spent; 0: none pays."""
+        now = self._clock.now()
+        chosen = next_to_refine((worth for _, worth in self._worth.values()), now=now)
+        if chosen is None:
+            return 0.0
+        ask, worth = self._worth[chosen.key]
+        points = await asyncio.to_thread(self._store.points, ask.series, await self._own_step(ask), limit=HISTORY_LIMIT)
+        if not points:
+            self._worth.pop(chosen.key, None)
+            return 0.0
+        grid = regular(points, step_s=ask.step_s, own_step_s=await self._own_step(ask))
+        season = season_for(grid.values, step_s=ask.step_s, wanted_s=ask.season_s)
+        history = History(grid.values, round(grid.start / ask.step_s), ask.step_s, season.all, grid.missing)
+        try:
+            refined = await self._models.refine(Asked(chosen.key, history, ask.horizon, ask.level))
+        except MeshError:
+            self._worth[chosen.key] = ask, worth.found(0.0, worth.seconds, now)
+            raise
+        self._worth[chosen.key] = ask, worth.found(refined.gain, refined.seconds, now)
+        self._counts["refined"] += 1
+        return refined.seconds
 
     async def _own_step(self, ask: Ask) -> float:
         """The stored step to start from: the coarsest that divides the asked one, else the finest."""

@@ -21,6 +21,12 @@ class ForecasterSettings(ServiceSettings):
     forecast_every_s: float = Field(default=300.0, gt=0)
     forecast_horizon: int = Field(default=24, ge=1, le=10_000)
     """Steps of a watched forecast."""
+    forecast_models: tuple[str, ...] = ()
+    """Models (JSON list) that may answer; empty: all that are installed."""
+    forecast_processes: int = Field(default=1, ge=1, le=64)
+    """Processes that answer; each series has its own among them."""
+    forecast_dear_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Share of one core that is spent on trying dear models; 0: they are never tried."""
 
     @property
     def database(self) -> str:

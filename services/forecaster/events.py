@@ -16,7 +16,9 @@ def rates(bus: Bus, app: App) -> Consumer:
 
     async def heard(event: Event[Any]) -> None:
         data: catalog.RateObserved = event.data
-        await app.observe(data.series, data.step_s, [Point(at, value) for at, value in data.points])
+        await app.observe(
+            data.series, data.step_s, [Point(at, value) for at, value in data.points], counter=data.counter
+        )
 
     return bus.consume(DURABLE, [catalog.RATE_OBSERVED], heard)
 

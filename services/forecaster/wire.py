@@ -30,6 +30,7 @@ def forecast_reply(value: Forecast) -> pb.ForecastReply:
         history=value.history,
         error_wape=value.error_wape,
         note=value.note,
+        drift=value.drift,
     )
 
 
