@@ -80,12 +80,25 @@ async def test_rates_heard_on_the_bus_become_a_seasonal_forecast_that_is_told(
         await told.aclose()
         assert (update.data.series, update.data.start, update.data.horizon) == ("qps", 96 * HOUR, 24)
         reply = await stub.Forecast(pb.ForecastRequest(series="qps", horizon=30, level=0.9), timeout=PATIENCE_S)
-        assert reply.model == "SeasonalNaive" and reply.season_s == 24 * HOUR
+        assert "day-naive" in reply.model and reply.season_s == 24 * HOUR and reply.drift == "none"
         assert [point.at for point in reply.points] == [(96 + step) * HOUR for step in range(30)]
         assert all(point.low <= point.mean <= point.high for point in reply.points)
         assert all(abs(point.mean - daily(96 + step)) < 5 for step, point in enumerate(reply.points[:24]))
         assert reply.error_wape < 0.02
         assert reply.history == 96
+
+
+async def test_what_a_counter_shows_becomes_rates_in_spite_of_its_reset(
+    nats: NatsServer, forecaster: ServiceProcess
+) -> None:
+    async with connected(forecaster) as stub:
+        shown = [pb.Point(at=60.0 * at, value=value) for at, value in enumerate([600, 720, 60, 180])]
+        request = pb.ObserveRequest(series="served", step_s=60, points=shown[:3], counter=True)
+        assert (await stub.Observe(request)).stored == 2
+        request = pb.ObserveRequest(series="served", step_s=60, points=shown[2:], counter=True)
+        assert (await stub.Observe(request)).stored == 1
+        rates = (await stub.History(pb.HistoryRequest(series="served"))).points
+        assert [(point.at, point.value) for point in rates] == [(0, 2), (60, 1), (120, 2)]
 
 
 async def test_the_same_rates_again_change_nothing_and_survive_kill_9(forecaster: ServiceProcess) -> None:
@@ -203,5 +216,5 @@ async def test_its_page_shows_series_and_forecasts(forecaster: ServiceProcess) -
         await stub.Forecast(pb.ForecastRequest(series="shown-series"), timeout=PATIENCE_S)
     async with httpx.AsyncClient(base_url=forecaster.address("ops")) as http:
         page = (await http.get("/")).text
-        assert "shown-series" in page and "SeasonalNaive" in page
-        assert 'recmesh_forecaster_backtest_wape_count{model="SeasonalNaive"}' in (await http.get("/metrics")).text
+        assert "shown-series" in page and "day-naive" in page
+        assert "recmesh_forecaster_backtest_wape_count{model=" in (await http.get("/metrics")).text
