@@ -106,6 +106,8 @@ class Kept:
     """Dear models were tried too."""
     loss: float = 0.0
     """Mean error of the choice on the newest half of the backtest."""
+    cheap_loss: float = 0.0
+    """The same for what would have been chosen without dear models."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Models that broke, and how."""
 
@@ -178,7 +180,8 @@ def fit(
         step_s=history.step_s, seasons=history.seasons, leads=leads, start=used.start, fitted_at=used.end,
         models=models, choice=tested.choice, origins=used.start + tested.origins, said=tested.said,
         shift=its_shift, drift=drift,
-        dear=any(each.dear for each in forecasters), loss=tested.newest, failed=tested.failed,
+        dear=any(each.dear for each in forecasters), loss=tested.newest, cheap_loss=tested.newest_cheap,
+        failed=tested.failed,
     )  # fmt: skip
 
 
@@ -198,6 +201,8 @@ class _Tested:
     origins: Ints
     said: Floats
     newest: float
+    newest_cheap: float
+    """The same for what would have been chosen without dear models."""
     failed: Mapping[str, str]
 
 
@@ -222,7 +227,7 @@ def _tested(
     first = int(origins[0]) if len(origins) else count
     failed: dict[str, str] = {}
     said, fitted = _said(_view(history, first, leads, seconds), history.values, origins, forecasters, rng, failed)
-    season = history.seasons[0] if history.seasons else 0
+    season, newer = history.seasons[0] if history.seasons else 0, len(origins)
     former = origins - (count - first)
     former = former[former >= max(2 * season, count // 3)]
     if season and count < SHORT_SEASONS * season and len(former):
@@ -233,13 +238,32 @@ def _tested(
         origins = np.concatenate([former, origins])
     age = (count - origins) / max(1, count - first)
     truth = truth_at(history, origins + history.start, leads)
-    choice = choose(Backtest(truth, said, 0.5**age, leads), step_s=history.step_s, squared=squared)
+    dear = {each.name for each in forecasters if each.dear and each.name in said}
+    # dear models are fitted once: before its part of the history they have said nothing to be judged by
+    judged = slice(-newer if dear and newer else None, None)
+    told = {name: made[judged] for name, made in said.items()}
+    choice = choose(Backtest(truth[judged], told, 0.5 ** age[judged], leads), step_s=history.step_s, squared=squared)
+    without = choice
+    if dear:
+        cheap_told = {name: made for name, made in told.items() if name not in dear}
+        backtest = Backtest(truth[judged], cheap_told, 0.5 ** age[judged], leads)
+        without = choose(backtest, step_s=history.step_s, squared=squared)
+
+    def loss(of: Choice) -> float:
+        """On the newest half."""
+        wrong = np.abs(_mixed(of, said) - truth)[-max(1, newer // 2) :]
+        return float(np.nanmean(wrong)) if np.isfinite(wrong).any() else 0.0
+
+    both = loss(choice), loss(without)
     keep = [at for at, total in enumerate(choice.weights.sum(axis=1)) if total > 0]
     choice = Choice(tuple(choice.names[at] for at in keep), choice.weights[keep], choice.wape)
-    combined = np.einsum("ml,mol->ol", choice.weights, np.stack([said[name] for name in choice.names]))
-    newest = np.abs(combined - truth)[-max(1, len(origins) // 2) :]
-    loss = float(np.nanmean(newest)) if np.isfinite(newest).any() else 0.0
-    return _Tested(choice, fitted, origins, combined, loss, failed)
+    return _Tested(choice, fitted, origins, _mixed(choice, said), *both, failed)
+
+
+def _mixed(choice: Choice, said: Mapping[str, Floats]) -> Floats:
+    """(origins, leads)"""
+    made: Floats = np.einsum("ml,mol->ol", choice.weights, np.stack([said[name] for name in choice.names]))
+    return made
 
 
 def _said(

@@ -218,6 +218,7 @@ def _tensor(block: Floats, device: str) -> Any:
 def _built(seasons: tuple[int, ...], modes: tuple[tuple[int, ...], tuple[int, ...]]) -> Any:
     import torch
 
+    torch.set_num_threads(1)  # cores are shared with the rest of the mesh, and CPU time is counted by thread
     features = 1 + 3 * len({*seasons[:1], *seasons[-1:]})
     return _network()(features, *(torch.tensor(each) for each in modes)).to(_device())
 

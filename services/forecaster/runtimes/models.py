@@ -79,10 +79,9 @@ def predict(asked: Asked, wanted: tuple[str, ...] = ()) -> Predicted:
 def refine(asked: Asked, wanted: tuple[str, ...] = (), *, seconds: float = 60.0) -> Refined:
     """Try the dear models beside the cheap ones; `seconds` is what one of them may take to learn."""
     began = time.process_time()
-    cheap = fit(asked.history, horizon=asked.horizon, forecasters=forecasters(wanted, dear=False), rng=_rng(asked.key))
     every = forecasters(wanted, dear=True)
     kept = fit(asked.history, horizon=asked.horizon, forecasters=every, rng=_rng(asked.key), seconds=seconds)
-    gain = 1 - kept.loss / cheap.loss if cheap.loss > 0 else 0.0
+    gain = 1 - kept.loss / kept.cheap_loss if kept.cheap_loss > 0 else 0.0
     chosen = any(each.dear for each in every if each.name in kept.choice.names)
     return Refined(gain, time.process_time() - began, kept if chosen and gain >= LEAST_GAIN else None)
 
