@@ -65,10 +65,10 @@ class Scheduling:
         _check(ask)
         now = self._clock.now()
         await self._remember(ask, now)
-        coming, past, (model, fit) = await asyncio.gather(
+        coming, past, (model, fit, shown) = await asyncio.gather(
             self._coming(ask, now), self._past(ask, now), asyncio.to_thread(self._learned, ask, now)
         )
-        rates = online.speed(ask, model)
+        rates = online.speed(ask, model, shown=shown)
         if rates is None:
             look = _look(ask, now, Reason.UNCERTAIN, "what its workers can train is not known yet", fit)
             await asyncio.to_thread(self._store.put_look, look)
@@ -111,9 +111,11 @@ class Scheduling:
             )  # fmt: skip
             await asyncio.to_thread(self._store.put_profile, shown)
 
-    def _learned(self, ask: OnlineAsk, now: float) -> tuple[Throughput | None, Fit]:
+    def _learned(self, ask: OnlineAsk, now: float) -> tuple[Throughput | None, Fit, float]:
+        """A model of the job's speed, where it has shown enough, what people see of it, and what one worker did last."""
         shown = [each for each in self._store.shown(ask.job.job_id) if each.is_steady]
-        return learned(shown, now=now)
+        model, fit = learned(shown, now=now)
+        return model, fit, shown[-1].samples_per_s / max(1, shown[-1].workers) if shown else 0.0
 
     async def _coming(self, ask: OnlineAsk, now: float) -> Coming:
         rules = ask.rules

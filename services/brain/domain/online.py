@@ -114,10 +114,13 @@ class Speed:
         return self.learned.predict(Shapes(workers, servers, *cores)).rate
 
 
-def speed(ask: OnlineAsk, learned: Throughput | None) -> Speed | None:
-    """By what was learned; else in proportion to what the workers can do now. None: that is not known either."""
+def speed(ask: OnlineAsk, learned: Throughput | None, *, shown: float = 0.0) -> Speed | None:
+    """By what was learned; else in proportion to what one worker can do. None: that is not known either.
+
+    shown: what one did when workers had enough to do for that to be seen; 0: they never had.
+    """
     worker, ps = ask.now["worker"], ask.now["ps"]
-    each = ask.measured.capacity / worker.replicas
+    each = shown or ask.measured.capacity / worker.replicas
     if learned is None and each <= 0:
         return None
     note = "" if learned is not None else (

@@ -171,6 +171,15 @@ async def test_nothing_is_said_before_anything_is_known_of_the_workers(brain: Br
 
 
 @pytest.mark.asyncio
+async def test_workers_without_work_go_by_what_they_did_before(brain: Brain) -> None:
+    await brain.scheduling.schedule(ask(3, arrivals_per_s=290.0))
+    brain.forecaster.mean = np.zeros(10)
+    idle = ask(3, arrivals_per_s=0.0, trained_per_s=0.0, occupied=0.0)
+    _, plan = await brain.scheduling.schedule(idle)
+    assert plan is not None and plan.roles[0].replicas == 1
+
+
+@pytest.mark.asyncio
 async def test_room_and_quota_bound_the_count_and_what_was_given_is_booked(tmp_path: Path) -> None:
     brain = Brain(tmp_path, {"ads": Resources(6.0, 1e12)})
     brain.forecaster.mean = np.full(10, 1000.0)
