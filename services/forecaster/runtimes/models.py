@@ -5,6 +5,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from types import MappingProxyType
 
 import numpy as np
@@ -42,6 +43,8 @@ BUILT_IN: Mapping[str, Callable[[], Forecaster]] = MappingProxyType(
 """Those that come with recmesh, by name; pyproject.toml lists the same as entry points."""
 KEPT_SERIES = 4_000
 """Series whose models are kept, about 50 kB each; the one that was asked for longest ago goes first."""
+_NEEDS = {"fed": "torch"}
+"""Packages that an installation may be without; then the model is left out, unless it is asked for by name."""
 _SAFE = "persistence"
 """Always tried: it needs one value."""
 _kept: OrderedDict[str, Kept] = OrderedDict()
@@ -50,7 +53,8 @@ _kept: OrderedDict[str, Kept] = OrderedDict()
 @lru_cache(maxsize=8)
 def forecasters(wanted: tuple[str, ...], *, dear: bool) -> Sequence[Forecaster]:
     """The models named, or all that are installed; without `dear`, the cheap ones. Always with `persistence`."""
-    chosen = list(dict.fromkeys([_SAFE, *(wanted or names(GROUP, BUILT_IN))]))
+    installed = [name for name in names(GROUP, BUILT_IN) if name not in _NEEDS or find_spec(_NEEDS[name])]
+    chosen = list(dict.fromkeys([_SAFE, *(wanted or installed)]))
     made = [load(GROUP, name, BUILT_IN)() for name in chosen]
     return tuple(each for each in made if dear or not each.dear)
 
