@@ -112,7 +112,7 @@ class Scheduling:
             await asyncio.to_thread(self._store.put_profile, shown)
 
     def _learned(self, ask: OnlineAsk, now: float) -> tuple[Throughput | None, Fit, float]:
-        """A model of the job's speed, where it has shown enough, what people see of it, and what one worker did last."""
+        """A model of its speed, where it has shown enough, what people see of that, and what one worker did last."""
         shown = [each for each in self._store.shown(ask.job.job_id) if each.is_steady]
         model, fit = learned(shown, now=now)
         return model, fit, shown[-1].samples_per_s / max(1, shown[-1].workers) if shown else 0.0
