@@ -71,12 +71,12 @@ class App:
 
     def __init__(
         self, store: SqlStore, models: Models, *, clock: Clock, updated: Callable[[Forecast], Awaitable[None]],
-        gauges: Gauges | None = None, shown_s: Sequence[float] = SHOWN_S,
+        gauges: Gauges | None = None, shown_s: Sequence[float] = SHOWN_S, season_s: float = 0.0,
     ) -> None:
-        """`shown_s`: how far ahead the gauges of watched series look."""
+        """`shown_s`: how far ahead the gauges of watched series look; `season_s`: what rates usually repeat after."""
         self._store, self._models, self._clock, self._updated = store, models, clock, updated
         self._writes, self._promises = Grouped(store), Promises(store)
-        self._shown_s = tuple(shown_s)
+        self._shown_s, self._season_s = tuple(shown_s), season_s
         self._wanted: OrderedDict[str, float] = OrderedDict()
         self.gauges = gauges or Gauges()
         """What Prometheus sees."""
@@ -142,7 +142,9 @@ class App:
                 f"the history of {ask.series!r} ends {skipped} steps before now",
                 reason="STALE_HISTORY",
             )
-        season = season_for(count=len(grid.values), step_s=step_s, wanted_s=ask.season_s)
+        season = season_for(
+            count=len(grid.values), step_s=step_s, wanted_s=ask.season_s, usual_s=self._season_s
+        )
         predicted, error = await self._models.predict(
             grid.values, horizon=skipped + ask.horizon, season=season.steps, level=ask.level
         )
