@@ -44,8 +44,8 @@ STEP_S = 10.0
 STILL_S = 5.0
 """Progress is told every second or two: what is shorter is no standstill."""
 START_S = 600.0
-AHEAD_S = 15.0
-"""For the replay's own start."""
+AHEAD_S, REPLAY_S = 5.0, 3.0
+"""Before the day begins; of it, for the replay's own start, so that what is forecast and what comes are in step."""
 F64 = NDArray[np.float64]
 
 
@@ -148,9 +148,8 @@ def past_rates(tide: Tide) -> F64:
     return np.concatenate(made)
 
 
-def tell_past(running: Mesh, tide: Tide, *, before: float) -> None:
-    """forecaster's Observe: the days that end at this moment."""
-    rates = past_rates(tide)
+def tell_past(running: Mesh, rates: F64, *, before: float) -> None:
+    """forecaster's Observe: rates of steps that end at this moment."""
     begin = before - len(rates) * STEP_S
     points = [pb.Point(at=begin + place * STEP_S, value=rate) for place, rate in enumerate(rates)]
     with closing(sync_channel(running.address("forecaster"), token=running.token)) as line:
@@ -257,7 +256,7 @@ def ridden(
 ) -> tuple[dict[str, Ride], dict[str, Any]]:
     """(by scheme, what was seen; context). schemes: name to planner, empty for one worker."""
     path = folder / "tide.parquet"
-    count = day_of_flights(path, tide)
+    count, past = day_of_flights(path, tide), past_rates(tide)
     settings = {
         "RECMESH_CORES": "32",      # workers are paced: what they ask for is not what they use
         "RECMESH_RATE_SEASON_S": str(tide.day_s),
@@ -270,10 +269,11 @@ def ridden(
             jobs[name] = running.client.submit(spec).job_id
         for job_id in jobs.values():
             running.wait(job_id, lambda job: job.phase == "Running", patience_s=START_S)
-        begin = (time.time() + AHEAD_S) // STEP_S * STEP_S
-        tell_past(running, tide, before=begin)
-        time.sleep(max(0.0, begin - time.time()))
+        begin = (time.time() + AHEAD_S) // STEP_S * STEP_S + STEP_S
+        tell_past(running, past, before=begin)
+        time.sleep(max(0.0, begin - REPLAY_S - time.time()))
         with _replayed(running, path, tide):
+            time.sleep(max(0.0, begin - time.time()))
             rides = _watched(running, jobs, tide, begin)
         for name, job_id in jobs.items():
             events = running.client.events(job_id)
