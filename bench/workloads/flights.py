@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 
 FILE = "ctr/flights/flights-3m.parquet"
 BEGIN = datetime(2001, 1, 1, tzinfo=UTC)
-LATE_MINUTES = 15
+LATE_MINUTES, VERY_LATE_MINUTES = 15, 60
 UNSEEN = 0.3
 """Share of the late flights that the stream takes for punctual."""
+AT = ["hour_number", "minute"]
 FEATURES: list[dict[str, Any]] = [
     *({"name": name} for name in ("origin", "destination", "route", "hour", "weekday")),
     {"name": "origin_hour", "columns": ["origin", "hour"]},
@@ -51,7 +52,7 @@ def prepare(folder: Path, *, first: int, days: int, seeds: range, every: int = 1
         table = table.append_column(f"label_{seed}", table["late"])
     hours = table["hour_number"].to_numpy()
     edges = np.searchsorted(hours, np.arange(days * 24 + 1))
-    for name, rows in (("stream", seen.drop_columns("hour_number")), ("batch", table.drop_columns("hour_number"))):
+    for name, rows in (("stream", seen.drop_columns(AT)), ("batch", table.drop_columns(AT))):
         for hour, (lo, hi) in enumerate(itertools.pairwise(edges)):
             begin = BEGIN + timedelta(days=first, hours=hour)
             target = folder / name / begin.strftime("%Y%m%d") / f"{begin:%H}.parquet"
@@ -63,7 +64,7 @@ def prepare(folder: Path, *, first: int, days: int, seeds: range, every: int = 1
 
 def read(*, first: int, days: int, every: int = 1) -> pa.Table:
     """Flights of the days [first, first + days) of 2001, one in `every`, in the order of their departure; `late` is
-    the truth, `hour_number` counts from the first day. DataMissing: see `source`."""
+    the truth, `minute` and `hour_number` count from the first day. DataMissing: see `source`."""
     table = pq.read_table(source())
     date = table["date"].to_numpy().astype("datetime64[m]")
     begin = np.datetime64(BEGIN.replace(tzinfo=None), "m") + np.timedelta64(first, "D")
@@ -81,6 +82,8 @@ def read(*, first: int, days: int, every: int = 1) -> pa.Table:
         "weekday": pc.day_of_week(date).cast(pa.int64()),
         "distance": table["distance"].cast(pa.int64()),
         "late": pc.greater(table["delay"], LATE_MINUTES).cast(pa.int8()),
+        "very_late": pc.greater(table["delay"], VERY_LATE_MINUTES).cast(pa.int8()),
+        "minute": minutes.astype(np.int64),
         "hour_number": (minutes // np.timedelta64(1, "h")).astype(np.int64),
     })
 

@@ -70,7 +70,7 @@ def trained(task: dict[str, Any]) -> dict[str, Any]:
     table = table.append_column("day", days).take(pa.array(order_of(receivers, task["batch_size"])))
     with tempfile.TemporaryDirectory(prefix="recmesh-bench-") as folder:
         path = Path(folder) / "rows.parquet"
-        pq.write_table(table.drop_columns("hour_number"), path)
+        pq.write_table(table.drop_columns(flights.AT), path)
         return _trained(task, path)
 
 

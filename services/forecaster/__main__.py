@@ -49,7 +49,8 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     store = SqlStore(settings.database, max_series=settings.rate_series)
     tiers = tiers_of(settings.rate_tiers, setting="RECMESH_RATE_TIERS")
     models = ModelPool(processes=settings.forecast_processes, wanted=settings.forecast_models)
-    app = App(store, models, clock=system_clock, updated=events.Updates(bus), shown_s=settings.forecast_shown_s)
+    app = App(store, models, clock=system_clock, updated=events.Updates(bus), shown_s=settings.forecast_shown_s,
+              season_s=settings.rate_season_s)
     scaler = Scaler(app, clock=system_clock, cache_s=settings.keda_cache_s, max_streams=settings.keda_streams)
     view = ops.View(app, scaler, clock=system_clock)
 

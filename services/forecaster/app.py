@@ -80,12 +80,12 @@ class App:
 
     def __init__(
         self, store: SqlStore, models: Models, *, clock: Clock, updated: Callable[[Forecast], Awaitable[None]],
-        gauges: Gauges | None = None, shown_s: Sequence[float] = SHOWN_S,
+        gauges: Gauges | None = None, shown_s: Sequence[float] = SHOWN_S, season_s: float = 0.0,
     ) -> None:
-        """`shown_s`: how far ahead the gauges of watched series look."""
+        """`shown_s`: how far ahead the gauges of watched series look; `season_s`: what rates usually repeat after."""
         self._store, self._models, self._clock, self._updated = store, models, clock, updated
         self._writes, self._promises = Grouped(store), Promises(store)
-        self._shown_s = tuple(shown_s)
+        self._shown_s, self._season_s = tuple(shown_s), season_s
         self._wanted: OrderedDict[str, float] = OrderedDict()
         self.gauges = gauges or Gauges()
         """What Prometheus sees."""
@@ -154,7 +154,7 @@ class App:
                 f"the history of {ask.series!r} ends {skipped} steps before now",
                 reason="STALE_HISTORY",
             )
-        season = season_for(grid.values, step_s=step_s, wanted_s=ask.season_s)
+        season = season_for(grid.values, step_s=step_s, wanted_s=ask.season_s, usual_s=self._season_s)
         key = f"{ask.series} {step_s:g} {ask.season_s:g}"
         predicted = await self._models.predict(Asked(key, _history(grid, season), skipped + ask.horizon, ask.level))
         if not ask.now or abs(ask.now - self._clock.now()) <= step_s:      # others ask of the past
@@ -190,7 +190,7 @@ class App:
         except (NotFound, FailedPrecondition):
             self._worth.pop(chosen.key, None)
             return 0.0
-        season = season_for(grid.values, step_s=ask.step_s, wanted_s=ask.season_s)
+        season = season_for(grid.values, step_s=ask.step_s, wanted_s=ask.season_s, usual_s=self._season_s)
         try:
             refined = await self._models.refine(Asked(chosen.key, _history(grid, season), ask.horizon, ask.level))
         except MeshError:

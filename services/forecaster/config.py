@@ -25,6 +25,8 @@ class ForecasterSettings(ServiceSettings):
     """Newest rows kept of each series, a mean of a coarser step being one."""
     rate_series: int = Field(default=10_000, ge=1)
     """Series beyond this are refused."""
+    rate_season_s: float = Field(default=0.0, ge=0, le=30 * 86_400)
+    """What rates repeat after, where who asks does not say: of series whose step divides it. 0: a week, else a day."""
     forecast_watch: tuple[str, ...] = ()
     """Series (JSON list; `*` and `?` for any characters) that are forecast every `forecast_every_s`: an event, gauges
     and past errors of each. Those that a scaler asks for are watched, too."""

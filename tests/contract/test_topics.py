@@ -231,6 +231,15 @@ def test_offsets_are_found_by_time_and_times_by_offset(world: World) -> None:
     assert world.topic.time_of(uri, first + 10) is None
 
 
+def test_a_message_came_when_the_server_got_it_though_it_happened_long_before(jetstream: NatsServer) -> None:
+    before = time.time()
+    world = _in_jetstream(f"t{uuid.uuid4().hex[:8]}", jetstream.url)
+    uri = world.fill()[0]
+    came = world.topic.came_at(uri, 4)
+    assert came is not None and before - 1 <= came <= time.time() + 1 and world.topic.time_of(uri, 4) == 1003.0
+    assert world.topic.came_at(uri, 11) is None
+
+
 def test_a_group_goes_on_where_it_has_committed_and_may_go_back(world: World) -> None:
     first, second = world.fill()
     assert world.topic.committed("ads") == {}

@@ -40,6 +40,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeMesh]:
 class Clicks:
     """A topic of several partitions, of which the first has most of the traffic."""
 
+    partitions = PARTITIONS
+
     def __init__(self, mesh: WholeMesh, name: str, *, server: NatsServer | None = None) -> None:
         """`server`: not the mesh's own."""
         self.name, self.sent, self._mesh, self._server = name, 0, mesh, server
@@ -55,7 +57,7 @@ class Clicks:
 
     async def _make(self) -> None:
         connection = await self._connect()
-        for partition in range(PARTITIONS):
+        for partition in range(self.partitions):
             await connection.jetstream().add_stream(
                 name=f"{self.name}-{partition}", subjects=[f"{self.name}.{partition}"], allow_direct=True
             )
@@ -73,9 +75,11 @@ class Clicks:
         self.sent += count
 
     async def _one(self, stream: JetStreamContext, number: int) -> "asyncio.Future[Any]":
-        partition = 0 if number % 10 < 7 else 1 + number % (PARTITIONS - 1)
-        event = {"number": float(number), "item": number % 97, "label": float(number % 2), "beside": "not needed"}
-        return await stream.publish_async(f"{self.name}.{partition}", json.dumps(event).encode())
+        partition = 0 if number % 10 < 7 else 1 + number % (self.partitions - 1)
+        return await stream.publish_async(f"{self.name}.{partition}", json.dumps(self.event(number)).encode())
+
+    def event(self, number: int) -> dict[str, Any]:
+        return {"number": float(number), "item": number % 97, "label": float(number % 2), "beside": "not needed"}
 
     def offsets(self, group: str) -> dict[str, int]:
         """What the group has committed, by stream."""

@@ -22,11 +22,11 @@ class MemoryTopic:
     hidden: set[tuple[str, int]] = field(default_factory=set)
     """Offsets without messages, as Kafka's transactions have them."""
 
-    def put(self, partition: int, value: bytes, *, time: float) -> None:
-        """The next message."""
+    def put(self, partition: int, value: bytes, *, time: float, came: float | None = None) -> None:
+        """The next message; it comes when it happens, unless `came` is given."""
         uri = f"jetstream:{self.name}-{partition}"
         known = self.messages.setdefault(uri, [])
-        known.append(Message(self.first.get(uri, 1) if not known else known[-1].offset + 1, time, value))
+        known.append(Message(self.first.get(uri, 1) if not known else known[-1].offset + 1, time, value, came))
 
     def let_go(self, uri: str, below: int) -> None:
         """As retention does."""
@@ -52,6 +52,10 @@ class MemoryTopic:
 
     def time_of(self, uri: str, offset: int) -> float | None:
         return next((each.time for each in self._there(uri) if each.offset >= offset), None)
+
+    def came_at(self, uri: str, offset: int) -> float | None:
+        found = next((each for each in self._there(uri) if each.offset >= offset), None)
+        return None if found is None else found.time if found.came is None else found.came
 
     def read(self, uri: str, lo: int, hi: int) -> list[Message]:
         end = self._span(uri).end

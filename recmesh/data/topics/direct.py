@@ -73,8 +73,9 @@ async def next_message(link: Link, stream: str, offset: int) -> Message | None:
                 return None
             raise _refused(stream, said["error"])
         message = said["message"]
-        time = _time(stream, _headers(message.get("hdrs", "")), message["time"])
-        return Message(int(message["seq"]), time, base64.b64decode(message.get("data", "")))
+        came = _stamped(message["time"])
+        time = _time(stream, _headers(message.get("hdrs", "")), came)
+        return Message(int(message["seq"]), time, base64.b64decode(message.get("data", "")), came)
 
     return await link.call(f"message {offset} of {stream}", ask, timeout_s=READ_S)
 
@@ -166,8 +167,9 @@ class _Batch:
         if "Nats-Sequence" in headers:
             if int(headers["Nats-Last-Sequence"]) != last:
                 raise LinkLost(f"messages behind {last} were lost on the way")
-            time = _time(self._stream, headers, headers["Nats-Time-Stamp"])
-            self.messages.append(Message(int(headers["Nats-Sequence"]), time, data))
+            came = _stamped(headers["Nats-Time-Stamp"])
+            time = _time(self._stream, headers, came)
+            self.messages.append(Message(int(headers["Nats-Sequence"]), time, data, came))
             return False
         if status == "404":
             return True
@@ -176,14 +178,19 @@ class _Batch:
         raise LinkLost(f"{status} after {len(self.messages)} messages")     # refused, or some were lost on the way
 
 
-def _time(stream: str, headers: Mapping[str, str], stamp: str) -> float:
-    """Of the event: its header where that is a moment, else the server's stamp."""
+def _time(stream: str, headers: Mapping[str, str], came: float) -> float:
+    """Of the event: its header where that is a moment, else when it came."""
     said = headers.get(EVENT_TIME)
     time = told_moment(said)
     if time is not None:
         return time
     if said:
         _tell_of_time(stream)
+    return came
+
+
+def _stamped(stamp: str) -> float:
+    """The server's stamp, unix seconds."""
     whole, _, rest = stamp.rstrip("Z").partition(".")       # nanoseconds, of which Python reads six digits
     return datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp() + float(f"0.{rest or 0}")
 

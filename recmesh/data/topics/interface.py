@@ -25,6 +25,8 @@ class Message(NamedTuple):
     """Of the event, unix seconds."""
     value: bytes
     """Empty where it has none (a tombstone of Kafka, a message without a body): that is no row."""
+    came: float | None = None
+    """When the server got it, unix seconds; None: it tells `time` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class Topic(Protocol):
 
     def time_of(self, uri: str, offset: int) -> float | None:
         """Of the message at this offset, or of the first one behind it; None: there is none yet."""
+        ...
+
+    def came_at(self, uri: str, offset: int) -> float | None:
+        """As `time_of`, but when it came to the topic: of what happened long before, or is replayed, much later."""
         ...
 
     def read(self, uri: str, lo: int, hi: int) -> list[Message]:

@@ -66,6 +66,11 @@ class JetStreamTopic:
         found = self._first(uri, offset)
         return None if found is None else found.time
 
+    def came_at(self, uri: str, offset: int) -> float | None:
+        """See Topic."""
+        found = self._first(uri, offset)
+        return None if found is None else found.came
+
     def read(self, uri: str, lo: int, hi: int) -> list[Message]:
         """See Topic."""
         return self._loop.call(self._read(_stream(uri), lo, hi), timeout_s=READ_S) if lo < hi else []

@@ -115,6 +115,10 @@ class KafkaTopic:
 
         return self._asked(read)
 
+    def came_at(self, uri: str, offset: int) -> float | None:
+        """See Topic. By the timestamp, of which there is one: the topic's `message.timestamp.type` says whose it is."""
+        return self.time_of(uri, offset)
+
     def read(self, uri: str, lo: int, hi: int) -> list[Message]:
         """See Topic."""
         if lo >= hi:

@@ -34,11 +34,11 @@ class Season:
         return self.steps * step_s if self.all else 0.0
 
 
-def season_for(values: Floats, *, step_s: float, wanted_s: float = 0.0) -> Season:
+def season_for(values: Floats, *, step_s: float, wanted_s: float = 0.0, usual_s: float = 0.0) -> Season:
     """The seasons that a history is long enough for; the backtest says which of them help.
 
-    A day from two days on and a week from eight days on. With less, a shorter season where one is clear (a job that
-    runs every ten minutes). `wanted_s` overrules.
+    A day from two days on and a week from eight days on; `usual_s` from two of them on, too. With less, a shorter
+    season where one is clear (a job that runs every ten minutes). `wanted_s` overrules.
     """
     count = len(values)
     if wanted_s:
@@ -55,7 +55,8 @@ def season_for(values: Floats, *, step_s: float, wanted_s: float = 0.0) -> Seaso
             return Season((), f"{lack}: no season")
         return Season((steps,), f"season of {wanted_s:g} s as asked")
     found, names = [], []
-    for name, length_s, seen in (("day", DAY_S, SEEN_OF_DAY), ("week", WEEK_S, SEEN_OF_WEEK)):
+    usual = ((f"season of {usual_s:g} s", usual_s, 2.0),) if usual_s else ()
+    for name, length_s, seen in (*usual, ("day", DAY_S, SEEN_OF_DAY), ("week", WEEK_S, SEEN_OF_WEEK)):
         steps = round(length_s / step_s)
         if steps >= 2 and abs(steps * step_s - length_s) < 1e-6 and count >= seen * steps:
             found.append(steps)

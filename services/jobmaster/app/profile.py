@@ -2,6 +2,7 @@
 
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.memory import limit_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import plan as plans
@@ -35,24 +36,25 @@ class Profiler:
 
     async def tell(self) -> None:
         """Runs until it is cancelled."""
+        await look_every(self._run, TELL_S, self._look, at="figures to tell")
+
+    async def _look(self) -> None:
         run = self._run
-        while True:
-            await run.context.clock.sleep(TELL_S)
-            if run.status.phase not in TRAINING or run.record.phase != "open":
-                continue
-            self.refresh()
-            status, now = run.status, run.context.clock.now()
-            run.telling.progressed(
-                samples=status.samples, total=status.total, samples_per_s=status.samples_per_s,
-                loss=status.metrics.get("loss"), auc=status.metrics.get("auc"),
-            )
-            run.telling.rate(status.samples_per_s, at=now, step_s=TELL_S)
-            for minute in run.minutes.close(now):
-                run.telling.measured(minute)
-            try:
-                await run.context.peers.brain.observe(self._profile(now))
-            except MeshError as error:
-                logger.info("job %s: brain takes no profile: %s", run.job_id, error.message)
+        if run.status.phase not in TRAINING or run.record.phase != "open":
+            return
+        self.refresh()
+        status, now = run.status, run.context.clock.now()
+        run.telling.progressed(
+            samples=status.samples, total=status.total, samples_per_s=status.samples_per_s,
+            loss=status.metrics.get("loss"), auc=status.metrics.get("auc"),
+        )
+        run.telling.rate(status.samples_per_s, at=now, step_s=TELL_S)
+        for minute in run.minutes.close(now):
+            run.telling.measured(minute)
+        try:
+            await run.context.peers.brain.observe(self._profile(now))
+        except MeshError as error:
+            logger.info("job %s: brain takes no profile: %s", run.job_id, error.message)
 
     def _profile(self, now: float) -> JobProfile:
         run = self._run

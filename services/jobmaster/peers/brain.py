@@ -40,14 +40,7 @@ class GrpcBrain:
 
     async def observe(self, profile: JobProfile) -> None:
         """See `peers.planning.Brain`."""
-        told = asdict(replace(profile, roles=()))
-        told["roles"] = [
-            brain_pb2.RoleUse(
-                has=_role_messages({use.role: use.has})[0], cpu_max=use.cpu_max, memory_bytes=use.memory_bytes
-            )
-            for use in profile.roles
-        ]
-        await self._stub.Observe(brain_pb2.Profile(**told), timeout=2.0)
+        await self._stub.Observe(profile_message(profile), timeout=2.0)
 
     async def decide(self, ask: PlanAsk) -> Advice | None:
         """See `peers.planning.Brain`."""
@@ -111,6 +104,18 @@ class GrpcBrain:
             samples=end.samples, metrics=dict(end.metrics),
         )
         await self._stub.RecordJob(request, timeout=5.0)
+
+
+def profile_message(profile: JobProfile) -> brain_pb2.Profile:
+    """Each field has its namesake in the message."""
+    told = asdict(replace(profile, roles=()))
+    told["roles"] = [
+        brain_pb2.RoleUse(
+            has=_role_messages({use.role: use.has})[0], cpu_max=use.cpu_max, memory_bytes=use.memory_bytes
+        )
+        for use in profile.roles
+    ]
+    return brain_pb2.Profile(**told)
 
 
 def _roles(messages: Iterable[brain_pb2.RolePlan]) -> dict[str, RolePlan]:

@@ -72,11 +72,6 @@ class JobProfile:
     ps_cpu_limit: float = 0.0
     hardware: str = "cpu"
     """Kind of what computes: cpu, or the kind of the workers' GPU."""
-    worker_cpu_max: float = 0.0
-    """Cores that the busiest worker used."""
-    ps_cpu_max: float = 0.0
-    worker_memory_bytes: int = 0
-    """Of the largest worker."""
     is_synchronous: bool = False
     is_steady: bool = False
     """Nothing has changed for a while, and the rate is that of a whole window."""

@@ -174,10 +174,13 @@ class Follower:
         }
 
     def age_of(self, place: Place, offset: int, *, now: float) -> float:
-        """Seconds since the message at the offset; 0 where there is none."""
+        """Seconds since the message at the offset came; 0 where there is none.
+
+        Not since it happened: a replay of last year's events is not a year behind.
+        """
         source = [source for _, _, source in _sources(self.spec)][place[0]]
-        time = self.opened(source).time_of(place[1], offset)
-        return 0.0 if time is None else max(0.0, now - time)
+        came = self.opened(source).came_at(place[1], offset)
+        return 0.0 if came is None else max(0.0, now - came)
 
     def _bound(
         self, turn: Turn, place: Place, topic: Topic, partition: Partition, end: float, *, late: bool

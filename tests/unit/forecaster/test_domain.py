@@ -136,3 +136,10 @@ def test_what_is_past_is_not_forecast() -> None:
 
 def test_moments_of_a_step_share_it() -> None:
     assert {snapped(at, 60) for at in (60, 61, 119.9)} == {60}
+
+
+def test_what_rates_usually_repeat_after_comes_before_week_and_day_where_it_can_be_seen() -> None:
+    assert season_for(np.ones(400), step_s=10.0, usual_s=600.0).steps == 60
+    assert season_for(np.ones(100), step_s=10.0, usual_s=600.0).steps == 1, "it was not seen twice"
+    assert season_for(np.ones(14 * 48), step_s=HOUR, usual_s=600.0).steps == 7 * 24, "shorter than a step"
+    assert season_for(np.ones(400), step_s=10.0, usual_s=600.0, wanted_s=300.0).steps == 30

@@ -153,6 +153,24 @@ async def test_the_lag_of_each_partition_is_measured_and_told(world: World) -> N
 
 
 @pytest.mark.asyncio
+async def test_replayed_events_lag_since_they_came_not_since_they_happened(world: World) -> None:
+    spec, first = clicks(), world.replicas[0]
+    lags = Lags(
+        first.tasks, first.runs.latest, clock=world.clock, emit=world.house.events.append,
+        opened=lambda source: world.topic,
+    )
+    world.send(20, time=BEGIN - 24 * HOUR)
+    sent = world.clock.at
+    await first.runs.open(request(spec, epochs=1))
+    await world.write()
+    await first.runs.progress(JOB)
+    world.clock.at = sent + 40.0
+    await lags.look()
+    [told] = [event.data for event in world.house.events if event.type is TOPIC_OBSERVED]
+    assert told.lag_s == 40.0
+
+
+@pytest.mark.asyncio
 async def test_the_lag_is_told_after_the_line_is_closed_and_after_a_rollback(world: World) -> None:
     spec, first = clicks(topic_source(start=BEGIN, end=BEGIN + HOUR)), world.replicas[0]
     lags = Lags(

@@ -37,7 +37,7 @@ class World:
         for _ in range(count):
             number = len(self.sent)
             value = json.dumps({"item": number, "label": 0.0, "beside": "x"}).encode()
-            self.topic.put(partition, value, time=self.clock.at if time is None else time)
+            self.topic.put(partition, value, time=self.clock.at if time is None else time, came=self.clock.at)
             self.sent.append(number)
 
     async def write(self, replica: int = 0, *, after_s: float = 10.0) -> None:
