@@ -14,8 +14,9 @@ from bench.figures import Result
 from bench.mesh import say
 from bench.workloads.traffic import Traffic, m4_hourly, sets
 from recmesh.plugins.forecasting import Forecaster, Ints, SeriesView, Unfit
-from services.forecaster.domain.fitting import Asked, History, leads_for
+from services.forecaster.domain.fitting import Asked
 from services.forecaster.domain.forecast import wape
+from services.forecaster.domain.history import History, leads_for
 from services.forecaster.domain.season import season_for
 from services.forecaster.domain.series import Floats
 from services.forecaster.domain.unusual import weights_of

@@ -21,7 +21,7 @@ from recmesh.runtime.errors import (
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.forecaster.domain.budget import Worth, next_to_refine
 from services.forecaster.domain.counters import rates_of_counter
-from services.forecaster.domain.fitting import Asked, History, Refined
+from services.forecaster.domain.fitting import Asked, Refined
 from services.forecaster.domain.forecast import (
     MAX_HORIZON,
     MAX_LEVEL,
@@ -31,6 +31,7 @@ from services.forecaster.domain.forecast import (
     Predicted,
     answer,
 )
+from services.forecaster.domain.history import History
 from services.forecaster.domain.scoring import PastError, Scored, past_errors, promises
 from services.forecaster.domain.season import Season, season_for
 from services.forecaster.domain.series import Grid, Point, SeriesInfo, checked, regular

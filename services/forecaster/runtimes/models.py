@@ -14,11 +14,12 @@ from recmesh.plugins.forecasting import GROUP, Forecaster
 from recmesh.plugins.registry import load, names
 from services.forecaster.domain.budget import LEAST_GAIN
 from services.forecaster.domain.drift import Drift
-from services.forecaster.domain.fitting import Asked, History, Kept, Refined, advance, drift_of, fit, is_stale, speak
+from services.forecaster.domain.fitting import Asked, Kept, Refined, advance, drift_of, fit, is_stale, speak
 from services.forecaster.domain.forecast import Predicted
 from services.forecaster.domain.forecasters.intermittent import CrostonSba, Tsb
 from services.forecaster.domain.forecasters.lagged import Lagged, autoregressive, lagged_week
 from services.forecaster.domain.forecasters.naive import DayNaive, LongMean, Persistence, RecentMean, WeekNaive
+from services.forecaster.domain.history import History
 from services.forecaster.runtimes.fed import Fed
 from services.forecaster.runtimes.statistical import AutoEts, Mstl, Theta
 

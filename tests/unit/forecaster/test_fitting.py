@@ -8,20 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmesh.plugins.forecasting import Fitted, Forecaster, SeriesView
+from services.forecaster.domain.backtest import origins_for
 from services.forecaster.domain.drift import Drift
-from services.forecaster.domain.fitting import (
-    History,
-    Kept,
-    advance,
-    drift_of,
-    fit,
-    is_stale,
-    leads_for,
-    origins_for,
-    speak,
-    truth_at,
-)
+from services.forecaster.domain.fitting import Kept, advance, drift_of, fit, is_stale, speak
 from services.forecaster.domain.forecast import Predicted, wape
+from services.forecaster.domain.history import History, leads_for, truth_at
 from services.forecaster.runtimes.models import BUILT_IN
 from tests.unit.forecaster.builders import HOUR, daily, history
 
