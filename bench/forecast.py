@@ -120,7 +120,9 @@ def _leads(traffic: Traffic) -> list[int]:
 
 def _origins(traffic: Traffic, count: int) -> Ints:
     first, last = round(TRAIN * len(traffic.values)), len(traffic.values) - _leads(traffic)[-1]
-    return np.unique(np.linspace(first, last, count).astype(np.int64))
+    cuts = np.arange(first, last + 1)
+    cuts = cuts[~traffic.missing[cuts - 1]]      # what fills a gap leans on what came after it
+    return cuts[np.unique(np.linspace(0, len(cuts) - 1, count).astype(np.int64))]
 
 
 def _history(traffic: Traffic, count: int) -> History:

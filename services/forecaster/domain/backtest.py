@@ -8,7 +8,7 @@ import numpy as np
 from recmesh.plugins.forecasting import Fitted, Forecaster, Ints, SeriesView, Unfit
 from services.forecaster.domain.history import History, truth_at
 from services.forecaster.domain.selection import Backtest, Choice, choose
-from services.forecaster.domain.series import Floats
+from services.forecaster.domain.series import Bools, Floats
 from services.forecaster.domain.unusual import weights_of
 
 ORIGINS = 240
@@ -35,17 +35,27 @@ class Tested:
     failed: Mapping[str, str]
 
 
-def origins_for(count: int, *, seasons: Sequence[int], horizon: int) -> Ints:
-    """Where the rolling-origin test cuts a history: over its last fifth, and at least one (shortest) season or horizon
-    where half of the history is left to learn from; oldest first. None for a single value."""
+def origins_for(count: int, *, seasons: Sequence[int], horizon: int, missing: Bools | None = None) -> Ints:
+    """Where the rolling-origin test cuts a history: over the last fifth of what was observed, and at least one
+    (shortest) season or horizon where half of that is left to learn from; oldest first.
+
+    Always after an observed value, as the history itself ends: what fills a gap leans on what came after it. None for
+    a single value.
+    """
+    seen = np.arange(count) if missing is None else np.flatnonzero(~missing)
+    cuts = seen[seen < count - 1] + 1
+    if not len(cuts):
+        return np.zeros(0, dtype=np.int64)
     season = seasons[0] if seasons else 1
-    span = max(round(TESTED * count), min(season, count - season - 2), min(horizon, count // 3), 2)
-    first = max(count - min(span, count // 2), 1)
+    fifth, half = (count - int(seen[-max(1, part)]) for part in (round(TESTED * len(seen)), len(seen) // 2))
+    span = max(fifth, min(season, count - season - 2), min(horizon, count // 3), 2)
+    first = max(count - min(span, half), 1)
     if seasons:
         first = max(first, min(season + 2, count - 1))
-    if first > count - 1:
-        return np.zeros(0, dtype=np.int64)
-    return np.unique(np.linspace(first, count - 1, min(ORIGINS, count - first)).astype(np.int64))
+    tested = cuts[cuts >= first]
+    if not len(tested):
+        tested = cuts[-1:]
+    return tested[np.linspace(0, len(tested) - 1, min(ORIGINS, len(tested))).astype(np.int64)]
 
 
 def view_of(history: History, count: int, leads: tuple[int, ...], seconds: float) -> SeriesView:
@@ -62,13 +72,15 @@ def tested(
 ) -> Tested:  # fmt: skip
     """Let all models learn from the first part of a history, predict the rest, and choose. `squared`: as `choose`."""
     count = len(history.values)
-    origins = origins_for(count, seasons=history.seasons, horizon=leads[-1])
+    origins = origins_for(count, seasons=history.seasons, horizon=leads[-1], missing=history.missing)
+    known = np.cumsum(history.observed)
     first = int(origins[0]) if len(origins) else count
     failed: dict[str, str] = {}
     said, fitted = _said(view_of(history, first, leads, seconds), history.values, origins, forecasters, rng, failed)
     season, newer = history.seasons[0] if history.seasons else 0, len(origins)
     former = origins - (count - first)
-    former = former[former >= max(2 * season, count // 3)]
+    former = former[former >= max(2 * season, 1)]
+    former = former[history.observed[former - 1] & (known[former - 1] >= known[-1] // 3)]
     if season and count < SHORT_SEASONS * season and len(former):
         cheap = [each for each in forecasters if not each.dear]
         before, _ = _said(view_of(history, int(former[0]), leads, seconds), history.values, former, cheap, rng, failed)

@@ -11,10 +11,10 @@ import numpy as np
 
 from recmesh.plugins.forecasting import Fitted, Forecaster, Ints, SeriesView
 from services.forecaster.domain.backtest import tested, view_of
-from services.forecaster.domain.conformal import offsets, scale_of
+from services.forecaster.domain.conformal import LEAST_ERRORS, offsets, scale_of
 from services.forecaster.domain.drift import Drift, likeness_of, verdict
 from services.forecaster.domain.forecast import Predicted, wape
-from services.forecaster.domain.history import History, leads_for, truth_at
+from services.forecaster.domain.history import History, comparable_lead, leads_for, truth_at
 from services.forecaster.domain.selection import Choice, bucket_of
 from services.forecaster.domain.series import Floats
 from services.forecaster.domain.unusual import Shift, level_shift
@@ -96,7 +96,7 @@ def fit(
     A history with a lasting shift of its level is tried as it is and with its older part brought to the new level, and
     after a `drift` also without its older part; what was less wrong on the newest origins is taken.
     """
-    leads = leads_for(horizon, history.step_s)
+    leads = leads_for(max(horizon, comparable_lead(history)), history.step_s)
     day = history.seasons[0] if history.seasons else 0
     tries: list[tuple[History, Shift | None]] = [(history, None)]
     shift = level_shift(history.values, day=day)
@@ -181,6 +181,7 @@ def advance(kept: Kept, history: History) -> Kept:
     last = int(kept.origins[-1]) if len(kept.origins) else kept.fitted_at - 1
     apart = max(1, int(np.median(np.diff(kept.origins)))) if len(kept.origins) > 1 else 1
     fresh = np.arange(max(last + apart, shown.start + 1), shown.end + 1, apart)
+    fresh = fresh[shown.observed[fresh - 1 - shown.start]]   # what fills a gap leans on what came after it
     if not len(fresh):
         return kept
     if len(fresh) > AT_ONCE:
@@ -210,13 +211,15 @@ def speak(kept: Kept, history: History, *, horizon: int, level: float) -> Predic
     ahead = np.arange(1, horizon + 1)
     mean = _combined(kept, shown, np.array([shown.end]), ahead)[0]
     truth = truth_at(shown, kept.origins, kept.leads)
+    near = min(int(np.searchsorted(np.array(kept.leads), horizon)) + 1, len(kept.leads))
     known = shown.values if shown.missing is None else shown.values[~shown.missing]
     floor = 0.05 * float(known.mean()) + 1e-12 if len(known) else 1e-12
     low, high = mean, mean
     if np.isfinite(truth).any():
         span = max(1, int(kept.origins[-1] - kept.origins[0]))
         weights = 0.5 ** ((kept.origins[-1] - kept.origins) / span)
-        near = int(np.searchsorted(np.array(kept.leads), horizon)) + 1
+        while near < len(kept.leads) and np.isfinite(truth[:, :near]).sum() < LEAST_ERRORS:
+            near += 1
         leads = np.array(kept.leads)[:near]
         alike = leads * (len(kept.origins) / span)
         power, sides = offsets(kept.said[:, :near], truth[:, :near], weights, alike, level=level, floor=floor)
@@ -224,6 +227,8 @@ def speak(kept: Kept, history: History, *, horizon: int, level: float) -> Predic
         low, high = (mean + scale * np.interp(ahead, leads, side) for side in sides)
     asked = np.array(kept.leads) <= max(horizon, 1)
     seen = np.isfinite(truth) & asked[None, :]
+    if not seen.any():
+        seen = np.isfinite(truth) & (np.arange(len(kept.leads)) < near)
     used = kept.choice.used
     told = kept.drift if history.end - kept.fitted_at <= max(kept.seasons, default=DRIFT_TOLD) else Drift.NONE
     return Predicted(

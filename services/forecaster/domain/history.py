@@ -10,6 +10,9 @@ from services.forecaster.domain.selection import BUCKETS_S
 from services.forecaster.domain.series import Bools, Floats
 from services.forecaster.domain.unusual import Shift
 
+COMPARABLE = 0.1
+"""Share of the observed values that have another one a lead later."""
+
 
 @dataclass(frozen=True, slots=True)
 class History:
@@ -22,6 +25,12 @@ class History:
     step_s: float
     seasons: tuple[int, ...] = ()
     missing: Bools | None = None
+    """Which values were not observed on this step, but filled in; none: all were."""
+
+    @property
+    def observed(self) -> Bools:
+        """Which values were, (n,)."""
+        return np.ones(len(self.values), dtype=np.bool_) if self.missing is None else ~self.missing
 
     @property
     def end(self) -> int:
@@ -53,6 +62,14 @@ def leads_for(horizon: int, step_s: float) -> tuple[int, ...]:
     top = min(lead for lead in made if lead >= horizon)
     ends = {round(end_s / step_s) for end_s in BUCKETS_S if end_s >= step_s}
     return tuple(sorted(lead for lead in made | ends if lead <= top))
+
+
+def comparable_lead(history: History) -> int:
+    """The nearest lead at which what is said is often met by something observed: 1, unless values come on some of the
+    steps only."""
+    seen, leads = history.observed, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    often = COMPARABLE * int(seen.sum())
+    return next((lead for lead in leads if lead < len(seen) and (seen[lead:] & seen[:-lead]).sum() > often), 1)
 
 
 def truth_at(history: History, origins: Ints, leads: Sequence[int]) -> Floats:
