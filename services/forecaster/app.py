@@ -137,7 +137,7 @@ class App:
         started = self._clock.monotonic()
         try:
             made = await self._forecast(_checked_ask(ask))
-        except MeshError:
+        except Exception:
             self._counts["forecasts_failed"] += 1
             raise
         _seconds.observe(self._clock.monotonic() - started)
@@ -279,6 +279,8 @@ class App:
                 continue
             except MeshError as error:
                 _log.info("%s is watched, and cannot be forecast now: %s", name, error.message)
+            except Exception:       # whatever it is, the series after it wait for their forecasts
+                _log.exception("%s is watched, and its forecast broke", name)
         self.gauges.expire(before=self._clock.monotonic() - WANTED_S)
 
     async def _watched_horizon(self, name: str, least: int) -> int:

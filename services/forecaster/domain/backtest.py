@@ -129,12 +129,24 @@ def _said(
     for each in forecasters:
         try:
             fitted = each.fit(view, rng)
-            made = fitted.rolling(values, origins, np.array(view.leads)) if len(origins) else np.zeros(wanted)
-            if made.shape != wanted or not np.isfinite(made).all():
-                raise ValueError(f"it answered with shape {made.shape}, or with values that are not finite")
-            said[each.name], learned[each.name] = np.maximum(made, 0.0), fitted
+            made = rolled(fitted, values, origins, np.array(view.leads)) if len(origins) else np.zeros(wanted)
+            said[each.name], learned[each.name] = made, fitted
         except Unfit:
             continue
         except Exception as error:  # a model of somebody else's must not cost the forecast
-            failed[each.name] = f"{type(error).__name__}: {error}"
+            failed[each.name] = told_of(error)
     return said, learned
+
+
+def rolled(fitted: Fitted, values: Floats, origins: Ints, leads: Ints) -> Floats:
+    """What a model says, from 0 up; ValueError when that is no forecast, and whatever it raises itself."""
+    made = fitted.rolling(values, origins, leads)
+    if made.shape != (len(origins), len(leads)) or not np.isfinite(made).all():
+        raise ValueError(f"it answered with shape {made.shape}, or with values that are not finite")
+    floored: Floats = np.maximum(made, 0.0)
+    return floored
+
+
+def told_of(error: Exception) -> str:
+    """In a note."""
+    return f"{type(error).__name__}: {error}"

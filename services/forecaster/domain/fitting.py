@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from recmesh.plugins.forecasting import Fitted, Forecaster, Ints, SeriesView
-from services.forecaster.domain.backtest import tested, view_of
+from services.forecaster.domain.backtest import rolled, tested, told_of, view_of
 from services.forecaster.domain.conformal import LEAST_ERRORS, offsets, scale_of
 from services.forecaster.domain.drift import Drift, likeness_of, verdict
 from services.forecaster.domain.forecast import Predicted, wape
@@ -73,6 +73,8 @@ class Kept:
     """The same for what would have been chosen without dear models."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Models that broke, and how."""
+    broken: frozenset[str] = frozenset()
+    """Of the chosen ones, those that broke after they had been chosen: choose anew without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +159,35 @@ def _aligned(kept: Kept, history: History) -> History:
     return history.since(begin).levelled(kept.shift)
 
 
-def _combined(kept: Kept, history: History, origins: Ints, leads: Ints) -> Floats:
-    """What the chosen models say together; origins from the epoch. (origins, leads)"""
+def _combined(kept: Kept, history: History, origins: Ints, leads: Ints) -> tuple[Floats, dict[str, str]]:
+    """What the chosen models say together, (origins, leads), and which of them broke, and how; origins from the epoch.
+
+    The others' weights make up for one that broke; where none is left, the last value answers.
+    """
     buckets = np.array([bucket_of(lead, kept.step_s) for lead in kept.leads])
     column = np.clip(np.searchsorted(np.array(kept.leads), leads), 0, len(kept.leads) - 1)
     for at, lead in enumerate(leads.tolist()):  # of its own bucket, where that has a tested lead
         own = np.flatnonzero(buckets == bucket_of(lead, kept.step_s))
         if len(own):
             column[at] = own[np.argmin(np.abs(np.array(kept.leads)[own] - lead))]
-    total = np.zeros((len(origins), len(leads)))
+    total, given = np.zeros((len(origins), len(leads))), np.zeros(len(leads))
+    broken: dict[str, str] = {}
     for row, name in enumerate(kept.choice.names):
         share = kept.choice.weights[row][column]
         wanted = np.flatnonzero(share > 0)
-        if len(wanted):
-            made = kept.models[name].rolling(history.values, origins - history.start, leads[wanted])
-            total[:, wanted] += share[wanted] * np.maximum(made, 0.0)
-    return total
+        if not len(wanted):
+            continue
+        try:
+            made = rolled(kept.models[name], history.values, origins - history.start, leads[wanted])
+        except Exception as error:  # a model of somebody else's must not cost the forecast
+            broken[name] = told_of(error)
+            continue
+        total[:, wanted] += share[wanted] * made
+        given[wanted] += share[wanted]
+    if broken:
+        last = history.values[origins - history.start - 1]
+        total = np.where(given > 0, total / np.where(given > 0, given, 1.0), last[:, None])
+    return total, broken
 
 
 def advance(kept: Kept, history: History) -> Kept:
@@ -186,10 +201,11 @@ def advance(kept: Kept, history: History) -> Kept:
         return kept
     if len(fresh) > AT_ONCE:
         fresh = fresh[np.linspace(0, len(fresh) - 1, AT_ONCE).astype(np.int64)]
-    said, rows = _combined(kept, shown, fresh, np.array(kept.leads)), slice(-KEPT_ROWS, None)
+    (said, broken), rows = _combined(kept, shown, fresh, np.array(kept.leads)), slice(-KEPT_ROWS, None)
     return replace(
-        kept, origins=np.concatenate([kept.origins, fresh])[rows], said=np.concatenate([kept.said, said])[rows]
-    )
+        kept, origins=np.concatenate([kept.origins, fresh])[rows], said=np.concatenate([kept.said, said])[rows],
+        failed={**kept.failed, **broken}, broken=kept.broken | broken.keys(),
+    )  # fmt: skip
 
 
 def drift_of(kept: Kept, history: History) -> Drift:
@@ -209,7 +225,8 @@ def speak(kept: Kept, history: History, *, horizon: int, level: float) -> Predic
     """The next `horizon` values with intervals. Call `advance` before."""
     shown = _aligned(kept, history)
     ahead = np.arange(1, horizon + 1)
-    mean = _combined(kept, shown, np.array([shown.end]), ahead)[0]
+    (mean,), broken = _combined(kept, shown, np.array([shown.end]), ahead)
+    kept = replace(kept, failed={**kept.failed, **broken}, broken=kept.broken | broken.keys())
     truth = truth_at(shown, kept.origins, kept.leads)
     near = min(int(np.searchsorted(np.array(kept.leads), horizon)) + 1, len(kept.leads))
     known = shown.values if shown.missing is None else shown.values[~shown.missing]
@@ -229,11 +246,12 @@ def speak(kept: Kept, history: History, *, horizon: int, level: float) -> Predic
     seen = np.isfinite(truth) & asked[None, :]
     if not seen.any():
         seen = np.isfinite(truth) & (np.arange(len(kept.leads)) < near)
-    used = kept.choice.used
+    used = [name for name in kept.choice.used if name not in kept.broken] or ["persistence"]
     told = kept.drift if history.end - kept.fitted_at <= max(kept.seasons, default=DRIFT_TOLD) else Drift.NONE
     return Predicted(
         "+".join(sorted(used)), mean, low, high,
         error=wape(truth[seen], kept.said[seen]), drift=told.value, note=_note(kept, ahead, told),
+        broken=kept.broken,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -77,8 +78,15 @@ def predict(asked: Asked, wanted: tuple[str, ...] = ()) -> Predicted:
     if drift is not Drift.NONE:
         kept = fit(asked.history, horizon=asked.horizon, forecasters=models, rng=_rng(asked.key), drift=drift)
         kept = advance(kept, asked.history)
+    told = speak(kept, asked.history, horizon=asked.horizon, level=asked.level)
+    if told.broken:     # it answers no more until all are chosen anew; the others' weights and intervals are made again
+        sound = [each for each in models if each.name not in told.broken]
+        failed = {**dict.fromkeys(told.broken, "it broke after it was chosen"), **kept.failed}
+        kept = fit(asked.history, horizon=asked.horizon, forecasters=sound, rng=_rng(asked.key))
+        kept = advance(replace(kept, failed={**failed, **kept.failed}), asked.history)
+        told = speak(kept, asked.history, horizon=asked.horizon, level=asked.level)
     adopt(asked.key, kept)
-    return speak(kept, asked.history, horizon=asked.horizon, level=asked.level)
+    return told
 
 
 def refine(asked: Asked, wanted: tuple[str, ...] = (), *, seconds: float = 60.0) -> Refined:
