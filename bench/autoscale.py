@@ -125,7 +125,8 @@ def forecasts() -> tuple[Forecasting, str]:
 def by_service(rates: Floats, per_day: int, first: int, last: int) -> Given:
     """`services.forecaster`'s model, fitted anew each hour on the four weeks before, six hours ahead; between two fits
     the last forecast moves on."""
-    from services.forecaster.domain.fitting import Asked, History
+    from services.forecaster.domain.fitting import Asked
+    from services.forecaster.domain.history import History
     from services.forecaster.domain.season import season_for
     from services.forecaster.runtimes.models import predict
 

@@ -14,8 +14,9 @@ from bench.figures import Result
 from bench.mesh import say
 from bench.workloads.traffic import Traffic, m4_hourly, sets
 from recmesh.plugins.forecasting import Forecaster, Ints, SeriesView, Unfit
-from services.forecaster.domain.fitting import Asked, History, leads_for
+from services.forecaster.domain.fitting import Asked
 from services.forecaster.domain.forecast import wape
+from services.forecaster.domain.history import History, leads_for
 from services.forecaster.domain.season import season_for
 from services.forecaster.domain.series import Floats
 from services.forecaster.domain.unusual import weights_of
@@ -119,7 +120,9 @@ def _leads(traffic: Traffic) -> list[int]:
 
 def _origins(traffic: Traffic, count: int) -> Ints:
     first, last = round(TRAIN * len(traffic.values)), len(traffic.values) - _leads(traffic)[-1]
-    return np.unique(np.linspace(first, last, count).astype(np.int64))
+    cuts = np.arange(first, last + 1)
+    cuts = cuts[~traffic.missing[cuts - 1]]      # what fills a gap leans on what came after it
+    return cuts[np.unique(np.linspace(0, len(cuts) - 1, count).astype(np.int64))]
 
 
 def _history(traffic: Traffic, count: int) -> History:

@@ -60,7 +60,8 @@ class Fitted(Protocol):
     def rolling(self, values: Floats, origins: Ints, leads: Ints) -> Floats:
         """Predictions, (len(origins), len(leads)): of values[origin + lead - 1], from values[:origin] alone.
 
-        Origins lie in 1..len(values), and `values` may hold more than was there when it was fitted, or start later.
+        Origins lie in 1..len(values), each after a value that was observed, and `values` may hold more than was there
+        when it was fitted, or start later.
         """
         ...
 

@@ -21,7 +21,7 @@ from recmesh.runtime.errors import (
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.forecaster.domain.budget import Worth, next_to_refine
 from services.forecaster.domain.counters import rates_of_counter
-from services.forecaster.domain.fitting import Asked, History, Refined
+from services.forecaster.domain.fitting import Asked, Refined
 from services.forecaster.domain.forecast import (
     MAX_HORIZON,
     MAX_LEVEL,
@@ -31,6 +31,7 @@ from services.forecaster.domain.forecast import (
     Predicted,
     answer,
 )
+from services.forecaster.domain.history import History
 from services.forecaster.domain.scoring import PastError, Scored, past_errors, promises
 from services.forecaster.domain.season import Season, season_for
 from services.forecaster.domain.series import Grid, Point, SeriesInfo, checked, regular
@@ -136,7 +137,7 @@ class App:
         started = self._clock.monotonic()
         try:
             made = await self._forecast(_checked_ask(ask))
-        except MeshError:
+        except Exception:
             self._counts["forecasts_failed"] += 1
             raise
         _seconds.observe(self._clock.monotonic() - started)
@@ -278,6 +279,8 @@ class App:
                 continue
             except MeshError as error:
                 _log.info("%s is watched, and cannot be forecast now: %s", name, error.message)
+            except Exception:       # whatever it is, the series after it wait for their forecasts
+                _log.exception("%s is watched, and its forecast broke", name)
         self.gauges.expire(before=self._clock.monotonic() - WANTED_S)
 
     async def _watched_horizon(self, name: str, least: int) -> int:

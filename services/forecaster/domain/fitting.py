@@ -9,21 +9,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from recmesh.plugins.forecasting import Fitted, Forecaster, Ints, SeriesView, Unfit
-from services.forecaster.domain.conformal import offsets, scale_of
+from recmesh.plugins.forecasting import Fitted, Forecaster, Ints, SeriesView
+from services.forecaster.domain.backtest import rolled, tested, told_of, view_of
+from services.forecaster.domain.conformal import LEAST_ERRORS, offsets, scale_of
 from services.forecaster.domain.drift import Drift, likeness_of, verdict
 from services.forecaster.domain.forecast import Predicted, wape
-from services.forecaster.domain.selection import BUCKETS_S, Backtest, Choice, bucket_of, choose
-from services.forecaster.domain.series import Bools, Floats
-from services.forecaster.domain.unusual import Shift, level_shift, weights_of
+from services.forecaster.domain.history import History, comparable_lead, leads_for, truth_at
+from services.forecaster.domain.selection import Choice, bucket_of
+from services.forecaster.domain.series import Floats
+from services.forecaster.domain.unusual import Shift, level_shift
 
-ORIGINS = 240
-"""Of the backtest, at most."""
-TESTED = 0.2
-"""Share of the history that is tested on."""
-SHORT_SEASONS = 28
-"""Histories of fewer (shortest) seasons are tested a second time, on the part before: intervals from errors of two days
-would know two days."""
 KEPT_ROWS = 720
 """Origins whose errors make the intervals, at most."""
 AT_ONCE = 48
@@ -37,38 +32,6 @@ DRIFT_TOLD = 96
 """Steps for which a drift is told where there is no season; else for the longest season."""
 RECENT_SEASONS = 4
 """What is left of the history after a drift, in its shortest season."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """A series up to now."""
-
-    values: Floats
-    start: int
-    """The step, counted from the epoch, of the first value: histories of a series grow at one end and shrink at the
-    other."""
-    step_s: float
-    seasons: tuple[int, ...] = ()
-    missing: Bools | None = None
-
-    @property
-    def end(self) -> int:
-        """The step after the last value."""
-        return self.start + len(self.values)
-
-    def since(self, step: int) -> "History":
-        """Without what lies before a step."""
-        at = min(max(0, step - self.start), len(self.values) - 1)
-        missing = None if self.missing is None else self.missing[at:]
-        return replace(self, values=self.values[at:], start=self.start + at, missing=missing)
-
-    def levelled(self, shift: Shift | None) -> "History":
-        """What lies before a shift, brought to the level after it. The shift's step is counted from the epoch."""
-        if shift is None:
-            return self
-        values = self.values.copy()
-        values[: max(0, shift.at - self.start)] *= shift.factor
-        return replace(self, values=values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +73,8 @@ class Kept:
     """The same for what would have been chosen without dear models."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Models that broke, and how."""
+    broken: frozenset[str] = frozenset()
+    """Of the chosen ones, those that broke after they had been chosen: choose anew without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,31 +89,6 @@ class Refined:
     """Models to answer from now on; none: the cheap ones do as well."""
 
 
-def leads_for(horizon: int, step_s: float) -> tuple[int, ...]:
-    """Leads that are fitted and tested: 1, 2, 3, 4, 6, 8, 12, ... and the ends of the buckets, up to the horizon or the
-    next of them, so that forecasts of nearly the same length share their models."""
-    made, power = {1}, 1
-    while max(made) < horizon:
-        made |= {power * 2, power * 3}
-        power *= 2
-    top = min(lead for lead in made if lead >= horizon)
-    ends = {round(end_s / step_s) for end_s in BUCKETS_S if end_s >= step_s}
-    return tuple(sorted(lead for lead in made | ends if lead <= top))
-
-
-def origins_for(count: int, *, seasons: Sequence[int], horizon: int) -> Ints:
-    """Where the rolling-origin test cuts a history: over its last fifth, and at least one (shortest) season or horizon
-    where half of the history is left to learn from; oldest first. None for a single value."""
-    season = seasons[0] if seasons else 1
-    span = max(round(TESTED * count), min(season, count - season - 2), min(horizon, count // 3), 2)
-    first = max(count - min(span, count // 2), 1)
-    if seasons:
-        first = max(first, min(season + 2, count - 1))
-    if first > count - 1:
-        return np.zeros(0, dtype=np.int64)
-    return np.unique(np.linspace(first, count - 1, min(ORIGINS, count - first)).astype(np.int64))
-
-
 def fit(
     history: History, *, horizon: int, forecasters: Sequence[Forecaster], rng: np.random.Generator,
     seconds: float = 60.0, drift: Drift = Drift.NONE,
@@ -158,7 +98,7 @@ def fit(
     A history with a lasting shift of its level is tried as it is and with its older part brought to the new level, and
     after a `drift` also without its older part; what was less wrong on the newest origins is taken.
     """
-    leads = leads_for(horizon, history.step_s)
+    leads = leads_for(max(horizon, comparable_lead(history)), history.step_s)
     day = history.seasons[0] if history.seasons else 0
     tries: list[tuple[History, Shift | None]] = [(history, None)]
     shift = level_shift(history.values, day=day)
@@ -170,18 +110,18 @@ def fit(
         if len(short.values) < len(history.values):
             tries.append((_with_seasons(short), None))
     squared = float((history.values == 0).mean()) > MOSTLY_ZERO
-    judged = [_tested(each, leads, forecasters, rng, seconds, squared) for each, _ in tries]
+    judged = [tested(each, leads, forecasters, rng, seconds, squared) for each, _ in tries]
     best = min(range(len(tries)), key=lambda at: judged[at].newest)
-    tested, (used, its_shift) = judged[best], tries[best]
-    view = _view(used, len(used.values), leads, seconds)
+    found, (used, its_shift) = judged[best], tries[best]
+    view = view_of(used, len(used.values), leads, seconds)
     by_name = {each.name: each for each in forecasters}
-    models = {name: _learned(by_name[name], view, rng) or tested.fitted[name] for name in tested.choice.names}
+    models = {name: _learned(by_name[name], view, rng) or found.fitted[name] for name in found.choice.names}
     return Kept(
         step_s=history.step_s, seasons=history.seasons, leads=leads, start=used.start, fitted_at=used.end,
-        models=models, choice=tested.choice, origins=used.start + tested.origins, said=tested.said,
+        models=models, choice=found.choice, origins=used.start + found.origins, said=found.said,
         shift=its_shift, drift=drift,
-        dear=any(each.dear for each in forecasters), loss=tested.newest, cheap_loss=tested.newest_cheap,
-        failed=tested.failed,
+        dear=any(each.dear for each in forecasters), loss=found.newest, cheap_loss=found.newest_cheap,
+        failed=found.failed,
     )  # fmt: skip
 
 
@@ -193,110 +133,8 @@ def _learned(forecaster: Forecaster, view: SeriesView, rng: np.random.Generator)
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Tested:
-    choice: Choice
-    fitted: Mapping[str, Fitted]
-    """On the part before the test."""
-    origins: Ints
-    said: Floats
-    newest: float
-    newest_cheap: float
-    """The same for what would have been chosen without dear models."""
-    failed: Mapping[str, str]
-
-
 def _with_seasons(history: History) -> History:
     return replace(history, seasons=tuple(each for each in history.seasons if 2 * each <= len(history.values)))
-
-
-def _view(history: History, count: int, leads: tuple[int, ...], seconds: float) -> SeriesView:
-    """The first `count` values."""
-    missing = None if history.missing is None else history.missing[:count]
-    weights = weights_of(history.values[:count], missing, day=history.seasons[0] if history.seasons else 0)
-    seasons = tuple(each for each in history.seasons if each < count)
-    return SeriesView(history.values[:count], history.step_s, seasons, leads, weights, seconds)
-
-
-def _tested(
-    history: History, leads: tuple[int, ...], forecasters: Sequence[Forecaster], rng: np.random.Generator,
-    seconds: float, squared: bool,
-) -> _Tested:  # fmt: skip
-    count = len(history.values)
-    origins = origins_for(count, seasons=history.seasons, horizon=leads[-1])
-    first = int(origins[0]) if len(origins) else count
-    failed: dict[str, str] = {}
-    said, fitted = _said(_view(history, first, leads, seconds), history.values, origins, forecasters, rng, failed)
-    season, newer = history.seasons[0] if history.seasons else 0, len(origins)
-    former = origins - (count - first)
-    former = former[former >= max(2 * season, count // 3)]
-    if season and count < SHORT_SEASONS * season and len(former):
-        cheap = [each for each in forecasters if not each.dear]
-        before, _ = _said(_view(history, int(former[0]), leads, seconds), history.values, former, cheap, rng, failed)
-        middle = np.median(np.stack(list(before.values())), axis=0)  # for those that had too little to learn from
-        said = {name: np.concatenate([before.get(name, middle), made]) for name, made in said.items()}
-        origins = np.concatenate([former, origins])
-    age = (count - origins) / max(1, count - first)
-    truth = truth_at(history, origins + history.start, leads)
-    dear = {each.name for each in forecasters if each.dear and each.name in said}
-    # dear models are fitted once: before its part of the history they have said nothing to be judged by
-    judged = slice(-newer if dear and newer else None, None)
-    told = {name: made[judged] for name, made in said.items()}
-    choice = choose(Backtest(truth[judged], told, 0.5 ** age[judged], leads), step_s=history.step_s, squared=squared)
-    without = choice
-    if dear:
-        cheap_told = {name: made for name, made in told.items() if name not in dear}
-        backtest = Backtest(truth[judged], cheap_told, 0.5 ** age[judged], leads)
-        without = choose(backtest, step_s=history.step_s, squared=squared)
-
-    def loss(of: Choice) -> float:
-        """On the newest half."""
-        wrong = np.abs(_mixed(of, said) - truth)[-max(1, newer // 2) :]
-        return float(np.nanmean(wrong)) if np.isfinite(wrong).any() else 0.0
-
-    both = loss(choice), loss(without)
-    keep = [at for at, total in enumerate(choice.weights.sum(axis=1)) if total > 0]
-    choice = Choice(tuple(choice.names[at] for at in keep), choice.weights[keep], choice.wape)
-    return _Tested(choice, fitted, origins, _mixed(choice, said), *both, failed)
-
-
-def _mixed(choice: Choice, said: Mapping[str, Floats]) -> Floats:
-    """(origins, leads)"""
-    made: Floats = np.einsum("ml,mol->ol", choice.weights, np.stack([said[name] for name in choice.names]))
-    return made
-
-
-def _said(
-    view: SeriesView, values: Floats, origins: Ints, forecasters: Sequence[Forecaster], rng: np.random.Generator,
-    failed: dict[str, str],
-) -> tuple[dict[str, Floats], dict[str, Fitted]]:  # fmt: skip
-    """By model, predictions (origins, leads) and what was fitted to the view; those that the history does not suffice
-    for are left out."""
-    said: dict[str, Floats] = {}
-    learned: dict[str, Fitted] = {}
-    wanted = (len(origins), len(view.leads))
-    for each in forecasters:
-        try:
-            fitted = each.fit(view, rng)
-            made = fitted.rolling(values, origins, np.array(view.leads)) if len(origins) else np.zeros(wanted)
-            if made.shape != wanted or not np.isfinite(made).all():
-                raise ValueError(f"it answered with shape {made.shape}, or with values that are not finite")
-            said[each.name], learned[each.name] = np.maximum(made, 0.0), fitted
-        except Unfit:
-            continue
-        except Exception as error:  # a model of somebody else's must not cost the forecast
-            failed[each.name] = f"{type(error).__name__}: {error}"
-    return said, learned
-
-
-def truth_at(history: History, origins: Ints, leads: Sequence[int]) -> Floats:
-    """What came, (origins, leads); NaN where it has not come yet, or was not observed. Origins from the epoch."""
-    index = origins[:, None] + np.array(leads)[None, :] - 1 - history.start
-    inside = (index >= 0) & (index < len(history.values))
-    safe = np.clip(index, 0, len(history.values) - 1)
-    if history.missing is not None:
-        inside &= ~history.missing[safe]
-    return np.where(inside, history.values[safe], np.nan)
 
 
 def is_stale(kept: Kept, history: History, *, horizon: int) -> bool:
@@ -321,22 +159,35 @@ def _aligned(kept: Kept, history: History) -> History:
     return history.since(begin).levelled(kept.shift)
 
 
-def _combined(kept: Kept, history: History, origins: Ints, leads: Ints) -> Floats:
-    """What the chosen models say together; origins from the epoch. (origins, leads)"""
+def _combined(kept: Kept, history: History, origins: Ints, leads: Ints) -> tuple[Floats, dict[str, str]]:
+    """What the chosen models say together, (origins, leads), and which of them broke, and how; origins from the epoch.
+
+    The others' weights make up for one that broke; where none is left, the last value answers.
+    """
     buckets = np.array([bucket_of(lead, kept.step_s) for lead in kept.leads])
     column = np.clip(np.searchsorted(np.array(kept.leads), leads), 0, len(kept.leads) - 1)
     for at, lead in enumerate(leads.tolist()):  # of its own bucket, where that has a tested lead
         own = np.flatnonzero(buckets == bucket_of(lead, kept.step_s))
         if len(own):
             column[at] = own[np.argmin(np.abs(np.array(kept.leads)[own] - lead))]
-    total = np.zeros((len(origins), len(leads)))
+    total, given = np.zeros((len(origins), len(leads))), np.zeros(len(leads))
+    broken: dict[str, str] = {}
     for row, name in enumerate(kept.choice.names):
         share = kept.choice.weights[row][column]
         wanted = np.flatnonzero(share > 0)
-        if len(wanted):
-            made = kept.models[name].rolling(history.values, origins - history.start, leads[wanted])
-            total[:, wanted] += share[wanted] * np.maximum(made, 0.0)
-    return total
+        if not len(wanted):
+            continue
+        try:
+            made = rolled(kept.models[name], history.values, origins - history.start, leads[wanted])
+        except Exception as error:  # a model of somebody else's must not cost the forecast
+            broken[name] = told_of(error)
+            continue
+        total[:, wanted] += share[wanted] * made
+        given[wanted] += share[wanted]
+    if broken:
+        last = history.values[origins - history.start - 1]
+        total = np.where(given > 0, total / np.where(given > 0, given, 1.0), last[:, None])
+    return total, broken
 
 
 def advance(kept: Kept, history: History) -> Kept:
@@ -345,14 +196,16 @@ def advance(kept: Kept, history: History) -> Kept:
     last = int(kept.origins[-1]) if len(kept.origins) else kept.fitted_at - 1
     apart = max(1, int(np.median(np.diff(kept.origins)))) if len(kept.origins) > 1 else 1
     fresh = np.arange(max(last + apart, shown.start + 1), shown.end + 1, apart)
+    fresh = fresh[shown.observed[fresh - 1 - shown.start]]   # what fills a gap leans on what came after it
     if not len(fresh):
         return kept
     if len(fresh) > AT_ONCE:
         fresh = fresh[np.linspace(0, len(fresh) - 1, AT_ONCE).astype(np.int64)]
-    said, rows = _combined(kept, shown, fresh, np.array(kept.leads)), slice(-KEPT_ROWS, None)
+    (said, broken), rows = _combined(kept, shown, fresh, np.array(kept.leads)), slice(-KEPT_ROWS, None)
     return replace(
-        kept, origins=np.concatenate([kept.origins, fresh])[rows], said=np.concatenate([kept.said, said])[rows]
-    )
+        kept, origins=np.concatenate([kept.origins, fresh])[rows], said=np.concatenate([kept.said, said])[rows],
+        failed={**kept.failed, **broken}, broken=kept.broken | broken.keys(),
+    )  # fmt: skip
 
 
 def drift_of(kept: Kept, history: History) -> Drift:
@@ -372,15 +225,18 @@ def speak(kept: Kept, history: History, *, horizon: int, level: float) -> Predic
     """The next `horizon` values with intervals. Call `advance` before."""
     shown = _aligned(kept, history)
     ahead = np.arange(1, horizon + 1)
-    mean = _combined(kept, shown, np.array([shown.end]), ahead)[0]
+    (mean,), broken = _combined(kept, shown, np.array([shown.end]), ahead)
+    kept = replace(kept, failed={**kept.failed, **broken}, broken=kept.broken | broken.keys())
     truth = truth_at(shown, kept.origins, kept.leads)
+    near = min(int(np.searchsorted(np.array(kept.leads), horizon)) + 1, len(kept.leads))
     known = shown.values if shown.missing is None else shown.values[~shown.missing]
     floor = 0.05 * float(known.mean()) + 1e-12 if len(known) else 1e-12
     low, high = mean, mean
     if np.isfinite(truth).any():
         span = max(1, int(kept.origins[-1] - kept.origins[0]))
         weights = 0.5 ** ((kept.origins[-1] - kept.origins) / span)
-        near = int(np.searchsorted(np.array(kept.leads), horizon)) + 1
+        while near < len(kept.leads) and np.isfinite(truth[:, :near]).sum() < LEAST_ERRORS:
+            near += 1
         leads = np.array(kept.leads)[:near]
         alike = leads * (len(kept.origins) / span)
         power, sides = offsets(kept.said[:, :near], truth[:, :near], weights, alike, level=level, floor=floor)
@@ -388,11 +244,14 @@ def speak(kept: Kept, history: History, *, horizon: int, level: float) -> Predic
         low, high = (mean + scale * np.interp(ahead, leads, side) for side in sides)
     asked = np.array(kept.leads) <= max(horizon, 1)
     seen = np.isfinite(truth) & asked[None, :]
-    used = kept.choice.used
+    if not seen.any():
+        seen = np.isfinite(truth) & (np.arange(len(kept.leads)) < near)
+    used = [name for name in kept.choice.used if name not in kept.broken] or ["persistence"]
     told = kept.drift if history.end - kept.fitted_at <= max(kept.seasons, default=DRIFT_TOLD) else Drift.NONE
     return Predicted(
         "+".join(sorted(used)), mean, low, high,
         error=wape(truth[seen], kept.said[seen]), drift=told.value, note=_note(kept, ahead, told),
+        broken=kept.broken,
     )  # fmt: skip
 
 

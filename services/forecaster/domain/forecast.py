@@ -64,6 +64,8 @@ class Predicted:
     """WAPE of the same models in the rolling-origin test and since."""
     drift: str = "none"
     note: str = ""
+    broken: frozenset[str] = frozenset()
+    """Chosen models that broke, and had no part in it."""
 
 
 def wape(actual: Floats, predicted: Floats) -> float:

@@ -4,6 +4,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -14,11 +15,12 @@ from recmesh.plugins.forecasting import GROUP, Forecaster
 from recmesh.plugins.registry import load, names
 from services.forecaster.domain.budget import LEAST_GAIN
 from services.forecaster.domain.drift import Drift
-from services.forecaster.domain.fitting import Asked, History, Kept, Refined, advance, drift_of, fit, is_stale, speak
+from services.forecaster.domain.fitting import Asked, Kept, Refined, advance, drift_of, fit, is_stale, speak
 from services.forecaster.domain.forecast import Predicted
 from services.forecaster.domain.forecasters.intermittent import CrostonSba, Tsb
 from services.forecaster.domain.forecasters.lagged import Lagged, autoregressive, lagged_week
 from services.forecaster.domain.forecasters.naive import DayNaive, LongMean, Persistence, RecentMean, WeekNaive
+from services.forecaster.domain.history import History
 from services.forecaster.runtimes.fed import Fed
 from services.forecaster.runtimes.statistical import AutoEts, Mstl, Theta
 
@@ -76,8 +78,15 @@ def predict(asked: Asked, wanted: tuple[str, ...] = ()) -> Predicted:
     if drift is not Drift.NONE:
         kept = fit(asked.history, horizon=asked.horizon, forecasters=models, rng=_rng(asked.key), drift=drift)
         kept = advance(kept, asked.history)
+    told = speak(kept, asked.history, horizon=asked.horizon, level=asked.level)
+    if told.broken:     # it answers no more until all are chosen anew; the others' weights and intervals are made again
+        sound = [each for each in models if each.name not in told.broken]
+        failed = {**dict.fromkeys(told.broken, "it broke after it was chosen"), **kept.failed}
+        kept = fit(asked.history, horizon=asked.horizon, forecasters=sound, rng=_rng(asked.key))
+        kept = advance(replace(kept, failed={**failed, **kept.failed}), asked.history)
+        told = speak(kept, asked.history, horizon=asked.horizon, level=asked.level)
     adopt(asked.key, kept)
-    return speak(kept, asked.history, horizon=asked.horizon, level=asked.level)
+    return told
 
 
 def refine(asked: Asked, wanted: tuple[str, ...] = (), *, seconds: float = 60.0) -> Refined:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.forecaster.domain.fitting import History
+from services.forecaster.domain.history import History
 from services.forecaster.domain.season import season_for
 from services.forecaster.domain.series import Bools, Floats
 

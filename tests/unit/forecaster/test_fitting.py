@@ -7,21 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmesh.plugins.forecasting import Fitted, Forecaster, SeriesView
+from recmesh.plugins.forecasting import Fitted, Floats, Forecaster, Ints, SeriesView
+from services.forecaster.domain.backtest import origins_for
 from services.forecaster.domain.drift import Drift
-from services.forecaster.domain.fitting import (
-    History,
-    Kept,
-    advance,
-    drift_of,
-    fit,
-    is_stale,
-    leads_for,
-    origins_for,
-    speak,
-    truth_at,
-)
+from services.forecaster.domain.fitting import Asked, Kept, advance, drift_of, fit, is_stale, speak
 from services.forecaster.domain.forecast import Predicted, wape
+from services.forecaster.domain.history import History, leads_for, truth_at
+from services.forecaster.runtimes import models
 from services.forecaster.runtimes.models import BUILT_IN
 from tests.unit.forecaster.builders import HOUR, daily, history
 
@@ -141,6 +133,45 @@ def test_a_model_that_breaks_costs_a_word_and_not_the_forecast() -> None:
     kept = fit(past, horizon=2, forecasters=[*CHEAP, _Fails()], rng=np.random.default_rng(0))
     made = speak(kept, past, horizon=2, level=0.8)
     assert "fails failed: ZeroDivisionError: of its own" in made.note
+
+
+class _BreaksLater:
+    """The best there is, up to a moment."""
+
+    name, dear = "breaks-later", False
+
+    def __init__(self, values: Floats, end: int, broken: float | None) -> None:
+        self._values, self._end, self._broken = values, end, broken
+
+    def fit(self, view: SeriesView, rng: np.random.Generator) -> Fitted:
+        return self
+
+    def rolling(self, values: Floats, origins: Ints, leads: Ints) -> Floats:
+        if origins.max() > self._end:
+            if self._broken is None:
+                raise ZeroDivisionError("of its own")
+            return np.full((len(origins), len(leads)), self._broken)
+        return np.asarray(self._values[origins[:, None] + leads[None, :] - 1])
+
+
+@pytest.mark.parametrize("broken", [None, np.nan])
+def test_a_chosen_model_that_breaks_later_is_left_out_and_the_others_answer(
+    broken: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, end = daily(24 * 20), 24 * 18
+    best = _BreaksLater(values, end, broken)
+    kept = fit(history(values[:end]), horizon=4, forecasters=[*CHEAP, best], rng=np.random.default_rng(0))
+    assert kept.choice.used == ["breaks-later"]
+    now = history(values[: end + 3])
+    made = speak(advance(kept, now), now, horizon=4, level=0.8)
+    assert made.broken == {"breaks-later"} and "breaks-later failed" in made.note
+    assert made.model == "persistence" and made.mean.tolist() == [values[end + 2]] * 4
+    monkeypatch.setattr(models, "forecasters", lambda wanted, *, dear: (*CHEAP, best))
+    models.adopt("breaks", kept)
+    for _ in range(2):
+        told = models.predict(Asked("breaks", now, 4))
+        assert not told.broken and "breaks-later failed" in told.note
+        assert wape(values[end + 3 : end + 7], told.mean) < 0.1
 
 
 def test_truth_is_unknown_where_nothing_came_or_was_observed() -> None:

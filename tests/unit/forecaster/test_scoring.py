@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from recmesh.runtime.errors import NotFound
 from services.forecaster import app as app_module
-from services.forecaster.domain.forecast import Forecast, ForecastPoint
+from services.forecaster.domain.forecast import Ask, Forecast, ForecastPoint
 from services.forecaster.domain.scoring import PastError, Promise, Scored, leads, past_errors, promises
 from services.forecaster.domain.series import Point
 from services.forecaster.gauges import BoundedGauge, _wape
@@ -113,6 +113,23 @@ async def test_one_that_cannot_be_forecast_does_not_keep_the_others_back(app: Kn
     assert [made.series for made in app.told] == ["old", "b"]
     with pytest.raises(NotFound):
         await app.scored("unknown")
+
+
+@pytest.mark.asyncio
+async def test_one_whose_forecast_breaks_does_not_keep_the_others_back(app: KnownFuture) -> None:
+    for name in ("a", "b", "c"):
+        app.measured(name)
+    made = app._forecast
+
+    async def breaks(ask: Ask) -> Forecast:
+        if ask.series == "b":
+            raise ValueError("of a model")
+        return await made(ask)
+
+    app._forecast = breaks  # type: ignore[method-assign]  # one series' models are broken
+    await app.watch(["a", "b", "c"], horizon=2)
+    assert [each.series for each in app.told] == ["a", "c"]
+    assert app.counts()["forecasts_failed"] == 1
 
 
 @pytest.mark.asyncio

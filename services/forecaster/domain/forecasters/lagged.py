@@ -75,7 +75,7 @@ class Lagged:
         for lead in leads:
             rows = _rows(weights, seasons, int(lead))
             if len(rows) < LEAST_ROWS:
-                break
+                continue
             regressors = columns(past, rows, np.full(len(rows), lead), floor=floor)
             age = (len(values) - rows) / max(len(values), 1)
             worth = weights[rows + lead - 1] * 0.5 ** (2 * age)
@@ -97,13 +97,16 @@ def autoregressive() -> Lagged:
 
 
 def _rows(weights: Floats, seasons: tuple[int, ...], lead: int) -> Ints:
-    """Origins whose target is worth learning from, after one longest season if at all possible."""
+    """Origins whose target is worth learning from, after one longest season if at all possible.
+
+    Their last value was observed: one that fills a gap leans on the target.
+    """
     last = len(weights) - lead
     first = max(max(seasons, default=0), 12)
     if 2 * first > last and len(seasons) > 1:
         first = seasons[0]
     rows = np.arange(max(first, last - REACH), last + 1)
-    rows = rows[weights[rows + lead - 1] > 0] if len(rows) else rows
+    rows = rows[(weights[rows + lead - 1] > 0) & (weights[rows - 1] > 0)]
     if len(rows) > ROWS:
         rows = rows[np.linspace(0, len(rows) - 1, ROWS).astype(np.int64)]
     return rows
