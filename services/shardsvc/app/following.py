@@ -165,13 +165,9 @@ class Follower:
         for piece in slices:
             self._written[piece.view, piece.uri] = now
 
-    def ends(self) -> dict[Place, int]:
-        """One past the newest message of each partition, as it is now."""
-        return {
-            (view, partition.uri): partition.span.end
-            for view, (_, _, source) in enumerate(_sources(self.spec)) if source.is_topic
-            for partition in self.opened(source).partitions()
-        }
+    def topics(self) -> dict[int, StreamSource]:
+        """By view, the sources that are topics."""
+        return {view: source for view, (_, _, source) in enumerate(_sources(self.spec)) if source.is_topic}
 
     def age_of(self, place: Place, offset: int, *, now: float) -> float:
         """Seconds since the message at the offset came; 0 where there is none.

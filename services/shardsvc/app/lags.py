@@ -1,7 +1,7 @@
 """How far jobs are behind their topics, and how fast messages arrive there: measured every few seconds, told, shown."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,13 @@ from recmesh.runtime.events.catalog import TOPIC_OBSERVED, PartitionObserved, To
 from recmesh.runtime.events.rates import rates_events
 from recmesh.runtime.lifecycle import Loop
 from recmesh.runtime.telemetry import Metrics, get_logger
+from recmesh.spec.dataset import StreamSource
 from services.shardsvc.app.following import Follower, Opened
 from services.shardsvc.app.runs import RunProgress
 from services.shardsvc.app.tasklog import TaskLog
 from services.shardsvc.domain import alignment
-from services.shardsvc.domain.alignment import Lag
-from services.shardsvc.domain.arrivals import LONGEST_GAP_S, STEP_S, Arrivals
+from services.shardsvc.domain.alignment import Lag, Place
+from services.shardsvc.domain.arrivals import LONGEST_GAP_S, STEP_S, Arrivals, Listing
 from services.shardsvc.domain.lease import View
 
 EVERY_S = 5.0
@@ -50,8 +51,8 @@ class Lags:
         self._tasks, self._latest, self._clock, self._emit, self._opened = tasks, latest, clock, emit, opened
         self._followers: dict[str, Follower] = {}
         self._arrivals = Arrivals()
-        self._rates: dict[str, list[tuple[float, float]]] = {}
-        """By series, measured and not told yet; jobs that share a topic measure each window once."""
+        self._listings: dict[Hashable, asyncio.Task[Listing]] = {}
+        """Of this look; jobs that share a topic ask for it once."""
         self.known: dict[str, Sequence[Lag]] = {}
         """By job, as they were when last measured."""
         self._shown: set[tuple[str, str]] = set()
@@ -67,14 +68,19 @@ class Lags:
 
     async def look(self) -> float:
         """At every job at once; seconds until the next look."""
-        await asyncio.gather(*(self._look_at(job_id, run) for job_id, run in list(self._latest.items())))
-        self._tell_arrivals()
+        try:
+            await asyncio.gather(*(self._look_at(job_id, run) for job_id, run in list(self._latest.items())))
+        finally:
+            listings, self._listings = list(self._listings.values()), {}
+            for task in listings:
+                task.cancel()                   # those that still go on are of jobs that were given up
+            await asyncio.gather(*listings, return_exceptions=True)
+        self._tell_arrivals([task.result() for task in listings if not task.cancelled() and not task.exception()])
         self._forget()
         return EVERY_S
 
-    def _tell_arrivals(self) -> None:
-        rates, self._rates = self._rates, {}
-        for event in rates_events("shardsvc", STEP_S, rates):
+    def _tell_arrivals(self, listings: Sequence[Listing]) -> None:
+        for event in rates_events("shardsvc", STEP_S, self._arrivals.look_at_all(listings)):
             self._emit(event)
         self._arrivals.forget(before=self._clock.now() - 2 * LONGEST_GAP_S)
 
@@ -105,10 +111,7 @@ class Lags:
         if job_id not in self._followers:
             self._followers[job_id] = Follower(journal.begun.spec, self._opened)
         follower, now, found = self._followers[job_id], self._clock.now(), []
-        oldest, ends = alignment.trained_to(journal.line, view.trained_to), await asyncio.to_thread(follower.ends)
-        arrived = self._arrivals.look_at_all({uri: end for (_, uri), end in ends.items()}, at=self._clock.now())
-        for series, rates in arrived.items():
-            self._rates.setdefault(series, []).extend(rates)
+        oldest, ends = alignment.trained_to(journal.line, view.trained_to), await self._ends(follower)
         for place, at in sorted(journal.offsets.items()):
             offset = oldest.get(place, at)
             end, age_s = max(ends.get(place, offset), offset), 0.0
@@ -116,6 +119,30 @@ class Lags:
                 age_s = await asyncio.to_thread(partial(follower.age_of, place, offset, now=now))
             found.append(Lag(place[1], offset, end, age_s, place in oldest))
         return found
+
+    async def _ends(self, follower: Follower) -> dict[Place, int]:
+        """One past the newest message of each partition, as it is now."""
+        topics = follower.topics()
+        found: dict[Place, int] = {}
+        asked = [asyncio.ensure_future(self._listing(source)) for source in topics.values()]
+        await asyncio.gather(*asked, return_exceptions=True)    # also where one fails: all are looked at
+        for view, listing in zip(topics, asked, strict=True):
+            found |= {(view, partition.uri): partition.span.end for partition in listing.result().partitions}
+        return found
+
+    async def _listing(self, source: StreamSource) -> Listing:
+        """Of this look. Whoever asked for it first may be given up meanwhile, and others wait for it all the same."""
+        topic = source.servers, source.kafka, source.jetstream, tuple(sorted(source.options.items()))
+        if topic not in self._listings:
+            self._listings[topic] = asyncio.create_task(asyncio.to_thread(self._listed, source))
+        return await asyncio.shield(self._listings[topic])
+
+    def _listed(self, source: StreamSource) -> Listing:
+        """Its moment is the middle of the call: ends are of some moment within it."""
+        asked = self._clock.now()
+        partitions = self._opened(source).partitions()
+        at = (asked + self._clock.now()) / 2
+        return Listing(source.servers, source.kafka or source.jetstream, at, partitions)
 
     def _forget(self) -> None:
         """Gauges of what is not there any more would stand for ever."""

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recmesh.data.topics import Partition, Span
 from recmesh.partitions import series_of
-from services.shardsvc.domain.arrivals import LONGEST_GAP_S, STEP_S, Arrivals
+from services.shardsvc.domain.arrivals import LONGEST_GAP_S, STEP_S, Arrivals, Listing
 
 
 @pytest.mark.parametrize(
@@ -52,23 +53,82 @@ def test_a_window_that_was_not_seen_from_its_start_is_not_told() -> None:
     assert start == 1010.0 and rate == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize(("end", "at"), [(5, 1030.0), (500, 1020.0 + 2 * LONGEST_GAP_S), (500, 990.0)])
-def test_a_topic_made_again_a_long_silence_and_a_clock_that_goes_back_begin_anew(end: int, at: float) -> None:
+@pytest.mark.parametrize(
+    ("end", "at", "tag"),
+    [
+        (5, 1030.0, "another"), (500, 1030.0, "another"),
+        (500, 1020.0 + 2 * LONGEST_GAP_S, "made"), (500, 1020.0 - 2 * LONGEST_GAP_S, "made"),
+    ],
+)
+def test_a_topic_made_again_a_long_silence_and_a_clock_that_goes_far_back_begin_anew(
+    end: int, at: float, tag: str
+) -> None:
+    arrivals = Arrivals()
+    arrivals.look("s", 100, at=1000.0, tag="made")
+    assert arrivals.look("s", 200, at=1020.0, tag="made")
+    assert arrivals.look("s", end, at=at, tag=tag) == []
+    at = math.ceil(at / STEP_S) * STEP_S + STEP_S
+    assert [rate for _, rate in arrivals.look("s", end, at=at, tag=tag)] in ([0.0], [])
+    assert [rate for _, rate in arrivals.look("s", end + 50, at=at + STEP_S, tag=tag)] == [5.0]
+
+
+def test_without_tags_less_than_before_is_a_topic_made_again() -> None:
     arrivals = Arrivals()
     arrivals.look("s", 100, at=1000.0)
-    assert arrivals.look("s", 200, at=1020.0)
-    assert arrivals.look("s", end, at=at) == []
+    assert arrivals.look("s", 5, at=1010.0) == []
+    assert arrivals.look("s", 25, at=1020.0) == [(1010.0, 2.0)]
+
+
+@pytest.mark.parametrize(("end", "at"), [(150, 1014.0), (150, 1016.0), (300, 1015.0)])
+def test_a_look_that_was_overtaken_changes_nothing(end: int, at: float) -> None:
+    arrivals = Arrivals()
+    arrivals.look("s", 100, at=1000.0, tag="made")
+    assert arrivals.look("s", 250, at=1015.0, tag="made") == [(1000.0, 10.0)]
+    assert arrivals.look("s", end, at=at, tag="made") == []
+    assert arrivals.look("s", 300, at=1020.0, tag="made") == [(1010.0, 10.0)]
+
+
+def _listing(at: float, server: str = "", pattern: str = "t", **ends: int) -> Listing:
+    return Listing(server, pattern, at, [
+        Partition(f"kafka:t/{name[1:]}", "made", Span(0, end)) for name, end in ends.items()
+    ])
 
 
 def test_a_topic_is_the_sum_of_its_partitions_and_a_new_partition_is_no_burst() -> None:
     arrivals = Arrivals()
-    arrivals.look_at_all({"kafka:t/0": 0, "kafka:t/1": 0}, at=1000.0)
-    found = arrivals.look_at_all({"kafka:t/0": 10, "kafka:t/1": 30}, at=1010.0)
+    arrivals.look_at_all([_listing(1000.0, p0=0, p1=0)])
+    found = arrivals.look_at_all([_listing(1010.0, p0=10, p1=30)])
     assert found == {"topic/t/0": [(1000.0, 1.0)], "topic/t/1": [(1000.0, 3.0)], "topic/t": [(1000.0, 4.0)]}
-    found = arrivals.look_at_all({"kafka:t/0": 20, "kafka:t/1": 60, "kafka:t/2": 10_000}, at=1020.0)
+    found = arrivals.look_at_all([_listing(1020.0, p0=20, p1=60, p2=10_000)])
     assert found == {"topic/t/0": [(1010.0, 1.0)], "topic/t/1": [(1010.0, 3.0)]}
-    found = arrivals.look_at_all({"kafka:t/0": 30, "kafka:t/1": 90, "kafka:t/2": 10_010}, at=1030.0)
+    found = arrivals.look_at_all([_listing(1030.0, p0=30, p1=90, p2=10_010)])
     assert found["topic/t"] == [(1020.0, 5.0)]
+
+
+def test_topics_of_one_name_on_two_servers_are_counted_apart_and_one_of_them_is_told() -> None:
+    arrivals, told = Arrivals(), []
+    for step in range(60):
+        at = 1000.0 + 10 * step
+        both = [_listing(at + 1, "b", p0=7_000 - 3_000 * (step % 2)), _listing(at, "a", p0=20 * step)]
+        found = arrivals.look_at_all(both[: 1 if step > 20 else 2])
+        told += found.get("topic/t", [])
+        arrivals.forget(before=at - 2 * LONGEST_GAP_S)
+    assert told[:20] == [(1000.0 + 10 * step, 2.0) for step in range(20)]
+    assert all(rate == 0.0 for _, rate in told[20:]) and len(told) > 20
+
+
+def test_a_listing_of_fewer_partitions_is_not_told_as_the_whole_topic() -> None:
+    arrivals = Arrivals()
+    alone = [arrivals.look_at_all([_listing(1000.0 + 10 * step, "", "t-0", p0=10 * step)]) for step in range(3)]
+    assert alone[-1]["topic/t"] == [(1010.0, 1.0)]
+    together = [
+        arrivals.look_at_all([
+            _listing(1001.0 + 10 * step, "", "t-0", p0=10 * step + 1),
+            _listing(1000.0 + 10 * step, p0=10 * step, p1=30 * step),
+        ])
+        for step in range(3, 6)
+    ]
+    assert together[-1] == {"topic/t/0": [(1040.0, 1.0)], "topic/t/1": [(1040.0, 3.0)], "topic/t": [(1040.0, 4.0)]}
 
 
 def test_series_that_nobody_looks_at_are_forgotten() -> None:

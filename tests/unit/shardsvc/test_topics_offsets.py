@@ -1,17 +1,24 @@
 """How far a topic is trained: offsets that are committed, tasks that are let go of, and the lag."""
 
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from recmesh.data.topics import Partition
 from recmesh.formats import IntervalSet
 from recmesh.runtime.errors import DataLoss, Unavailable
-from recmesh.runtime.events.catalog import TOPIC_OBSERVED
+from recmesh.runtime.events.catalog import RATES_OBSERVED, TOPIC_OBSERVED
+from recmesh.spec.dataset import StreamSource
 from services.shardsvc.app import Lags, offsets
 from services.shardsvc.store.durable import task_subject
+from tests.support.topics import MemoryTopic
 from tests.unit.data.test_windows import BEGIN, HOUR, source
 from tests.unit.shardsvc.test_app import JOB, request
-from tests.unit.shardsvc.test_streams import PARTS, ROWS, items, train, write_hour
+from tests.unit.shardsvc.test_streams import PARTS, ROWS, Replica, items, train, write_hour
 from tests.unit.shardsvc.topic_world import FIRST, SECOND, World, clicks, topic_source
 
 
@@ -191,3 +198,60 @@ async def test_the_lag_is_told_after_the_line_is_closed_and_after_a_rollback(wor
     await first.runs.progress(JOB)
     await lags.look()
     assert [lag.end - lag.offset for lag in lags.known[JOB]] == [0, 0]
+
+
+class SlowTopic(MemoryTopic):
+    """Lists its partitions when it is let."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.may = threading.Event()
+
+    def partitions(self) -> Sequence[Partition]:
+        self.may.wait(10.0)
+        return super().partitions()
+
+
+class BusyTopic(MemoryTopic):
+    """Has got a message more each time that it is asked."""
+
+    asked = 0
+
+    def partitions(self) -> Sequence[Partition]:
+        self.asked += 1
+        self.put(0, b"{}", time=1.0)
+        return super().partitions()
+
+
+@pytest.mark.asyncio
+async def test_two_jobs_on_one_topic_measure_its_rate_though_one_of_them_waits_for_a_slow_topic(world: World) -> None:
+    busy, slow = BusyTopic(), SlowTopic("slow")
+    busy.messages, slow.messages = {FIRST: []}, {"jetstream:slow-0": []}
+    begin = world.clock.at = BEGIN
+    both = clicks(topic_source(), topic_source(jetstream="slow-*"))
+
+    def opened(source: StreamSource) -> MemoryTopic:
+        return slow if source.jetstream == "slow-*" else busy
+
+    def emit(event: Any) -> None:
+        world.house.events.append(event)
+        if event.type is TOPIC_OBSERVED and event.entity_id == "b":
+            slow.may.set()                      # no sooner than the other job has been looked at
+
+    first = Replica(world.house, world.clock, opened=opened)
+    lags = Lags(first.tasks, first.runs.latest, clock=world.clock, emit=emit, opened=opened)
+    slow.may.set()
+    await first.runs.open(replace(request(both, epochs=1), job_id="a"))
+    await first.runs.open(replace(request(clicks(), epochs=1), job_id="b"))
+    for job_id in "ab":
+        await first.runs.progress(job_id)
+    busy.asked = 0
+    for step in range(5):
+        slow.may.clear()
+        await lags.look()
+        assert busy.asked == step + 1
+        world.clock.at += 10.0
+    told = [event.data for event in world.house.events if event.type is RATES_OBSERVED]
+    rates = [point for event in told for each in event.series if each.series == "topic/clicks" for point in each.points]
+    assert rates == [(begin + 10.0 * step, 0.1) for step in range(4)]
+    assert [lag.uri for lag in lags.known["a"]] == [FIRST, "jetstream:slow-0"]
