@@ -4,8 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+settings.register_profile("any machine", deadline=None)     # no test is about how fast a busy machine is
+settings.load_profile("any machine")
 WITH_SERVERS = ("tests/integration/", "tests/e2e/")
 
 

@@ -52,7 +52,6 @@ def test_checksums_are_those_of_the_standard() -> None:
     assert masked_crc32c(np.frombuffer(b"abc", np.uint8)) == ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) % 2**32
 
 
-@settings(deadline=None)     # it may be paused for as long as it takes on a busy machine
 @given(data=st.binary(max_size=300_000), spans=st.lists(st.tuples(st.integers(0, 300_000), st.integers(0, 300_000))))
 def test_framed_snappy_is_read_at_any_offset(data: bytes, spans: list[tuple[int, int]]) -> None:
     import io
