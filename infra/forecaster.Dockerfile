@@ -1,8 +1,10 @@
 # Build from the repository root: docker build -f infra/forecaster.Dockerfile -t recmesh/forecaster .
+# With --build-arg EXTRAS=forecaster,torch it has the transformer, too, and some gigabytes more.
 FROM python:3.11-slim AS build
+ARG EXTRAS=forecaster
 COPY constraints.txt pyproject.toml README.md /src/
 COPY recmesh /src/recmesh
-RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir -c /src/constraints.txt '/src[forecaster]'
+RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir -c /src/constraints.txt "/src[${EXTRAS}]"
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --create-home recmesh && mkdir /data && chown recmesh /data

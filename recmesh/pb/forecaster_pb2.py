@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brecmesh/pb/forecaster.proto\x12\x15recmesh.forecaster.v1\"2\n\x05Point\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\"^\n\x0eObserveRequest\x12\x0e\n\x06series\x18\x01 \x01(\t\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x12,\n\x06points\x18\x03 \x03(\x0b\x32\x1c.recmesh.forecaster.v1.Point\"\x1e\n\x0cObserveReply\x12\x0e\n\x06stored\x18\x01 \x01(\r\"p\n\x0f\x46orecastRequest\x12\x0e\n\x06series\x18\x01 \x01(\t\x12\x0f\n\x07horizon\x18\x02 \x01(\r\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\x12\r\n\x05level\x18\x04 \x01(\x01\x12\x0b\n\x03now\x18\x05 \x01(\x01\x12\x10\n\x08season_s\x18\x06 \x01(\x01\"D\n\rForecastPoint\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\x0b\n\x03low\x18\x03 \x01(\x01\x12\x0c\n\x04high\x18\x04 \x01(\x01\"\xe8\x01\n\rForecastReply\x12\x34\n\x06points\x18\x01 \x03(\x0b\x32$.recmesh.forecaster.v1.ForecastPoint\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08season_s\x18\x03 \x01(\x01\x12\r\n\x05level\x18\x04 \x01(\x01\x12\x0f\n\x07history\x18\x05 \x01(\r\x12\x12\n\nerror_wape\x18\x06 \x01(\x01\x12\x0c\n\x04note\x18\x07 \x01(\t\x12\x0e\n\x06step_s\x18\x08 \x01(\x01\x12.\n\x04past\x18\t \x03(\x0b\x32 .recmesh.forecaster.v1.PastError\"g\n\tPastError\x12\x0e\n\x06step_s\x18\x01 \x01(\x01\x12\x0c\n\x04lead\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x0c\n\x04wape\x18\x04 \x01(\x01\x12\x10\n\x08\x63overage\x18\x05 \x01(\x01\x12\r\n\x05level\x18\x06 \x01(\x01\".\n\rSeriesRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"m\n\nSeriesInfo\x12\x0e\n\x06series\x18\x01 \x01(\t\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x12\x0e\n\x06points\x18\x03 \x01(\x04\x12\r\n\x05\x66irst\x18\x04 \x01(\x01\x12\x0c\n\x04last\x18\x05 \x01(\x01\x12\x12\n\nlast_value\x18\x06 \x01(\x01\"@\n\x0bSeriesReply\x12\x31\n\x06series\x18\x01 \x03(\x0b\x32!.recmesh.forecaster.v1.SeriesInfo\"]\n\x0eHistoryRequest\x12\x0e\n\x06series\x18\x01 \x01(\t\x12\r\n\x05since\x18\x02 \x01(\x01\x12\r\n\x05until\x18\x03 \x01(\x01\x12\x0e\n\x06step_s\x18\x04 \x01(\x01\x12\r\n\x05limit\x18\x05 \x01(\r\"L\n\x0cHistoryReply\x12,\n\x06points\x18\x01 \x03(\x0b\x32\x1c.recmesh.forecaster.v1.Point\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x32\xe8\x02\n\nForecaster\x12U\n\x07Observe\x12%.recmesh.forecaster.v1.ObserveRequest\x1a#.recmesh.forecaster.v1.ObserveReply\x12X\n\x08\x46orecast\x12&.recmesh.forecaster.v1.ForecastRequest\x1a$.recmesh.forecaster.v1.ForecastReply\x12R\n\x06Series\x12$.recmesh.forecaster.v1.SeriesRequest\x1a\".recmesh.forecaster.v1.SeriesReply\x12U\n\x07History\x12%.recmesh.forecaster.v1.HistoryRequest\x1a#.recmesh.forecaster.v1.HistoryReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brecmesh/pb/forecaster.proto\x12\x15recmesh.forecaster.v1\"2\n\x05Point\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\"o\n\x0eObserveRequest\x12\x0e\n\x06series\x18\x01 \x01(\t\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x12,\n\x06points\x18\x03 \x03(\x0b\x32\x1c.recmesh.forecaster.v1.Point\x12\x0f\n\x07\x63ounter\x18\x04 \x01(\x08\"\x1e\n\x0cObserveReply\x12\x0e\n\x06stored\x18\x01 \x01(\r\"p\n\x0f\x46orecastRequest\x12\x0e\n\x06series\x18\x01 \x01(\t\x12\x0f\n\x07horizon\x18\x02 \x01(\r\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\x12\r\n\x05level\x18\x04 \x01(\x01\x12\x0b\n\x03now\x18\x05 \x01(\x01\x12\x10\n\x08season_s\x18\x06 \x01(\x01\"D\n\rForecastPoint\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\x0b\n\x03low\x18\x03 \x01(\x01\x12\x0c\n\x04high\x18\x04 \x01(\x01\"\xf7\x01\n\rForecastReply\x12\x34\n\x06points\x18\x01 \x03(\x0b\x32$.recmesh.forecaster.v1.ForecastPoint\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08season_s\x18\x03 \x01(\x01\x12\r\n\x05level\x18\x04 \x01(\x01\x12\x0f\n\x07history\x18\x05 \x01(\r\x12\x12\n\nerror_wape\x18\x06 \x01(\x01\x12\x0c\n\x04note\x18\x07 \x01(\t\x12\x0e\n\x06step_s\x18\x08 \x01(\x01\x12.\n\x04past\x18\t \x03(\x0b\x32 .recmesh.forecaster.v1.PastError\x12\r\n\x05\x64rift\x18\n \x01(\t\"g\n\tPastError\x12\x0e\n\x06step_s\x18\x01 \x01(\x01\x12\x0c\n\x04lead\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x0c\n\x04wape\x18\x04 \x01(\x01\x12\x10\n\x08\x63overage\x18\x05 \x01(\x01\x12\r\n\x05level\x18\x06 \x01(\x01\".\n\rSeriesRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"m\n\nSeriesInfo\x12\x0e\n\x06series\x18\x01 \x01(\t\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x12\x0e\n\x06points\x18\x03 \x01(\x04\x12\r\n\x05\x66irst\x18\x04 \x01(\x01\x12\x0c\n\x04last\x18\x05 \x01(\x01\x12\x12\n\nlast_value\x18\x06 \x01(\x01\"@\n\x0bSeriesReply\x12\x31\n\x06series\x18\x01 \x03(\x0b\x32!.recmesh.forecaster.v1.SeriesInfo\"]\n\x0eHistoryRequest\x12\x0e\n\x06series\x18\x01 \x01(\t\x12\r\n\x05since\x18\x02 \x01(\x01\x12\r\n\x05until\x18\x03 \x01(\x01\x12\x0e\n\x06step_s\x18\x04 \x01(\x01\x12\r\n\x05limit\x18\x05 \x01(\r\"L\n\x0cHistoryReply\x12,\n\x06points\x18\x01 \x03(\x0b\x32\x1c.recmesh.forecaster.v1.Point\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x32\xe8\x02\n\nForecaster\x12U\n\x07Observe\x12%.recmesh.forecaster.v1.ObserveRequest\x1a#.recmesh.forecaster.v1.ObserveReply\x12X\n\x08\x46orecast\x12&.recmesh.forecaster.v1.ForecastRequest\x1a$.recmesh.forecaster.v1.ForecastReply\x12R\n\x06Series\x12$.recmesh.forecaster.v1.SeriesRequest\x1a\".recmesh.forecaster.v1.SeriesReply\x12U\n\x07History\x12%.recmesh.forecaster.v1.HistoryRequest\x1a#.recmesh.forecaster.v1.HistoryReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,27 +34,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POINT']._serialized_start=54
   _globals['_POINT']._serialized_end=104
   _globals['_OBSERVEREQUEST']._serialized_start=106
-  _globals['_OBSERVEREQUEST']._serialized_end=200
-  _globals['_OBSERVEREPLY']._serialized_start=202
-  _globals['_OBSERVEREPLY']._serialized_end=232
-  _globals['_FORECASTREQUEST']._serialized_start=234
-  _globals['_FORECASTREQUEST']._serialized_end=346
-  _globals['_FORECASTPOINT']._serialized_start=348
-  _globals['_FORECASTPOINT']._serialized_end=416
-  _globals['_FORECASTREPLY']._serialized_start=419
-  _globals['_FORECASTREPLY']._serialized_end=651
-  _globals['_PASTERROR']._serialized_start=653
-  _globals['_PASTERROR']._serialized_end=756
-  _globals['_SERIESREQUEST']._serialized_start=758
-  _globals['_SERIESREQUEST']._serialized_end=804
-  _globals['_SERIESINFO']._serialized_start=806
-  _globals['_SERIESINFO']._serialized_end=915
-  _globals['_SERIESREPLY']._serialized_start=917
-  _globals['_SERIESREPLY']._serialized_end=981
-  _globals['_HISTORYREQUEST']._serialized_start=983
-  _globals['_HISTORYREQUEST']._serialized_end=1076
-  _globals['_HISTORYREPLY']._serialized_start=1078
-  _globals['_HISTORYREPLY']._serialized_end=1154
-  _globals['_FORECASTER']._serialized_start=1157
-  _globals['_FORECASTER']._serialized_end=1517
+  _globals['_OBSERVEREQUEST']._serialized_end=217
+  _globals['_OBSERVEREPLY']._serialized_start=219
+  _globals['_OBSERVEREPLY']._serialized_end=249
+  _globals['_FORECASTREQUEST']._serialized_start=251
+  _globals['_FORECASTREQUEST']._serialized_end=363
+  _globals['_FORECASTPOINT']._serialized_start=365
+  _globals['_FORECASTPOINT']._serialized_end=433
+  _globals['_FORECASTREPLY']._serialized_start=436
+  _globals['_FORECASTREPLY']._serialized_end=683
+  _globals['_PASTERROR']._serialized_start=685
+  _globals['_PASTERROR']._serialized_end=788
+  _globals['_SERIESREQUEST']._serialized_start=790
+  _globals['_SERIESREQUEST']._serialized_end=836
+  _globals['_SERIESINFO']._serialized_start=838
+  _globals['_SERIESINFO']._serialized_end=947
+  _globals['_SERIESREPLY']._serialized_start=949
+  _globals['_SERIESREPLY']._serialized_end=1013
+  _globals['_HISTORYREQUEST']._serialized_start=1015
+  _globals['_HISTORYREQUEST']._serialized_end=1108
+  _globals['_HISTORYREPLY']._serialized_start=1110
+  _globals['_HISTORYREPLY']._serialized_end=1186
+  _globals['_FORECASTER']._serialized_start=1189
+  _globals['_FORECASTER']._serialized_end=1549
 # @@protoc_insertion_point(module_scope)

@@ -43,13 +43,17 @@ Global___Point: typing_extensions.TypeAlias = Point
 
 @typing.final
 class ObserveRequest(google.protobuf.message.Message):
+    """counter: the points are what a counter showed, at any moments; the first repeats the last of the request before."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SERIES_FIELD_NUMBER: builtins.int
     STEP_S_FIELD_NUMBER: builtins.int
     POINTS_FIELD_NUMBER: builtins.int
+    COUNTER_FIELD_NUMBER: builtins.int
     series: builtins.str
     step_s: builtins.float
+    counter: builtins.bool
     @property
     def points(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Point]: ...
     def __init__(
@@ -58,8 +62,9 @@ class ObserveRequest(google.protobuf.message.Message):
         series: builtins.str = ...,
         step_s: builtins.float = ...,
         points: collections.abc.Iterable[Global___Point] | None = ...,
+        counter: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["points", b"points", "series", b"series", "step_s", b"step_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counter", b"counter", "points", b"points", "series", b"series", "step_s", b"step_s"]) -> None: ...
 
 Global___ObserveRequest: typing_extensions.TypeAlias = ObserveRequest
 
@@ -145,6 +150,7 @@ class ForecastReply(google.protobuf.message.Message):
     NOTE_FIELD_NUMBER: builtins.int
     STEP_S_FIELD_NUMBER: builtins.int
     PAST_FIELD_NUMBER: builtins.int
+    DRIFT_FIELD_NUMBER: builtins.int
     model: builtins.str
     season_s: builtins.float
     level: builtins.float
@@ -152,6 +158,8 @@ class ForecastReply(google.protobuf.message.Message):
     error_wape: builtins.float
     note: builtins.str
     step_s: builtins.float
+    drift: builtins.str
+    """none, level, season or spread: why the models were chosen anew within the last season"""
     @property
     def points(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ForecastPoint]: ...
     @property
@@ -170,8 +178,9 @@ class ForecastReply(google.protobuf.message.Message):
         note: builtins.str = ...,
         step_s: builtins.float = ...,
         past: collections.abc.Iterable[Global___PastError] | None = ...,
+        drift: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error_wape", b"error_wape", "history", b"history", "level", b"level", "model", b"model", "note", b"note", "past", b"past", "points", b"points", "season_s", b"season_s", "step_s", b"step_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "error_wape", b"error_wape", "history", b"history", "level", b"level", "model", b"model", "note", b"note", "past", b"past", "points", b"points", "season_s", b"season_s", "step_s", b"step_s"]) -> None: ...
 
 Global___ForecastReply: typing_extensions.TypeAlias = ForecastReply
 

@@ -18,6 +18,7 @@ from services.forecaster.scaling import Scaler
 from services.forecaster.store import SqlStore
 
 FORGET_EVERY_S = 600.0
+REFINE_EVERY_S = 10.0
 
 
 class Database:
@@ -47,7 +48,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     bus = Bus.of(settings, "forecaster")
     store = SqlStore(settings.database, max_series=settings.rate_series)
     tiers = tiers_of(settings.rate_tiers, setting="RECMESH_RATE_TIERS")
-    models = ModelPool()
+    models = ModelPool(processes=settings.forecast_processes, wanted=settings.forecast_models)
     app = App(store, models, clock=system_clock, updated=events.Updates(bus), shown_s=settings.forecast_shown_s,
               season_s=settings.rate_season_s)
     scaler = Scaler(app, clock=system_clock, cache_s=settings.keda_cache_s, max_streams=settings.keda_streams)
@@ -63,6 +64,10 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     async def watch() -> float:
         await app.watch(settings.forecast_watch, horizon=settings.forecast_horizon)
         return settings.forecast_every_s
+
+    async def refine() -> float:
+        spent_s = await app.refine()
+        return max(REFINE_EVERY_S, spent_s * (1 / settings.forecast_dear_share - 1))
 
     scales = keda.register(keda.KedaServicer(scaler))
     server = RpcServer(
@@ -80,6 +85,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         ops.server(settings, view, ready),
         bus,
         database,
+        *([Loop("refine", refine)] if settings.forecast_dear_share else []),  # stops after the models: a trial is long
         models,
         *servers,
         events.rates(bus, app),

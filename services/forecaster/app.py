@@ -19,6 +19,9 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.telemetry import Metrics, get_logger
+from services.forecaster.domain.budget import Worth, next_to_refine
+from services.forecaster.domain.counters import rates_of_counter
+from services.forecaster.domain.fitting import Asked, History, Refined
 from services.forecaster.domain.forecast import (
     MAX_HORIZON,
     MAX_LEVEL,
@@ -29,14 +32,16 @@ from services.forecaster.domain.forecast import (
     answer,
 )
 from services.forecaster.domain.scoring import PastError, Scored, past_errors, promises
-from services.forecaster.domain.season import season_for
-from services.forecaster.domain.series import Floats, Point, SeriesInfo, checked, regular
+from services.forecaster.domain.season import Season, season_for
+from services.forecaster.domain.series import Grid, Point, SeriesInfo, checked, regular
 from services.forecaster.domain.tiers import Stored, Tier
 from services.forecaster.gauges import Gauges
 from services.forecaster.store import Grouped, Observation, Promises, SqlStore, coarsen
 
 DEFAULT_HORIZON = 24
 DEFAULT_LEVEL = 0.8
+COUNTER_GAP_STEPS = 5
+"""A counter that was not read for longer tells no rates of that time."""
 SERIES_LIMIT, HISTORY_LIMIT, SCORED_LIMIT = 10_000, 100_000, 10_000
 MAX_WATCHED = 2_000
 SHOWN_S = (60.0, 300.0, 900.0, 3600.0)
@@ -61,8 +66,12 @@ _error = _metrics.histogram(
 class Models(Protocol):
     """Where predictions are computed."""
 
-    async def predict(self, values: Floats, *, horizon: int, season: int, level: float) -> tuple[Predicted, float]:
-        """The next values, and the error of the last ones."""
+    async def predict(self, asked: Asked) -> Predicted:
+        """The next values."""
+        ...
+
+    async def refine(self, asked: Asked) -> Refined:
+        """Try dear models; what is better answers from then on."""
         ...
 
 
@@ -82,11 +91,20 @@ class App:
         """What Prometheus sees."""
         self.made: deque[Forecast] = deque(maxlen=100)
         """The newest forecasts, for the ops page."""
-        self._counts = dict.fromkeys(("values", "forecasts", "forecasts_failed"), 0)
+        self._counts = dict.fromkeys(("values", "forecasts", "forecasts_failed", "refined"), 0)
+        self._worth: dict[str, tuple[Ask, Worth]] = {}
+        """Series that were asked for, in the order of the last time, and what dear models may bring them."""
 
-    async def observe(self, series: str, step_s: float, points: Sequence[Point]) -> int:
-        """Store rates; the same again replaces itself. Returns how many steps were stored."""
-        (stored,) = await self._writes.put([Observation(series, step_s, checked(series, step_s, points))])
+    async def observe(self, series: str, step_s: float, points: Sequence[Point], *, counter: bool = False) -> int:
+        """Store rates; the same again replaces itself. Returns how many steps were stored.
+
+        Of a `counter` the points are what it showed, and the steps that lie between them are stored: begin each
+        observation with the last sample of the one before.
+        """
+        found = checked(series, step_s, points, snap=not counter)
+        if counter:
+            found = rates_of_counter(found, step_s=step_s, max_gap_s=COUNTER_GAP_STEPS * step_s)
+        (stored,) = await self._writes.put([Observation(series, step_s, found)])
         if isinstance(stored, ResourceExhausted):
             raise stored
         self._stored(stored)
@@ -128,6 +146,23 @@ class App:
         return made
 
     async def _forecast(self, ask: Ask) -> Forecast:
+        grid = await self._grid(ask)
+        step_s = grid.step_s
+        skipped = max(0, math.floor((ask.now - grid.end) / step_s + 1e-9)) if ask.now else 0
+        if skipped + ask.horizon > MAX_HORIZON:
+            raise FailedPrecondition(
+                f"the history of {ask.series!r} ends {skipped} steps before now",
+                reason="STALE_HISTORY",
+            )
+        season = season_for(grid.values, step_s=step_s, wanted_s=ask.season_s, usual_s=self._season_s)
+        key = f"{ask.series} {step_s:g} {ask.season_s:g}"
+        predicted = await self._models.predict(Asked(key, _history(grid, season), skipped + ask.horizon, ask.level))
+        if not ask.now or abs(ask.now - self._clock.now()) <= step_s:      # others ask of the past
+            self._note_worth(key, replace(ask, step_s=step_s), float(grid.values.mean()), predicted.error)
+        return answer(ask, grid, predicted, season, skipped=skipped, made=self._clock.now())
+
+    async def _grid(self, ask: Ask) -> Grid:
+        """What is known before `now`, on the asked step or the series' own."""
         own_step_s = await self._own_step(ask)
         step_s = ask.step_s or own_step_s
         points = await asyncio.to_thread(
@@ -135,20 +170,35 @@ class App:
         )
         if not points:
             raise FailedPrecondition(f"series {ask.series!r} has no values before {ask.now:.0f}", reason="NO_HISTORY")
-        grid = regular(points, step_s=step_s, own_step_s=own_step_s)
-        skipped = max(0, math.floor((ask.now - grid.end) / step_s + 1e-9)) if ask.now else 0
-        if skipped + ask.horizon > MAX_HORIZON:
-            raise FailedPrecondition(
-                f"the history of {ask.series!r} ends {skipped} steps before now",
-                reason="STALE_HISTORY",
-            )
-        season = season_for(
-            count=len(grid.values), step_s=step_s, wanted_s=ask.season_s, usual_s=self._season_s
-        )
-        predicted, error = await self._models.predict(
-            grid.values, horizon=skipped + ask.horizon, season=season.steps, level=ask.level
-        )
-        return answer(ask, grid, predicted, season, skipped=skipped, error=error, made=self._clock.now())
+        return regular(points, step_s=step_s, own_step_s=own_step_s)
+
+    def _note_worth(self, key: str, ask: Ask, traffic: float, error: float) -> None:
+        _, before = self._worth.pop(key, (ask, Worth(key, traffic, error, asked=0)))
+        self._worth[key] = ask, replace(before, traffic=traffic, error=error, asked=before.asked + 1)
+        while len(self._worth) > SERIES_LIMIT:
+            self._worth.pop(next(iter(self._worth)))
+
+    async def refine(self) -> float:
+        """Try dear models for the series where that pays most. Returns the CPU seconds spent; 0: none pays."""
+        now = self._clock.now()
+        chosen = next_to_refine((worth for _, worth in self._worth.values()), now=now)
+        if chosen is None:
+            return 0.0
+        ask, worth = self._worth[chosen.key]
+        try:
+            grid = await self._grid(replace(ask, now=0.0))
+        except (NotFound, FailedPrecondition):
+            self._worth.pop(chosen.key, None)
+            return 0.0
+        season = season_for(grid.values, step_s=ask.step_s, wanted_s=ask.season_s, usual_s=self._season_s)
+        try:
+            refined = await self._models.refine(Asked(chosen.key, _history(grid, season), ask.horizon, ask.level))
+        except MeshError:
+            self._worth[chosen.key] = ask, worth.found(0.0, worth.seconds, now)
+            raise
+        self._worth[chosen.key] = ask, worth.found(refined.gain, refined.seconds, now)
+        self._counts["refined"] += 1
+        return refined.seconds
 
     async def step_of(self, series: str) -> float:
         """The finest that it is measured on; NotFound names what was probably meant."""
@@ -270,6 +320,10 @@ class App:
 
 def _is_pattern(name: str) -> bool:
     return "*" in name or "?" in name
+
+
+def _history(grid: Grid, season: Season) -> History:
+    return History(grid.values, round(grid.start / grid.step_s), grid.step_s, season.all, grid.missing)
 
 
 def _divides(step_s: float, into_s: float) -> bool:

@@ -35,6 +35,12 @@ class ForecasterSettings(ServiceSettings):
     """Steps of a watched forecast at least; as many as `forecast_shown_s` needs."""
     forecast_shown_s: tuple[float, ...] = (60.0, 300.0, 900.0, 3600.0)
     """How far ahead the gauges of watched series look (JSON list), as far as the forecast goes."""
+    forecast_models: tuple[str, ...] = ()
+    """Models (JSON list) that may answer; empty: all that are installed."""
+    forecast_processes: int = Field(default=1, ge=1, le=64)
+    """Processes that answer; each series has its own among them."""
+    forecast_dear_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Share of one core that is spent on trying dear models; 0: they are never tried."""
     keda_address: str = ""
     """host:port of KEDA's external scaler; empty: none."""
     keda_tls_cert: Path | None = None

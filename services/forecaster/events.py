@@ -18,7 +18,7 @@ def rates(bus: Bus, app: App) -> Consumer:
     async def heard(event: Event[Any]) -> None:
         if event.type is catalog.RATE_OBSERVED:
             one: catalog.RateObserved = event.data
-            await app.observe(one.series, one.step_s, _points(one.points))
+            await app.observe(one.series, one.step_s, _points(one.points), counter=one.counter)
         else:
             many: catalog.RatesObserved = event.data
             await app.observe_many(many.step_s, {each.series: _points(each.points) for each in many.series})

@@ -13,7 +13,7 @@ from services.forecaster.domain.forecast import Ask
 from services.forecaster.domain.scaling import FALLBACK_STEPS, Scaling, highest
 
 PATIENCE_S = 2.0
-"""For a forecast, before the rate that was measured last is the answer: the scaler of one object must not hold up KEDA's
+"""For a forecast, before the rate that was measured last is the answer: one that is slow must not hold up KEDA's
 others, and its next question finds the forecast made."""
 OLDEST_S = 900.0
 """A rate that was measured longer ago (and longer than ten of its steps) says nothing about now."""

@@ -40,6 +40,7 @@ def forecast_reply(value: Forecast, past: Iterable[PastError]) -> pb.ForecastRep
             )
             for each in past
         ],
+        drift=value.drift,
     )
 
 

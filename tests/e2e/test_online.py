@@ -102,6 +102,8 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(mesh: WholeMesh) -> No
         job_id = mesh.submit(online(mesh, topic, dry_run=True))
         until(lambda: decided(mesh, job_id) != [], timeout_s=STEP_S)
         assert decided(mesh, job_id)[0].startswith("would be worker ")
+        sent = mesh.job(job_id).progress.samples
+        until(lambda: mesh.job(job_id).progress.samples >= sent + 1_000, timeout_s=STEP_S)
         assert not mesh.events(job_id, "job.scaled")
     mesh.ok("stop", job_id)
 

@@ -365,6 +365,8 @@ class FakeBrain:
         await asyncio.sleep(0)
         if self.away:
             raise Unavailable("no brain")
+        if ask.rules.planner == "oracle":
+            raise InvalidArgument("the job cannot be scaled", violations=[Violation("scaling.planner", "no 'oracle'")])
         self.schedules.append(ask)
         count = self.scheduled.pop(0) if self.scheduled else ask.now["worker"].replicas
         roles = {"worker": ask.now["worker"].model_copy(update={"replicas": count})}

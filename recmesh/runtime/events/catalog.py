@@ -418,6 +418,8 @@ class RateObserved(Payload):
     step_s: float = Field(gt=0)
     points: list[tuple[float, float]] = Field(max_length=10_000)
     """[unix seconds, value per second], ascending."""
+    counter: bool = False
+    """The values are what a counter showed; the first repeats the last of the event before."""
 
 
 class SeriesRates(Payload):

@@ -165,7 +165,8 @@ class Life:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, until - monotonic()))
-        self._meter.occupied(False)
+        with self._lock:
+            self._meter.occupied(False)
         self._pushers.shutdown(wait=False, cancel_futures=True)
         self._fleet.close()
 
@@ -442,8 +443,9 @@ class Life:
             self._note_occupation()
 
     def _note_occupation(self) -> None:
-        """With the lock held."""
-        self._meter.occupied(not self._book.is_trained)
+        """With the lock held. What lands after the end of a generation says nothing of the next one."""
+        if not self.gone.is_set():
+            self._meter.occupied(not self._book.is_trained)
 
 
 def _touched(lease: Lease, batches: Sequence[Piece]) -> list["TaskRecord"]:

@@ -61,7 +61,8 @@ class Jobs:
         """After a restart: what jobs that train have told a moment before."""
         since = self._clock.now() - PATIENCE_S
         for profile in await asyncio.to_thread(self._store.running, since=since):
-            self._book.see(profile.job_id, profile.owner, [use.has for use in profile.roles])
+            if profile.roles:
+                self._book.see(profile.job_id, profile.owner, [use.has for use in profile.roles])
 
     async def plan(self, job: Job, limits: Sequence[RoleLimits], free: Free) -> Plan:
         """The job's first plan; it is stored before it is given out.

@@ -4,25 +4,25 @@ import asyncio
 import math
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from recmesh.plugins.planning import Floats, Reason, Throughput
+from recmesh.plugins.planning import Floats, Reason, Resources, Throughput
 from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
 from recmesh.plugins.streams import GROUP, Schedule, StreamPlanner, StreamView
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
 from recmesh.runtime.telemetry import Metrics
 from services.brain.app.book import Book
 from services.brain.app.jobs import check_job
 from services.brain.domain import online
-from services.brain.domain.model import Fit, Look, Plan, Profile, ScheduleStep
+from services.brain.domain.model import Fit, Look, Plan, Profile, RolePlan, ScheduleStep
 from services.brain.domain.online import Coming, OnlineAsk
 from services.brain.domain.streams import STREAM_PLANNERS
 from services.brain.domain.streams.fallback import Band, Measured, corrected
-from services.brain.domain.views import UNLIMITED_CPU, learned
+from services.brain.domain.views import ANY_GPU, UNLIMITED_CPU, learned, total
 from services.brain.peers import Forecaster
 from services.brain.store import SqlStore
 
@@ -30,22 +30,14 @@ MAX_LIVE = 20_000
 """Jobs whose past counts are remembered; those that asked longest ago go."""
 MOST_STEPS = 240
 """Of a schedule: planners weigh every step against every count."""
-FORGOTTEN_S = 300.0
-"""Rates of series are asked for a little further back than they are used."""
+MAX_TOLD = 1000
+"""Past counts of one job."""
 
 _metrics = Metrics("brain")
 _schedules = _metrics.counter(
     "schedules", "Looks at online jobs, by planner and what was decided", labels=["planner", "reason"]
 )
 _unforecast = _metrics.counter("unforecast_schedules", "Schedules that were made without a forecast")
-
-
-@dataclass(slots=True)
-class _Known:
-    """Of one online job."""
-
-    workers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=1000))
-    """(when, how many) it had."""
 
 
 class Scheduling:
@@ -57,63 +49,87 @@ class Scheduling:
     ) -> None:  # fmt: skip
         self._store, self._forecaster, self._book = store, forecaster, book
         self._clock, self._seed, self._told, self._band = clock, seed, told, band or Band()
-        self._known: dict[str, _Known] = {}
+        self._workers: dict[str, deque[tuple[float, float]]] = {}
+        """By job: (when, how many) it had."""
 
     async def schedule(self, ask: OnlineAsk) -> tuple[Look, Plan | None]:
-        """What the job should change to now; None: nothing. What is chosen is stored before it is given out."""
+        """What the job should change to now; None: nothing. What is chosen is stored before it is given out.
+
+        Of a dry run the look alone is stored, and nothing is booked or told.
+        """
         planner = _planner(ask.rules.planner)
         _check(ask)
-        now = self._clock.now()
+        job_id, now = ask.job.job_id, self._clock.now()
+        self._refuse_ended(job_id)
+        had = self._had(ask, now)
         await self._remember(ask, now)
-        coming, past, (model, fit) = await asyncio.gather(
+        coming, past, (model, fit, shown) = await asyncio.gather(
             self._coming(ask, now), self._past(ask, now), asyncio.to_thread(self._learned, ask, now)
         )
-        rates = online.speed(ask, model)
-        if rates is None:
-            look = _look(ask, now, Reason.UNCERTAIN, "what its workers can train is not known yet", fit)
-            await asyncio.to_thread(self._store.put_look, look)
-            return look, None
+        rates = online.speed(ask, model, shown=shown)
         async with self._book.choosing:
-            self._book.see(ask.job.job_id, ask.job.owner, ask.now.values(), whole=False)
-            past_workers = self._past_workers(ask, now, past)
-            stream = online.view(
-                ask, coming, rates, now=now, most=self._most(ask), past=past, past_workers=past_workers
-            )
-            look, plan = await asyncio.to_thread(self._choose, planner, stream, ask, coming, rates.note, fit)
+            self._book.see(job_id, ask.job.owner, ask.now.values(), whole=False)
+            look, plan = _unknown(ask, now, fit), None
+            if rates is not None:
+                stream = online.view(
+                    ask, coming, rates, now=now, most=self._most(ask), past=past,
+                    past_workers=_past_workers(ask, had, now, past),
+                )
+                look, plan = await asyncio.to_thread(self._choose, planner, stream, ask, coming, rates.note, fit)
             if plan is not None and not ask.rules.dry_run:
-                self._book.give(ask.job.job_id, ask.job.owner, plan.roles)
-        if plan is not None:
+                self._book.give(job_id, ask.job.owner, plan.roles)
+        self._refuse_ended(job_id)
+        if plan is not None and not ask.rules.dry_run:
             await asyncio.to_thread(self._store.put_plan, plan)
         await asyncio.to_thread(self._store.put_look, look)
-        if plan is not None:
+        if plan is not None and not ask.rules.dry_run:
             await self._told(plan)
         _schedules.labels(ask.rules.planner, look.reason).inc()
         return look, plan
 
+    def _refuse_ended(self, job_id: str) -> None:
+        """A job may end while it is asked about. The book knows that before `forget` is called."""
+        if self._book.has_ended(job_id):
+            self.forget(job_id)
+            raise FailedPrecondition(f"job {job_id!r} has ended", reason="JOB_ENDED")
+
     def forget(self, job_id: str) -> None:
         """The job has ended."""
-        self._known.pop(job_id, None)
+        self._workers.pop(job_id, None)
 
     # -- what is known -----------------------------------------------------------------------------------
 
-    async def _remember(self, ask: OnlineAsk, now: float) -> None:
-        known = self._known.pop(ask.job.job_id, None) or _Known()
-        self._known[ask.job.job_id] = known
-        while len(self._known) > MAX_LIVE:
-            self._known.pop(next(iter(self._known)))
-        known.workers.append((now, float(ask.now["worker"].replicas)))
-        measured, worker, ps = ask.measured, ask.now["worker"], ask.now["ps"]
-        if measured.capacity > 0 and measured.occupied >= online.OCCUPIED_ENOUGH:
-            shown = Profile(
-                ask.job.job_id, now, worker.replicas, ps.replicas, batch_size=ask.job.batch_size,
-                samples_per_s=measured.capacity, worker_cpu_limit=worker.cpu, ps_cpu_limit=ps.cpu,
-                hardware=worker.gpu_kind if worker.gpu else "cpu", is_steady=True, owner=ask.job.owner,
-            )  # fmt: skip
-            await asyncio.to_thread(self._store.put_profile, shown)
+    def _had(self, ask: OnlineAsk, now: float) -> Sequence[tuple[float, float]]:
+        """How many workers it had, and when, this moment included."""
+        had = self._workers.pop(ask.job.job_id, None) or deque(maxlen=MAX_TOLD)
+        self._workers[ask.job.job_id] = had
+        while len(self._workers) > MAX_LIVE:
+            self._workers.pop(next(iter(self._workers)))
+        had.append((now, float(ask.now["worker"].replicas)))
+        return tuple(had)
 
-    def _learned(self, ask: OnlineAsk, now: float) -> tuple[Throughput | None, Fit]:
-        shown = [each for each in self._store.shown(ask.job.job_id) if each.is_steady]
-        return learned(shown, now=now)
+    async def _remember(self, ask: OnlineAsk, now: float) -> None:
+        """What its workers could have trained, where that was to be seen: that is what its model is learned from."""
+        measured, worker, ps = ask.measured, ask.now["worker"], ask.now["ps"]
+        if measured.capacity <= 0 or measured.occupied < online.OCCUPIED_ENOUGH:
+            return
+        told = await asyncio.to_thread(self._store.profiles, ask.job.job_id, limit=1)
+        like = told[-1] if told else Profile(ask.job.job_id, now, 0, 0, owner=ask.job.owner)
+        shown = replace(
+            like, at=now, workers=worker.replicas, ps=ps.replicas, batch_size=ask.job.batch_size,
+            samples_per_s=measured.trained_per_s, capacity_per_s=measured.capacity, worker_cpu_limit=worker.cpu,
+            ps_cpu_limit=ps.cpu, hardware=(worker.gpu_kind or ANY_GPU) if worker.gpu else "cpu", is_steady=False,
+        )  # fmt: skip
+        await asyncio.to_thread(self._store.put_profile, shown)
+
+    def _learned(self, ask: OnlineAsk, now: float) -> tuple[Throughput | None, Fit, float]:
+        """A model of its speed, where it has shown enough, what people see of that, and what one worker did last."""
+        shown = [
+            replace(each, samples_per_s=each.capacity_per_s, is_steady=True)
+            for each in self._store.shown(ask.job.job_id) if each.capacity_per_s > 0
+        ]
+        model, fit = learned(shown, now=now)
+        return model, fit, shown[-1].samples_per_s / max(1, shown[-1].workers) if shown else 0.0
 
     async def _coming(self, ask: OnlineAsk, now: float) -> Coming:
         rules = ask.rules
@@ -142,46 +158,29 @@ class Scheduling:
     async def _past(self, ask: OnlineAsk, now: float) -> Floats | None:
         """Of demand; None where it is not known."""
         rules = ask.rules
-        steps = math.ceil(online.PAST_S / rules.step_s)
-        since = now - steps * rules.step_s - FORGOTTEN_S
+        since = now - online.PAST_S - rules.step_s
         try:
-            found = await asyncio.gather(*(self._forecaster.history(name, since=since) for name in rules.series))
+            found = await asyncio.gather(*(
+                self._forecaster.history(name, since=since, step_s=rules.step_s) for name in rules.series
+            ))
         except MeshError:
             return None
-        each = [online.binned(points, step_s=rules.step_s, end=now, steps=steps) for points in found]
-        known = [one for one in each if one is not None]
-        if not known or len(known) < len(each):
-            return None
-        shortest = min(len(one) for one in known)
-        total: Floats = np.sum([one[-shortest:] for one in known], axis=0)
-        return total
-
-    def _past_workers(self, ask: OnlineAsk, now: float, past: Floats | None) -> Floats | None:
-        """Of the steps of `past`; before the first that is known as it was then."""
-        if past is None:
-            return None
-        told = list(self._known[ask.job.job_id].workers)
-        moments = np.array([at for at, _ in told])
-        counts = np.array([count for _, count in told])
-        begins = now - (len(past) - np.arange(len(past))) * ask.rules.step_s
-        place = np.clip(np.searchsorted(moments, begins, side="right") - 1, 0, len(counts) - 1)
-        held: Floats = counts[place]
-        return held
+        return online.recent(found, step_s=rules.step_s, now=now)
 
     def _most(self, ask: OnlineAsk) -> int:
-        """Workers within the limits, what is free, and the owner's quota; what is there stays."""
-        worker = ask.now["worker"]
+        """Workers within the limits, what is free, and what is left of the owner's quota to jobs that train; what is
+        there stays. Each takes its share of a parameter server with it."""
+        worker, ps = ask.now["worker"], ask.now["ps"]
         bound = next((each for each in ask.limits if each.role == "worker"), None)
-        rooms = [self._book.room(ask.free, but=ask.job.job_id), self._book.left(ask.job.owner)]
-        more = [math.inf]
-        for room in (each for each in rooms if each is not None):
-            more.append(room.cpu / (worker.cpu or UNLIMITED_CPU))
-            if worker.memory_bytes:
-                more.append(room.memory_bytes / worker.memory_bytes)
-        most = worker.replicas + max(0.0, min(more))
-        if bound is None:
-            return worker.replicas
-        return math.floor(min(bound.pinned or bound.max, most))
+        if bound is None or bound.pinned is not None:
+            return worker.replicas if bound is None else bound.pinned or worker.replicas
+        one = _counted(worker)
+        if ask.rules.workers_per_ps > 0:
+            one = one.plus(_counted(ps), 1.0 / ask.rules.workers_per_ps)
+        kinds = [worker.gpu_kind or ANY_GPU] if worker.gpu else []
+        rooms = [self._book.room(ask.free, but=ask.job.job_id, kinds=kinds), self._book.to_grow(ask.job.owner)]
+        more = min([_times(one, room) for room in rooms if room is not None], default=math.inf)
+        return math.floor(min(bound.max, worker.replicas + max(0.0, more)))
 
     # -- choosing ----------------------------------------------------------------------------------------
 
@@ -209,7 +208,8 @@ class Scheduling:
             )  # fmt: skip
         look = _look(ask, stream.now, reason, why, fit)
         return replace(
-            look, chosen=roles, plan_id=plan.plan_id if plan else "", expected_samples_per_s=float(rates[0]),
+            look, chosen=roles, plan_id=plan.plan_id if plan and not ask.rules.dry_run else "",
+            expected_samples_per_s=float(rates[0]),
             schedule=steps_of(stream, schedule, coming), step_s=stream.step_s,
         ), plan
 
@@ -232,6 +232,35 @@ def steps_of(stream: StreamView, schedule: Schedule, coming: Coming) -> tuple[Sc
         )
         for step, count in enumerate(schedule.workers)
     )
+
+
+def _unknown(ask: OnlineAsk, now: float, fit: Fit) -> Look:
+    return _look(ask, now, Reason.UNCERTAIN, "what its workers can train is not known yet", fit)
+
+
+def _past_workers(
+    ask: OnlineAsk, had: Sequence[tuple[float, float]], now: float, past: Floats | None
+) -> Floats | None:
+    """Of the steps of `past`; before the first that is known as it was then."""
+    if past is None:
+        return None
+    moments, counts = (np.array(each) for each in zip(*had, strict=True))
+    begins = now - (len(past) - np.arange(len(past))) * ask.rules.step_s
+    held: Floats = counts[np.clip(np.searchsorted(moments, begins, side="right") - 1, 0, len(counts) - 1)]
+    return held
+
+
+def _counted(plan: RolePlan) -> Resources:
+    """One process; without a limit it counts as one core."""
+    one = total([replace(plan, replicas=1)])
+    return one if plan.cpu else replace(one, cpu=UNLIMITED_CPU)
+
+
+def _times(one: Resources, room: Resources) -> float:
+    """How often it fits; what needs nothing fits any number of times."""
+    parts = [(one.cpu, room.cpu), (one.memory_bytes, room.memory_bytes)]
+    parts += [(many, room.gpus.get(kind, 0.0)) for kind, many in one.gpus.items()]
+    return min([has / needs for needs, has in parts if needs > 0], default=math.inf)
 
 
 def _look(ask: OnlineAsk, now: float, reason: Reason, why: str, fit: Fit) -> Look:

@@ -151,6 +151,8 @@ class Profile:
     roles: tuple[RoleUse, ...] = ()
     """All that the job has, but for what it shares with others."""
     owner: str = ""
+    capacity_per_s: float = 0.0
+    """Samples per second that an online job's workers could train; 0: not known, or it is no online job."""
 
     def use(self, role: str) -> RoleUse | None:
         """None where nothing is told of it."""

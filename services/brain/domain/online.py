@@ -12,6 +12,11 @@ from services.brain.domain.model import Free, Job, RoleLimits, RolePlan
 
 OCCUPIED_ENOUGH = 0.5
 """With workers that have less to do than this, batches are small and waits many: what they could do is not seen."""
+FRESH_S = 10.0
+"""What came so lately is in workers' hands, or about to be, and does not wait: messages linger, are leased, computed
+and pushed for some seconds however fast a job is."""
+LATE_STEPS = 2
+"""Rates that ended longer ago are not the past of now."""
 PAST_S = 7200.0
 """Of demand, for planners that look at it."""
 _NORMAL = {0.5: 0.0, 0.6: 0.2533, 0.7: 0.5244, 0.8: 0.8416, 0.9: 1.2816, 0.95: 1.6449, 0.99: 2.3263}
@@ -114,10 +119,13 @@ class Speed:
         return self.learned.predict(Shapes(workers, servers, *cores)).rate
 
 
-def speed(ask: OnlineAsk, learned: Throughput | None) -> Speed | None:
-    """By what was learned; else in proportion to what the workers can do now. None: that is not known either."""
+def speed(ask: OnlineAsk, learned: Throughput | None, *, shown: float = 0.0) -> Speed | None:
+    """By what was learned; else in proportion to what one worker can do. None: that is not known either.
+
+    shown: what one did when workers had enough to do for that to be seen; 0: they never had.
+    """
     worker, ps = ask.now["worker"], ask.now["ps"]
-    each = ask.measured.capacity / worker.replicas
+    each = shown or ask.measured.capacity / worker.replicas
     if learned is None and each <= 0:
         return None
     note = "" if learned is not None else (
@@ -142,12 +150,13 @@ def view(ask: OnlineAsk, coming: Coming, rates: WorkerRates, *, now: float, most
          past_workers: Floats | None) -> StreamView:  # fmt: skip
     """What a planner sees of it. most: workers that limits and room allow."""
     bound = next((each for each in ask.limits if each.role == "worker"), RoleLimits("worker"))
-    least = max(1, min(bound.min, most))
+    least = max(1, min(bound.min, most)) if bound.pinned is None else most
     rules, measured = ask.rules, ask.measured
+    waits = max(0.0, measured.backlog - FRESH_S * measured.arrivals_per_s)
     return StreamView(
         job_id=ask.job.job_id, now=now, step_s=rules.step_s, demand=coming.demand, rates=rates,
         workers=ask.now["worker"].replicas, least=least, most=max(least, most), since_s=measured.since_s,
-        backlog=float(measured.backlog), drain_s=rules.drain_s, lag_slo_s=rules.lag_slo_s,
+        backlog=waits, drain_s=rules.drain_s, lag_slo_s=rules.lag_slo_s,
         restart_s=measured.pause_s, lead_s=measured.lead_s, past=past, past_workers=past_workers,
         expected=coming.expected, spread=coming.spread, workers_per_ps=rules.workers_per_ps,
     )
@@ -195,20 +204,19 @@ def chosen_roles(choice: Choice, ask: OnlineAsk) -> tuple[RolePlan, ...]:
     return tuple(changed)
 
 
-def binned(points: Sequence[tuple[float, float]], *, step_s: float, end: float, steps: int) -> Floats | None:
-    """Means of rates over each step before `end`, oldest first; from the first step on after which none is empty.
+def recent(series: Sequence[Sequence[tuple[float, float]]], *, step_s: float, now: float) -> Floats | None:
+    """Sums of several rates over the newest steps, oldest first, back to the first step that one of them lacks.
 
-    points: (when a rate was measured, rate). None: the newest step is empty already.
+    series: (begin of a step, rate) each, on one grid of steps. None: the newest that all have ended long ago.
     """
-    sums, counts = np.zeros(steps), np.zeros(steps)
-    for at, rate in points:
-        place = math.floor((at - end) / step_s) + steps
-        if 0 <= place < steps:
-            sums[place] += rate
-            counts[place] += 1
-    empty = np.flatnonzero(counts == 0)
-    first = int(empty[-1]) + 1 if len(empty) else 0
-    if first >= steps:
+    by_step = [
+        {round(at / step_s): rate for at, rate in points if at + step_s <= now}     # whole steps alone
+        for points in series
+    ]
+    common = set.intersection(*map(set, by_step)) if by_step else set()
+    if not common or now - (max(common) + 1) * step_s > LATE_STEPS * step_s + FRESH_S:
         return None
-    means: Floats = sums[first:] / counts[first:]
-    return means
+    newest = oldest = max(common)
+    while oldest - 1 in common:
+        oldest -= 1
+    return np.array([sum(rates[step] for rates in by_step) for step in range(oldest, newest + 1)])

@@ -15,6 +15,6 @@ class Forecaster(Protocol):
         """Mean and upper end of the interval that holds the rate with probability `level`, (steps,) each; the model."""
         ...
 
-    async def history(self, series: str, *, since: float) -> Sequence[tuple[float, float]]:
-        """(moment, rate), oldest first."""
+    async def history(self, series: str, *, since: float, step_s: float) -> Sequence[tuple[float, float]]:
+        """(begin of a step, rate), oldest first; steps without one are left out."""
         ...

@@ -28,7 +28,8 @@ class GrpcForecaster:
         high = np.array([point.high for point in reply.points])
         return mean, high, reply.model
 
-    async def history(self, series: str, *, since: float) -> Sequence[tuple[float, float]]:
+    async def history(self, series: str, *, since: float, step_s: float) -> Sequence[tuple[float, float]]:
         """See `peers.Forecaster`."""
-        reply = await self._stub.History(forecaster_pb2.HistoryRequest(series=series, since=since), timeout=HISTORY_S)
+        request = forecaster_pb2.HistoryRequest(series=series, since=since, step_s=step_s)
+        reply = await self._stub.History(request, timeout=HISTORY_S)
         return [(point.at, point.value) for point in reply.points]

@@ -2,7 +2,10 @@
 
 import sys
 
-from services.brain.simulator.command import main
+from services.brain.simulator import command
+from services.brain.simulator.online import command as online
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    is_online = any(each == "--online" or each.startswith("--online=") for each in arguments)
+    sys.exit((online if is_online else command).main(arguments))

@@ -40,6 +40,7 @@ examples:
   recmesh simulate --jobs 300 --seed 7
   recmesh simulate --trace philly --truth dl2 --planner pareto-greedy --planner optimus --jobs 1000 --out report
   recmesh simulate --trace mine.csv --truth paper --nodes 8x32x128 --deaths .015 --json
+  recmesh simulate --online server            # one online job; `--online server --help` lists its options
 
 A trace of your own is CSV with a header, or one JSON object a line (.jsonl), with arrival_s, workers, duration_s and,
 if you like, job_id, owner, model, deadline_s, priority. docs/reference/simulate.md says what is simulated, and how.

@@ -71,7 +71,7 @@ def page(title: str, outcomes: Mapping[str, Outcome], setting: Mapping[str, str]
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in setting.items())
     sentences = "".join(f"<li>{escape(text)}</li>" for text in against(outcomes))
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
         f"<h1>{escape(title)}</h1><ul>{sentences}</ul><table><tr>{head}</tr>{lines}</table>"
         f"<figure>{_completion(outcomes, colours)}</figure><figure>{_utilisation(outcomes, colours)}</figure>"
         f"<h2>Setting</h2><dl>{facts}</dl><p>JCT: job completion time, from arrival to the end. JCR: share of jobs "
@@ -80,7 +80,7 @@ def page(title: str, outcomes: Mapping[str, Outcome], setting: Mapping[str, str]
     )
 
 
-_STYLE = (
+STYLE = (
     ":root{color-scheme:light dark}"
     "body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
     "h1{font-size:1.4rem}h2{font-size:1.1rem}table{border-collapse:collapse;font-variant-numeric:tabular-nums;"

@@ -47,16 +47,23 @@ class Forecast:
     error_wape: float
     note: str
     made: float = 0.0
+    drift: str = "none"
+    """What has changed since the models were chosen: none, level, season or spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A model's word on the next steps."""
+    """The models' word on the next steps."""
 
     model: str
+    """Those that answered, joined by `+`, in alphabetical order."""
     mean: Floats
     low: Floats
     high: Floats
+    error: float = 1.0
+    """WAPE of the same models in the rolling-origin test and since."""
+    drift: str = "none"
+    note: str = ""
 
 
 def wape(actual: Floats, predicted: Floats) -> float:
@@ -70,22 +77,7 @@ def wape(actual: Floats, predicted: Floats) -> float:
     return wrong / total
 
 
-def backtest_origins(count: int, *, season: int, horizon: int, folds: int = 5) -> list[int]:
-    """Where rolling-origin tests cut the history: over its last season, newest last.
-
-    Each origin leaves at least one season before it, and at least one value after it.
-    """
-    span = max(season, horizon, 1)
-    first = max(season, count - span, 1)
-    last = count - 1
-    if first > last:
-        return []
-    return sorted({int(cut) for cut in np.linspace(first, last - min(horizon, last - first) + 1, folds) if cut <= last})
-
-
-def answer(
-    ask: Ask, grid: Grid, predicted: Predicted, season: Season, *, skipped: int, error: float, made: float
-) -> Forecast:
+def answer(ask: Ask, grid: Grid, predicted: Predicted, season: Season, *, skipped: int, made: float) -> Forecast:
     """Rates are never negative, and the mean lies in its interval. The first `skipped` steps are past."""
     low = np.clip(predicted.low, 0.0, None)
     mean = np.clip(predicted.mean, 0.0, None)
@@ -100,6 +92,8 @@ def answer(
         for step in range(skipped, len(mean))
     )
     notes = [season.note]
+    if predicted.note:
+        notes.append(predicted.note)
     if grid.filled:
         notes.append(f"{grid.filled} of {len(grid.values)} values were missing and are filled in")
     if skipped:
@@ -112,7 +106,8 @@ def answer(
         season_s=season.seconds(grid.step_s),
         level=ask.level,
         history=len(grid.values),
-        error_wape=error,
+        error_wape=predicted.error,
         note="; ".join(notes),
         made=made,
+        drift=predicted.drift,
     )

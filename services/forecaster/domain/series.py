@@ -10,6 +10,7 @@ import numpy.typing as npt
 from recmesh.runtime.errors import InvalidArgument, Violation
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 MAX_POINTS = 10_000
 """Of one observation; longer histories come in several."""
 MAX_STEP_S = 7 * 86_400.0
@@ -30,8 +31,13 @@ class Grid:
     start: float
     step_s: float
     values: Floats
-    filled: int = 0
-    """How many of the values were missing and were filled in."""
+    missing: Bools | None = None
+    """Which of the values were not observed and are filled in, (n,); none: all were."""
+
+    @property
+    def filled(self) -> int:
+        """How many of the values were missing and were filled in."""
+        return 0 if self.missing is None else int(self.missing.sum())
 
     @property
     def end(self) -> float:
@@ -44,8 +50,8 @@ def snapped(at: float, step_s: float) -> float:
     return math.floor(at / step_s + 1e-9) * step_s
 
 
-def checked(series: str, step_s: float, points: Iterable[Point]) -> list[Point]:
-    """The points by step, the last of a step wins; InvalidArgument names what is wrong."""
+def checked(series: str, step_s: float, points: Iterable[Point], *, snap: bool = True) -> list[Point]:
+    """The points by step, the last of a step wins; InvalidArgument names what is wrong. Without `snap`, by moment."""
     violations: list[Violation] = []
     if not series or len(series) > 200:
         violations.append(Violation("series", "is empty or longer than 200 characters"))
@@ -61,7 +67,7 @@ def checked(series: str, step_s: float, points: Iterable[Point]) -> list[Point]:
             violations.append(Violation(f"points[{index}].value", f"{point.value} is not a rate from 0 up"))
     if violations:
         raise InvalidArgument("the observation is refused", violations=violations[:20])
-    by_step = {snapped(point.at, step_s): point.value for point in given}
+    by_step = {snapped(point.at, step_s) if snap else point.at: point.value for point in given}
     return [Point(at, by_step[at]) for at in sorted(by_step)]
 
 
@@ -69,8 +75,8 @@ def regular(points: Sequence[Point], *, step_s: float, own_step_s: float) -> Gri
     """The points on a grid of `step_s`, a multiple of their own step.
 
     A step holds the mean of what was observed in it. A gap of up to three steps is bridged by a
-    straight line; a longer one takes the values one day before, where there are any, as a line
-    through a night would hide the daily cycle.
+    straight line; a longer one takes the values one week before, or one day where no week is, as a
+    line through a night would hide the daily cycle.
     """
     if not points:
         return Grid(0.0, step_s, np.zeros(0))
@@ -80,13 +86,14 @@ def regular(points: Sequence[Point], *, step_s: float, own_step_s: float) -> Gri
             violations=[Violation("step_s", f"{step_s:g} is below the series' own {own_step_s:g}")],
         )
     start = snapped(points[0].at, step_s)
-    count = round((snapped(points[-1].at, step_s) - start) / step_s) + 1
-    index = np.array([round((snapped(point.at, step_s) - start) / step_s) for point in points])
+    moments = np.array([point.at for point in points])
+    index = np.floor(moments / step_s + 1e-9).astype(np.int64) - round(start / step_s)
+    count = int(index[-1]) + 1
     sums = np.bincount(index, weights=np.array([point.value for point in points]), minlength=count)
     seen = np.bincount(index, minlength=count)
     values = np.full(count, np.nan)
     np.divide(sums, seen, out=values, where=seen > 0)
-    return Grid(start, step_s, _without_gaps(values, step_s), filled=int((seen == 0).sum()))
+    return Grid(start, step_s, _without_gaps(values, step_s), missing=seen == 0)
 
 
 def _without_gaps(values: Floats, step_s: float) -> Floats:
@@ -101,9 +108,11 @@ def _without_gaps(values: Floats, step_s: float) -> Floats:
         return filled
     edges = np.flatnonzero(np.diff(np.concatenate([[False], missing, [False]]).astype(np.int8)))
     for lo, hi in edges.reshape(-1, 2):
-        if hi - lo > 3 and lo >= day:
-            for at in range(lo, hi):  # in order, so that a gap of days repeats the day before it
-                filled[at] = filled[at - day]
+        back = 7 * day if lo >= 7 * day else day
+        if hi - lo > 3 and lo >= back:
+            for first in range(lo, hi, back):  # in order, so that a longer gap repeats the season before it
+                last = min(first + back, hi)
+                filled[first:last] = filled[first - back : last - back]
     return filled
 
 

@@ -21,7 +21,8 @@ class ForecasterServicer(pb_grpc.ForecasterServicer):
 
     async def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveReply:
         """Rates."""
-        stored = await self._app.observe(request.series, request.step_s, wire.points(request.points))
+        rates = wire.points(request.points)
+        stored = await self._app.observe(request.series, request.step_s, rates, counter=request.counter)
         return pb.ObserveReply(stored=stored)
 
     async def Forecast(self, request: pb.ForecastRequest, context: Any) -> pb.ForecastReply:

@@ -1,56 +1,103 @@
-"""Forecast models. They run in the pool's process; statsforecast takes seconds to import, so only there."""
+"""What the pool's processes run: all models by name, and what was fitted for each series, for as long as it holds."""
 
-from typing import Any
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from types import MappingProxyType
 
 import numpy as np
 
-from services.forecaster.domain.forecast import Predicted, backtest_origins, wape
-from services.forecaster.domain.series import Floats
+from recmesh.plugins.forecasting import GROUP, Forecaster
+from recmesh.plugins.registry import load, names
+from services.forecaster.domain.budget import LEAST_GAIN
+from services.forecaster.domain.drift import Drift
+from services.forecaster.domain.fitting import Asked, History, Kept, Refined, advance, drift_of, fit, is_stale, speak
+from services.forecaster.domain.forecast import Predicted
+from services.forecaster.domain.forecasters.intermittent import CrostonSba, Tsb
+from services.forecaster.domain.forecasters.lagged import Lagged, autoregressive, lagged_week
+from services.forecaster.domain.forecasters.naive import DayNaive, LongMean, Persistence, RecentMean, WeekNaive
+from services.forecaster.runtimes.fed import Fed
+from services.forecaster.runtimes.statistical import AutoEts, Mstl, Theta
+
+BUILT_IN: Mapping[str, Callable[[], Forecaster]] = MappingProxyType(
+    {
+        "persistence": Persistence,
+        "recent-mean": RecentMean,
+        "mean": LongMean,
+        "day-naive": DayNaive,
+        "week-naive": WeekNaive,
+        "autoregressive": autoregressive,
+        "lagged": Lagged,
+        "lagged-week": lagged_week,
+        "croston-sba": CrostonSba,
+        "tsb": Tsb,
+        "auto-ets": AutoEts,
+        "theta": Theta,
+        "mstl": Mstl,
+        "fed": Fed,
+    }
+)
+"""Those that come with recmesh, by name; pyproject.toml lists the same as entry points."""
+KEPT_SERIES = 4_000
+"""Series whose models are kept, about 50 kB each; the one that was asked for longest ago goes first."""
+_NEEDS = {"fed": "torch"}
+"""Packages that an installation may be without; then the model is left out, unless it is asked for by name."""
+_SAFE = "persistence"
+"""Always tried: it needs one value."""
+_kept: OrderedDict[str, Kept] = OrderedDict()
 
 
-def warm() -> None:
-    """Import and compile what the first forecast needs."""
-    predict(np.arange(8.0), horizon=2, season=2, level=0.8)
+@lru_cache(maxsize=8)
+def forecasters(wanted: tuple[str, ...], *, dear: bool) -> Sequence[Forecaster]:
+    """The models named, or all that are installed; without `dear`, the cheap ones. Always with `persistence`."""
+    installed = [name for name in names(GROUP, BUILT_IN) if name not in _NEEDS or find_spec(_NEEDS[name])]
+    chosen = list(dict.fromkeys([_SAFE, *(wanted or installed)]))
+    made = [load(GROUP, name, BUILT_IN)() for name in chosen]
+    return tuple(each for each in made if dear or not each.dear)
 
 
-def predict(values: Floats, *, horizon: int, season: int, level: float) -> tuple[Predicted, float]:
-    """The next `horizon` values, and the WAPE of the same model over the last season.
-
-    `season` is in steps; with 1, the last value or the mean is carried forward, whichever was nearer in
-    the rolling-origin test. At least one value is needed.
-    """
-    candidates = ["SeasonalNaive"] if season > 1 else ["Naive", "HistoricAverage"]
-    errors = {name: _backtest(name, values, season=season, horizon=horizon) for name in candidates}
-    best = min(candidates, key=lambda name: errors[name])
-    return _forecast(best, values, horizon=horizon, season=season, level=level), errors[best]
+def warm(wanted: tuple[str, ...] = ()) -> None:
+    """Import what the first forecast needs, and find out whether all models named exist."""
+    history = History(np.arange(48.0) % 7, 0, 3600.0)
+    fit(history, horizon=2, forecasters=forecasters(wanted, dear=False), rng=np.random.default_rng(0))
 
 
-def _model(name: str, season: int) -> Any:
-    from statsforecast import models
-
-    return models.SeasonalNaive(season_length=season) if name == "SeasonalNaive" else getattr(models, name)()
-
-
-def _forecast(name: str, values: Floats, *, horizon: int, season: int, level: float) -> Predicted:
-    percent = round(level * 100, 3)
-    if len(values) < 2:
-        flat = np.full(horizon, float(values[-1]))
-        return Predicted(name, flat, flat, flat)
-    told = _model(name, season).forecast(y=np.ascontiguousarray(values, dtype=np.float64), h=horizon, level=[percent])
-    mean = np.asarray(told["mean"], dtype=np.float64)
-    sides = {key.partition("-")[0]: np.asarray(told[key], dtype=np.float64) for key in told if key != "mean"}
-    low, high = (np.where(np.isfinite(sides[side]), sides[side], mean) for side in ("lo", "hi"))
-    return Predicted(name, mean, low, high)
+def predict(asked: Asked, wanted: tuple[str, ...] = ()) -> Predicted:
+    """The next values, by the models that are kept for the series, or by new ones where those are stale or wrong."""
+    kept = _kept.pop(asked.key, None)
+    models = forecasters(wanted, dear=False)
+    if kept is None or is_stale(kept, asked.history, horizon=asked.horizon):
+        kept = fit(asked.history, horizon=asked.horizon, forecasters=models, rng=_rng(asked.key))
+    kept = advance(kept, asked.history)
+    drift = drift_of(kept, asked.history)
+    if drift is not Drift.NONE:
+        kept = fit(asked.history, horizon=asked.horizon, forecasters=models, rng=_rng(asked.key), drift=drift)
+        kept = advance(kept, asked.history)
+    adopt(asked.key, kept)
+    return speak(kept, asked.history, horizon=asked.horizon, level=asked.level)
 
 
-def _backtest(name: str, values: Floats, *, season: int, horizon: int) -> float:
-    actual, predicted = [], []
-    for cut in backtest_origins(len(values), season=season, horizon=horizon):
-        truth = values[cut : cut + horizon]
-        model = _model(name, season)
-        told = model.forecast(y=np.ascontiguousarray(values[:cut], dtype=np.float64), h=len(truth))
-        actual.append(truth)
-        predicted.append(np.asarray(told["mean"], dtype=np.float64))
-    if not actual:
-        return 1.0
-    return wape(np.concatenate(actual), np.concatenate(predicted))
+def refine(asked: Asked, wanted: tuple[str, ...] = (), *, seconds: float = 60.0) -> Refined:
+    """Try the dear models beside the cheap ones; `seconds` is what one of them may take to learn."""
+    began = time.process_time()
+    every = forecasters(wanted, dear=True)
+    kept = fit(asked.history, horizon=asked.horizon, forecasters=every, rng=_rng(asked.key), seconds=seconds)
+    gain = 1 - kept.loss / kept.cheap_loss if kept.cheap_loss > 0 else 0.0
+    chosen = any(each.dear for each in every if each.name in kept.choice.names)
+    return Refined(gain, time.process_time() - began, kept if chosen and gain >= LEAST_GAIN else None)
+
+
+def adopt(key: str, kept: Kept) -> None:
+    """Answer by these from now on."""
+    _kept[key] = kept
+    _kept.move_to_end(key)
+    while len(_kept) > KEPT_SERIES:
+        _kept.popitem(last=False)
+
+
+def _rng(key: str) -> np.random.Generator:
+    """The same for a series in every process."""
+    return np.random.default_rng(zlib.crc32(key.encode()))

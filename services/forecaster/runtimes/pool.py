@@ -1,4 +1,4 @@
-"""The process that models run in."""
+"""The processes that models run in."""
 
 import asyncio
 import contextlib
@@ -8,29 +8,33 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin
 from recmesh.runtime.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from services.forecaster.domain.fitting import Asked, Refined
 from services.forecaster.domain.forecast import Predicted
-from services.forecaster.domain.series import Floats
 from services.forecaster.runtimes import models
 
 log = logging.getLogger(__name__)
 
 
 class ModelPool:
-    """One worker process, started in the background; made again when it dies."""
+    """Processes: some that answer, each for its own series, and one for dear models; made again when they die."""
 
     name = "models"
 
-    def __init__(self, *, timeout_s: float = 60.0, max_waiting: int = 32) -> None:
-        self._timeout_s, self._max_waiting = timeout_s, max_waiting
-        self._waiting = 0
-        self._turns = ThreadPoolExecutor(1, thread_name_prefix="models")
-        self._worker: _Worker | None = None
-        self._stopped = False
+    def __init__(
+        self, *, processes: int = 1, wanted: tuple[str, ...] = (), timeout_s: float = 60.0,
+        refine_timeout_s: float = 900.0, max_waiting: int = 32,
+    ) -> None:  # fmt: skip
+        self._wanted, self._timeout_s, self._refine_timeout_s = wanted, timeout_s, refine_timeout_s
+        self._max_waiting, self._waiting = max_waiting, 0
+        self._lanes = [_Lane(f"models-{index}") for index in range(processes)]
+        self._dear = _Lane("models-dear")
         self._warming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -38,41 +42,85 @@ class ModelPool:
         self._warming = asyncio.create_task(self._warm(), name="models-warm")
 
     async def stop(self) -> None:
-        """End the process; forecasts under way fail."""
+        """End the processes; forecasts under way fail."""
         if self._warming is not None:
             self._warming.cancel()
             await asyncio.gather(self._warming, return_exceptions=True)
-        self._stopped = True
-        if self._worker is not None:
-            self._worker.kill()
-        await asyncio.to_thread(self._turns.shutdown, cancel_futures=True)
+        for lane in (*self._lanes, self._dear):
+            await lane.stop()
 
-    async def predict(self, values: Floats, *, horizon: int, season: int, level: float) -> tuple[Predicted, float]:
+    async def predict(self, asked: Asked) -> Predicted:
         """As `models.predict`. ResourceExhausted when too many wait, DeadlineExceeded after the timeout."""
         if self._waiting >= self._max_waiting:
             raise ResourceExhausted(f"{self._waiting} forecasts wait already", reason="BUSY")
         self._waiting += 1
         try:
-            asked = self._turns.submit(self._ask, models.predict, values, horizon=horizon, season=season, level=level)
-            answer: tuple[Predicted, float] = await asyncio.wait_for(asyncio.wrap_future(asked), self._timeout_s)
+            answered = self._lane(asked.key).submit(models.predict, asked, self._wanted)
+            answer: Predicted = await asyncio.wait_for(answered, self._timeout_s)
             return answer
         except TimeoutError:
             raise DeadlineExceeded(f"no forecast within {self._timeout_s:g} s", reason="TIMED_OUT") from None
         finally:
             self._waiting -= 1
 
-    async def _warm(self) -> None:
-        with contextlib.suppress(Unavailable):
-            await asyncio.wrap_future(self._turns.submit(self._ask, models.warm))
-            log.info("the models are loaded")
+    async def refine(self, asked: Asked) -> Refined:
+        """As `models.refine`, in a process of its own; what is better answers from then on. One at a time."""
+        try:
+            tried = self._dear.submit(models.refine, asked, self._wanted)
+            refined: Refined = await asyncio.wait_for(tried, self._refine_timeout_s)
+            if refined.kept is not None:
+                adopted = self._lane(asked.key).submit(models.adopt, asked.key, refined.kept)
+                await asyncio.wait_for(adopted, self._timeout_s)
+            return refined
+        except TimeoutError:
+            self._dear.kill()  # it would go on for nobody
+            raise DeadlineExceeded("the dear models did not end in time", reason="TIMED_OUT") from None
 
-    def _ask(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _lane(self, key: str) -> "_Lane":
+        """Always the same for a series: its models are kept there."""
+        return self._lanes[zlib.crc32(key.encode()) % len(self._lanes)]
+
+    async def _warm(self) -> None:
+        try:
+            await asyncio.gather(*(lane.submit(models.warm, self._wanted) for lane in self._lanes))
+            log.info("the models are loaded")
+        except Unavailable:
+            return
+        except (UnknownPlugin, BrokenPlugin) as error:
+            log.error("RECMESH_FORECAST_MODELS: %s", error)
+
+
+class _Lane:
+    """A worker process, and the thread in which those who ask it wait for each other."""
+
+    def __init__(self, name: str) -> None:
+        self._turns = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._worker: _Worker | None = None
+        self._stopped = False
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        """Its answer, after those who asked before."""
+        return asyncio.wrap_future(self._turns.submit(self._ask, function, *args))
+
+    def kill(self) -> None:
+        """What it is at fails; the next who asks gets a new one."""
+        worker = self._worker
+        if worker is not None:
+            worker.kill()
+
+    async def stop(self) -> None:
+        """For good."""
+        self._stopped = True
+        self.kill()
+        await asyncio.to_thread(self._turns.shutdown, cancel_futures=True)
+
+    def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
         """One after the other, in the thread for it."""
         if self._stopped:
             raise Unavailable("the service stops", reason="MODEL_PROCESS")
         worker = self._worker = self._worker or _Worker()
         try:
-            return worker.ask(function, args, named)
+            return worker.ask(function, args)
         except (EOFError, OSError):
             worker.kill()
             self._worker = None
@@ -91,16 +139,16 @@ class _Worker:
         self._process.start()
         theirs.close()
 
-    def ask(self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def ask(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Its answer, or the error that it raised. EOFError or OSError: it has died."""
-        self._pipe.send((function, args, named))
+        self._pipe.send((function, args))
         answer, error = self._pipe.recv()
         if error is not None:
             raise error
         return answer
 
     def kill(self) -> None:
-        """At once: it holds no state; its work is only computing."""
+        """At once: what it holds can be fitted again; its work is only computing."""
         self._process.kill()
         self._process.join()
 
@@ -109,9 +157,9 @@ def _serve(pipe: Any) -> None:
     _follow_parent()
     with contextlib.suppress(EOFError, OSError):
         while True:
-            function, args, named = pipe.recv()
+            function, args = pipe.recv()
             try:
-                pipe.send((function(*args, **named), None))
+                pipe.send((function(*args), None))
             except Exception as error:  # the service answers it to whoever asked
                 pipe.send((None, error))
 

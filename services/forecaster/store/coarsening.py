@@ -7,7 +7,7 @@ a kill at any moment, has changed nothing; the next call goes on where the last 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from recmesh.runtime.sql import reading, writing
 from services.forecaster.domain.series import snapped
@@ -41,14 +41,30 @@ def coarsen(store: SqlStore, tiers: Sequence[Tier], *, now: float, chunk: int = 
 
 
 def _work(store: SqlStore, tiers: Sequence[Tier], now: float) -> Iterator[_Work]:
-    """Tiers that time has gone on for, the finer ones of a series last, as they are done from the end."""
+    """Where there is any, the finer tiers of a series last, as they are done from the end.
+
+    Asked for in one transaction that only reads: of thousands of series few have some at a time.
+    """
+    series_of = store.by_id()
     with reading(store.engine) as connection:
         marks = {(int(key), float(step_s)): float(until) for key, step_s, until in connection.execute(select(coarse))}
-    for key, (_, own_step_s) in sorted(store.by_id().items(), reverse=True):
-        for tier in reversed(for_step(own_step_s, tiers)):
-            until = snapped(now - tier.age_s, tier.step_s)
-            if until > marks.get((key, tier.step_s), 0.0):
-                yield _Work(key, tier.step_s, until)
+        for key, (_, own_step_s) in sorted(series_of.items(), reverse=True):
+            is_found, found = False, []
+            for tier in for_step(own_step_s, tiers):
+                until = snapped(now - tier.age_s, tier.step_s)
+                since = marks.get((key, tier.step_s), 0.0)
+                values = {"key": key, "step_s": tier.step_s, "since": since, "until": until}
+                # What a finer tier is about to make may be old enough for the coarser ones, too.
+                is_found = is_found or connection.execute(_ANY, values).scalar() is not None
+                if is_found:
+                    found.append(_Work(key, tier.step_s, until))
+            yield from reversed(found)
+
+
+_ANY = select(rates.c.at).where(
+    (rates.c.series_id == bindparam("key")) & (rates.c.step_s < bindparam("step_s"))
+    & (rates.c.at >= bindparam("since")) & (rates.c.at < bindparam("until"))
+).limit(1)  # fmt: skip
 
 
 def _advance(connection: Connection, store: SqlStore, work: _Work, most: int) -> tuple[int, bool]:

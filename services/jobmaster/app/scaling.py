@@ -1,5 +1,6 @@
 """As many workers as what comes in needs: brain is told what is measured each step, and its answer carried out."""
 
+from recmesh.runtime.errors import CallerError
 from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.planning import bounds_of
 from services.jobmaster.app.run import Run
@@ -9,12 +10,15 @@ from services.jobmaster.domain.facts import facts_of
 from services.jobmaster.domain.job import RolePlan
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.scaling import ChangeCost, Flow, FlowWindow, learned
+from services.jobmaster.domain.straggler import backups
 from services.jobmaster.domain.tuning import differences
 from services.jobmaster.peers.planning import ScheduleAsk, Scheduled
 
 LOOK_S = 1.0
 MATTER = "demand"
 TRAINING = (Phase.RUNNING, Phase.SCALING)
+MOST_LEAD_S = 1800.0
+"""Workers that take longer to come (a full cluster) are not asked for even earlier."""
 LEAST_WINDOW_S = 15.0
 """Ends of topics are looked at every 5 s."""
 SCALED = ("worker", "ps")
@@ -68,19 +72,26 @@ class Scaler:
         run, cost = self._run, self._cost
         if cost is None:
             return
-        beats, queue = run.vitals.of("worker"), run.queue
-        has_work = queue is not None and queue.queued + queue.leased > 0
-        cost.hear(beats, has_work=has_work, passed_s=LOOK_S)
-        wanted, live = self._has("worker").replicas, run.status.live("worker")
-        if len(live) != wanted or len(beats) != wanted or any(role.stage != "running" for role in live):
+        grown = [at for (role, _), at in run.vitals.grown.items() if role == "worker"]
+        cost.hear(now, has_work=self._has_work(), trained_at=max(grown, default=cost.began))
+        if not self._is_settled():
             return
-        if has_work and any(not beat.samples for beat in beats):
-            return
-        took_s = now - cost.began
-        run.update(
-            lead_s=learned(run.status.lead_s, took_s), pause_s=learned(run.status.pause_s, cost.still_s)
-        )
-        self._conclude(f"{wanted} run after {took_s:.0f} s, in {cost.still_s:.0f} s of which nobody trained")
+        took_s, count = now - cost.began, len(run.status.live("worker"))
+        if cost.grows:
+            run.update(lead_s=min(MOST_LEAD_S, learned(run.status.lead_s, took_s)))
+        run.update(pause_s=learned(run.status.pause_s, cost.still_s))
+        self._conclude(f"{count} run after {took_s:.0f} s, in {cost.still_s:.0f} s of which nobody trained")
+
+    def _has_work(self) -> bool:
+        queue = self._run.queue
+        return queue is not None and queue.queued + queue.leased > 0
+
+    def _is_settled(self) -> bool:
+        """All workers that are wanted run, backups among them, and no others."""
+        run = self._run
+        wanted = self._has("worker").replicas + backups(run.status.slow)
+        live, beats = run.status.live("worker"), run.vitals.of("worker")
+        return len(live) == wanted == len(beats) and all(role.stage == "running" for role in live)
 
     async def _ask(self, flow: Flow, now: float) -> None:
         run, status, rules = self._run, self._run.status, self._run.spec.scaling
@@ -88,13 +99,23 @@ class Scaler:
             return
         has = {role: self._has(role) for role in SCALED}
         series = tuple(rules.series) or run.queue.series
-        answer = await run.context.peers.brain.schedule(ScheduleAsk(
+        # What less workers, more workers or a backup can do is not what the wanted number can.
+        is_measured = self._is_settled() and flow.workers == has["worker"].replicas
+        is_late = self._has_work()      # else nobody could train what waits: the line waits for files of the window
+        ask = ScheduleAsk(
             facts=facts_of(run.spec, run.job), bounds=[each for each in bounds_of(run) if each.role in SCALED],
             now=has, rules=rules, series=series, arrivals_per_s=flow.arrivals_per_s,
-            trained_per_s=flow.trained_per_s, occupied=flow.occupied, lag_s=status.lag_s, backlog=status.lag_messages,
+            trained_per_s=flow.trained_per_s, occupied=flow.occupied if is_measured else 0.0,
+            lag_s=status.lag_s if is_late else 0.0, backlog=status.lag_messages if is_late else 0,
             since_s=max(0.0, now - (status.scaled_at or status.started)), pause_s=status.pause_s, lead_s=status.lead_s,
             free=await run.context.cluster.capacity(),
-        ))
+        )
+        try:
+            answer = await run.context.peers.brain.schedule(ask)
+        except CallerError as error:        # such as a planner that brain does not have: it will not get better
+            why = "; ".join(map(str, error.violations)) or error.message
+            run.note(f"its workers do not follow what comes in: {why}")
+            raise
         is_as_it_was = has == {role: self._has(role) for role in SCALED}
         if is_as_it_was and self._trains():
             await self._carry_out(answer, has, flow, now)
@@ -117,7 +138,7 @@ class Scaler:
         self._conclude("overtaken by the next")
         decide(run, matter=MATTER, seen=seen, decision=f"{told} ({answer.planner}: {answer.reason})")
         run.update(plan={**status.plan, **after}, scaled_at=now)
-        self._cost = ChangeCost(now, {beat.incarnation: beat.samples for beat in run.vitals.of("worker")})
+        self._cost = ChangeCost(now, grows=after["worker"].replicas > has["worker"].replicas)
         self._flow.restart_workers()
         await run.flush()
         run.wake()

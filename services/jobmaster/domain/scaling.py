@@ -9,6 +9,8 @@ from services.jobmaster.domain.vitals import Beat
 MAX_POINTS = 4096
 QUIET_S = 12.0
 """Ends of topics are looked at every 5 s; one that has not grown for so long does not grow."""
+STILL_S = 5.0
+"""Shorter times without progress are those between heartbeats, and of long batches."""
 LEARNING = 0.5
 """Weight of the newest measurement of what a change costs."""
 
@@ -20,7 +22,9 @@ class Flow:
     arrivals_per_s: float
     trained_per_s: float
     occupied: float
-    """Share of their time in which the workers had something to train; 0: not known."""
+    """Share of their time in which the workers had something to train; 0: not known of all of them."""
+    workers: int = 0
+    """That this was measured of."""
 
 
 @dataclass(slots=True)
@@ -57,15 +61,18 @@ class FlowWindow:
             return None
         (began, before), (ended, after) = self._ends[0], self._ends[-1]
         trained = capacity = 0.0
+        seen = 0
         for points in self._workers.values():
             if len(points) < 2:
                 continue
             (at, samples, occupied_s), (then, more, longer_s) = points[0], points[-1]
             trained += (more - samples) / (then - at)
-            if longer_s > occupied_s:
+            if longer_s > occupied_s and more > samples:
                 capacity += (more - samples) / (longer_s - occupied_s)
-        occupied = min(1.0, trained / capacity) if capacity > 0 else 0.0
-        return Flow((after - before) / (ended - began), trained, occupied)
+                seen += 1
+        is_whole = seen == len(self._workers) and capacity > 0      # of one without work nothing is known
+        occupied = min(1.0, trained / capacity) if is_whole else 0.0
+        return Flow((after - before) / (ended - began), trained, occupied, len(self._workers))
 
     def restart_workers(self) -> None:
         """Their number changes: what they did before says nothing of what they do after."""
@@ -77,17 +84,20 @@ class ChangeCost:
     """A change of the number of workers, while it is carried out."""
 
     began: float
-    trained: dict[str, int] = field(default_factory=dict)
-    """By incarnation, as last heard."""
+    grows: bool
     still_s: float = 0.0
-    """For so long nobody trained, though there was work."""
+    """The longest time in which nobody trained, though there was work."""
+    _work_since: float | None = None
 
-    def hear(self, workers: Sequence[Beat], *, has_work: bool, passed_s: float) -> None:
-        """Once per look."""
-        heard = {beat.incarnation: beat.samples for beat in workers}
-        if has_work and all(samples <= self.trained.get(name, 0) for name, samples in heard.items()):
-            self.still_s += passed_s
-        self.trained = heard
+    def hear(self, now: float, *, has_work: bool, trained_at: float) -> None:
+        """Once per look. trained_at: when some worker's samples last grew; heartbeats come seconds apart."""
+        if not has_work:
+            self._work_since = None
+            return
+        self._work_since = now if self._work_since is None else self._work_since
+        still_s = now - max(trained_at, self._work_since, self.began)
+        if still_s > STILL_S:
+            self.still_s = max(self.still_s, still_s)
 
 
 def learned(before: float, measured: float) -> float:

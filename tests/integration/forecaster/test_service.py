@@ -3,14 +3,17 @@
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import grpc
 import httpx
 import psutil
 import pytest
 
+from recmesh.pb import externalscaler_pb2, externalscaler_pb2_grpc
 from recmesh.pb import forecaster_pb2 as pb
 from recmesh.pb import forecaster_pb2_grpc as pb_grpc
 from recmesh.runtime.bus import Bus
@@ -37,6 +40,7 @@ def daily(hour: int) -> float:
 def forecaster(nats: NatsServer, tmp_path: Path) -> Iterator[ServiceProcess]:
     env = {
         "RECMESH_NATS_URL": nats.url, "RECMESH_FORECAST_WATCH": '["qps"]', "RECMESH_FORECAST_EVERY_S": "1",
+        "RECMESH_KEDA_ADDRESS": "127.0.0.1:0", "RECMESH_API_KEY": "mesh",
         "RECMESH_RATE_DAYS": "100000", "RECMESH_RATE_IDLE_DAYS": "100000",  # the tests' moments are near the epoch
     }  # fmt: skip
     with service("forecaster", tmp_path / "forecaster", env=env) as process:
@@ -45,7 +49,7 @@ def forecaster(nats: NatsServer, tmp_path: Path) -> Iterator[ServiceProcess]:
 
 @contextlib.asynccontextmanager
 async def connected(process: ServiceProcess) -> AsyncIterator[Stub]:
-    async with channel(process.address()) as link:
+    async with channel(process.address(), token="mesh") as link:
         yield pb_grpc.ForecasterStub(link)
 
 
@@ -76,12 +80,25 @@ async def test_rates_heard_on_the_bus_become_a_seasonal_forecast_that_is_told(
         await told.aclose()
         assert (update.data.series, update.data.start, update.data.horizon) == ("qps", 96 * HOUR, 24)
         reply = await stub.Forecast(pb.ForecastRequest(series="qps", horizon=30, level=0.9), timeout=PATIENCE_S)
-        assert reply.model == "SeasonalNaive" and reply.season_s == 24 * HOUR
+        assert "day-naive" in reply.model and reply.season_s == 24 * HOUR and reply.drift == "none"
         assert [point.at for point in reply.points] == [(96 + step) * HOUR for step in range(30)]
         assert all(point.low <= point.mean <= point.high for point in reply.points)
         assert all(abs(point.mean - daily(96 + step)) < 5 for step, point in enumerate(reply.points[:24]))
         assert reply.error_wape < 0.02
         assert reply.history == 96
+
+
+async def test_what_a_counter_shows_becomes_rates_in_spite_of_its_reset(
+    nats: NatsServer, forecaster: ServiceProcess
+) -> None:
+    async with connected(forecaster) as stub:
+        shown = [pb.Point(at=60.0 * at, value=value) for at, value in enumerate([600, 720, 60, 180])]
+        request = pb.ObserveRequest(series="served", step_s=60, points=shown[:3], counter=True)
+        assert (await stub.Observe(request)).stored == 2
+        request = pb.ObserveRequest(series="served", step_s=60, points=shown[2:], counter=True)
+        assert (await stub.Observe(request)).stored == 1
+        rates = (await stub.History(pb.HistoryRequest(series="served"))).points
+        assert [(point.at, point.value) for point in rates] == [(0, 2), (60, 1), (120, 2)]
 
 
 async def test_the_same_rates_again_change_nothing_and_survive_kill_9(forecaster: ServiceProcess) -> None:
@@ -168,11 +185,36 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
+async def test_keda_needs_no_token_and_gets_what_the_models_say(forecaster: ServiceProcess) -> None:
+    this_hour = time.time() // HOUR
+    async with connected(forecaster) as stub:
+        await observed(stub, "model/ctr", range(int(this_hour) - 96, int(this_hour)))
+    trigger = externalscaler_pb2.ScaledObjectRef(scalerMetadata={
+        "series": "model/ctr", "leadTime": "2h", "quantile": "0.5", "targetPerReplica": "10", "activation": "50",
+    })  # fmt: skip
+    async with grpc.aio.insecure_channel(forecaster.address("keda")) as link:
+        scaler: Any = externalscaler_pb2_grpc.ExternalScalerStub(link)
+        assert (await scaler.IsActive(trigger, timeout=PATIENCE_S)).result
+        [value] = (await scaler.GetMetrics(
+            externalscaler_pb2.GetMetricsRequest(scaledObjectRef=trigger), timeout=PATIENCE_S
+        )).metricValues  # fmt: skip
+        assert min(map(daily, range(24))) - 5 < value.metricValueFloat < max(map(daily, range(24))) + 5
+        mesh: Any = pb_grpc.ForecasterStub(link)       # nothing else is served there
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await mesh.Series(pb.SeriesRequest(), timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    async with grpc.aio.insecure_channel(forecaster.address()) as link:
+        scaler = externalscaler_pb2_grpc.ExternalScalerStub(link)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await scaler.IsActive(trigger, timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
 async def test_its_page_shows_series_and_forecasts(forecaster: ServiceProcess) -> None:
     async with connected(forecaster) as stub:
         await observed(stub, "shown-series", range(48))
         await stub.Forecast(pb.ForecastRequest(series="shown-series"), timeout=PATIENCE_S)
     async with httpx.AsyncClient(base_url=forecaster.address("ops")) as http:
         page = (await http.get("/")).text
-        assert "shown-series" in page and "SeasonalNaive" in page
-        assert 'recmesh_forecaster_backtest_wape_count{model="SeasonalNaive"}' in (await http.get("/metrics")).text
+        assert "shown-series" in page and "day-naive" in page
+        assert "recmesh_forecaster_backtest_wape_count{model=" in (await http.get("/metrics")).text

@@ -22,8 +22,9 @@ from services.shardsvc.events import teller
 from tests.support.job_world import JobWorld
 from tests.support.servers import NatsServer, nats_server
 from tests.support.service_process import ServiceProcess, service
+from tests.unit.shardsvc.conftest import world
 from tests.unit.shardsvc.test_app import JOB, request
-from tests.unit.shardsvc.test_topics import World, clicks, world
+from tests.unit.shardsvc.topic_world import World, clicks
 
 __all__ = ["world"]
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]

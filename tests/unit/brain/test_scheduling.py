@@ -9,11 +9,13 @@ import pytest
 
 from recmesh.plugins.planning import Floats, Resources
 from recmesh.plugins.streams import Schedule, StreamView
-from recmesh.runtime.errors import InvalidArgument, NotFound, Unavailable
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from services.brain.app.book import Book
+from services.brain.app.jobs import Jobs
 from services.brain.app.scheduling import Scheduling
-from services.brain.domain.model import Free, Job, Plan, RoleLimits, RolePlan
-from services.brain.domain.online import Demand, OnlineAsk, Rules, binned, choose
+from services.brain.domain.model import Free, Job, Plan, Profile, RoleLimits, RolePlan, RoleUse
+from services.brain.domain.online import FRESH_S, Demand, OnlineAsk, Rules, choose, recent
+from services.brain.domain.warmstart import WarmStart
 from services.brain.store import SqlStore
 from tests.unit.brain.test_deciding import HandClock
 
@@ -56,12 +58,14 @@ def test_servers_follow_workers_at_the_ratio_and_only_with_them() -> None:
     assert choose(view(2), schedule(2, 2, 2, 2, 2), rules, ps=7).ps == 7
 
 
-def test_the_past_is_binned_by_steps_back_from_now_and_ends_at_the_first_gap() -> None:
-    points = [(NOW - 10.0 * back, float(back)) for back in range(30, 0, -1) if not 13 <= back <= 18]
-    found = binned(points, step_s=60.0, end=NOW, steps=5)
-    assert found is not None
-    np.testing.assert_allclose(found, [np.mean([7, 8, 9, 10, 11, 12]), np.mean([1, 2, 3, 4, 5, 6])])
-    assert binned(points[:-6], step_s=60.0, end=NOW, steps=5) is None
+def test_the_past_is_of_whole_steps_that_all_series_have_back_to_the_first_gap() -> None:
+    first = [(60.0 * step, float(step)) for step in range(20) if step != 12]
+    second = [(60.0 * step, 100.0) for step in range(18)]
+    found = recent([first, second], step_s=60.0, now=18 * 60.0 + 5.0)
+    np.testing.assert_allclose(found, [113.0, 114.0, 115.0, 116.0, 117.0])    # type: ignore[arg-type]  # it is there
+    np.testing.assert_allclose(recent([first], step_s=60.0, now=20 * 60.0 - 1.0)[-1], 18.0)    # type: ignore[index]
+    assert recent([second], step_s=60.0, now=21 * 60.0) is None, "they ended long ago"
+    assert recent([], step_s=60.0, now=0.0) is None
 
 
 class FakeForecaster:
@@ -78,10 +82,11 @@ class FakeForecaster:
             raise self.away
         return self.mean, self.mean + 40.0, "SeasonalNaive"
 
-    async def history(self, series: str, *, since: float) -> Sequence[tuple[float, float]]:
+    async def history(self, series: str, *, since: float, step_s: float) -> Sequence[tuple[float, float]]:
         if self.away is not None:
             raise self.away
-        return [(NOW - 10.0 * back, 100.0) for back in range(600, 0, -1)]
+        newest = NOW // step_s - 1
+        return [(step_s * (newest - back), 100.0) for back in range(60, -1, -1)]
 
 
 class Brain:
@@ -171,6 +176,15 @@ async def test_nothing_is_said_before_anything_is_known_of_the_workers(brain: Br
 
 
 @pytest.mark.asyncio
+async def test_workers_without_work_go_by_what_they_did_before(brain: Brain) -> None:
+    await brain.scheduling.schedule(ask(3, arrivals_per_s=290.0))
+    brain.forecaster.mean = np.zeros(10)
+    idle = ask(3, arrivals_per_s=0.0, trained_per_s=0.0, occupied=0.0)
+    _, plan = await brain.scheduling.schedule(idle)
+    assert plan is not None and plan.roles[0].replicas == 1
+
+
+@pytest.mark.asyncio
 async def test_room_and_quota_bound_the_count_and_what_was_given_is_booked(tmp_path: Path) -> None:
     brain = Brain(tmp_path, {"ads": Resources(6.0, 1e12)})
     brain.forecaster.mean = np.full(10, 1000.0)
@@ -183,10 +197,72 @@ async def test_room_and_quota_bound_the_count_and_what_was_given_is_booked(tmp_p
 
 
 @pytest.mark.asyncio
-async def test_of_a_dry_run_nothing_is_booked(brain: Brain) -> None:
+async def test_of_a_dry_run_nothing_is_booked_and_no_plan_is_told(brain: Brain) -> None:
     look, plan = await brain.scheduling.schedule(ask(1, rules=replace(RULES, dry_run=True)))
-    assert plan is not None and look.chosen == plan.roles
+    assert plan is not None and look.chosen == plan.roles and not look.plan_id
     assert brain.book.room(Free(cpu=10.0)).cpu == 10.0
+    assert brain.told == [] and brain.store.plans() == [] and brain.store.decisions() == []
+    assert brain.store.look("j") == look
+
+
+@pytest.mark.asyncio
+async def test_what_is_on_its_way_through_the_workers_does_not_wait(brain: Brain) -> None:
+    """Messages of some seconds are always under way: they are no backlog that holds idle workers, or calls for more."""
+    brain.forecaster.mean = np.full(10, 500.0)
+    idle = ask(8, arrivals_per_s=100.0, occupied=0.9, trained_per_s=720.0, backlog=100 * FRESH_S)
+    look, plan = await brain.scheduling.schedule(idle)
+    assert plan is not None and plan.roles[0].replicas == 2 and "in spite of the forecast" in look.why
+    _, plan = await brain.scheduling.schedule(replace(idle, rules=replace(RULES, planner="hpa")))
+    assert plan is None or plan.roles[0].replicas < 8
+
+
+@pytest.mark.asyncio
+async def test_those_that_wait_for_quota_come_before_workers_for_the_stream(tmp_path: Path) -> None:
+    brain = Brain(tmp_path, {"ads": Resources(10.0, 1e12)})
+    await brain.scheduling.schedule(ask(1, arrivals_per_s=90.0))
+    waiter = Job("waits", owner="ads", priority=5)
+    limits = [RoleLimits("worker", 4, 8, cpu=1.0), RoleLimits("ps", 4, 4, cpu=1.0)]
+    with pytest.raises(ResourceExhausted):
+        await Jobs(brain.store, brain.book, rule=WarmStart(), clock=brain.clock, told=brain._tell).plan(
+            waiter, [*limits, RoleLimits("data", 1, 1, cpu=1.0)], Free()
+        )
+    brain.forecaster.mean = np.full(10, 1000.0)
+    _, plan = await brain.scheduling.schedule(ask(1, arrivals_per_s=90.0))
+    assert plan is None or plan.roles[0].replicas < 3
+
+
+@pytest.mark.asyncio
+async def test_servers_at_the_ratio_take_room_too_and_stay_where_workers_are_pinned(brain: Brain) -> None:
+    brain.forecaster.mean = np.full(10, 1000.0)
+    rules = replace(RULES, workers_per_ps=2.0)
+    _, plan = await brain.scheduling.schedule(ask(2, rules=rules, free=Free(cpu=3.0)))
+    assert plan is not None and {role.role: role.replicas for role in plan.roles} == {"worker": 4, "ps": 2}
+    brain.forecaster.mean = np.full(10, 10.0)
+    pinned = ask(8, rules=rules, arrivals_per_s=10.0)
+    pinned.now["ps"] = RolePlan("ps", 4, 1.0, 0)
+    limits = [RoleLimits("worker", 1, 8, pinned=8), RoleLimits("ps", 1, 4)]
+    _, plan = await brain.scheduling.schedule(replace(pinned, limits=limits))
+    assert plan is None
+
+
+@pytest.mark.asyncio
+async def test_what_workers_can_do_is_no_speed_of_the_job(brain: Brain) -> None:
+    brain.store.put_profile(Profile("j", NOW - 5.0, 2, 1, samples_per_s=80.0, roles=(
+        RoleUse(RolePlan("worker", 2, 1.0, 0)), RoleUse(RolePlan("ps", 1, 1.0, 0)),
+    )))
+    await brain.scheduling.schedule(ask(2, trained_per_s=80.0, occupied=0.5))
+    newest = brain.store.profiles("j")[-1]
+    assert (newest.samples_per_s, newest.capacity_per_s, newest.is_steady) == (80.0, 160.0, False)
+    assert [use.has.role for use in newest.roles] == ["worker", "ps"]
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_has_ended_is_refused_and_forgotten(brain: Brain) -> None:
+    await brain.scheduling.schedule(ask(2))
+    brain.book.forget("j")
+    with pytest.raises(FailedPrecondition, match="has ended"):
+        await brain.scheduling.schedule(ask(2))
+    assert brain.scheduling._workers == {}
 
 
 @pytest.mark.asyncio

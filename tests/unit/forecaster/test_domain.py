@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmesh.runtime.errors import InvalidArgument
-from services.forecaster.domain.forecast import Ask, Predicted, answer, backtest_origins, wape
+from services.forecaster.domain.forecast import Ask, Predicted, answer, wape
 from services.forecaster.domain.season import season_for
 from services.forecaster.domain.series import Grid, Point, checked, regular, snapped
 
@@ -36,9 +36,7 @@ def test_a_step_of_a_tenth_does_not_lose_values_to_rounding() -> None:
         ("qps", 60, Point(-5, 1), "points[0].at"),
     ],
 )
-def test_every_wrong_field_of_an_observation_is_named(
-    series: str, step_s: float, point: Point, path: str
-) -> None:
+def test_every_wrong_field_of_an_observation_is_named(series: str, step_s: float, point: Point, path: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         checked(series, step_s, [point])
     assert [violation.path for violation in caught.value.violations] == [path]
@@ -58,6 +56,15 @@ def test_a_long_gap_takes_the_day_before() -> None:
     assert grid.values.tolist() == day * 2
 
 
+def test_a_long_gap_takes_the_week_before_where_there_is_one() -> None:
+    values = [float(hour) for hour in range(168)]
+    second: list[float | None] = [*values]
+    second[30:60] = [None] * 30
+    grid = regular(hours([*values, *second]), step_s=HOUR, own_step_s=HOUR)
+    assert grid.values.tolist() == values * 2
+    assert grid.missing is not None and np.flatnonzero(grid.missing).tolist() == list(range(198, 228))
+
+
 def test_a_coarser_grid_holds_means() -> None:
     grid = regular(hours([1, 3, 5, None, 9]), step_s=2 * HOUR, own_step_s=HOUR)
     assert grid.values.tolist() == [2, 5, 9]
@@ -69,9 +76,7 @@ def test_a_finer_grid_than_was_observed_is_refused() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.data())
-def test_a_grid_has_no_holes_and_no_values_outside_those_seen(
-    values: list[float], data: st.DataObject
-) -> None:
+def test_a_grid_has_no_holes_and_no_values_outside_those_seen(values: list[float], data: st.DataObject) -> None:
     kept = sorted(data.draw(st.sets(st.sampled_from(range(len(values))), min_size=1)))
     points = [Point(index * HOUR, values[index]) for index in kept]
     grid = regular(points, step_s=HOUR, own_step_s=HOUR)
@@ -82,21 +87,29 @@ def test_a_grid_has_no_holes_and_no_values_outside_those_seen(
 
 
 @pytest.mark.parametrize(
-    ("count", "step_s", "wanted_s", "steps"),
+    ("count", "step_s", "wanted_s", "seasons"),
     [
-        (336, HOUR, 0, 168), (335, HOUR, 0, 24), (48, HOUR, 0, 24), (47, HOUR, 0, 1), (1000, 7000.0, 0, 1),
-        (14, 86_400.0, 0, 7), (10, HOUR, 5 * HOUR, 5), (9, HOUR, 5 * HOUR, 1),
+        (336, HOUR, 0, (24, 168)), (185, HOUR, 0, (24, 168)), (184, HOUR, 0, (24,)), (48, HOUR, 0, (24,)),
+        (47, HOUR, 0, ()), (1000, 7000.0, 0, ()), (14, 86_400.0, 0, (7,)), (10, HOUR, 5 * HOUR, (5,)),
+        (9, HOUR, 5 * HOUR, ()),
     ],
 )  # fmt: skip
-def test_the_season_is_the_longest_one_seen_twice(
-    count: int, step_s: float, wanted_s: float, steps: int
+def test_the_seasons_are_those_that_the_history_is_long_enough_for(
+    count: int, step_s: float, wanted_s: float, seasons: tuple[int, ...]
 ) -> None:
-    assert season_for(count=count, step_s=step_s, wanted_s=wanted_s).steps == steps
+    assert season_for(np.ones(count), step_s=step_s, wanted_s=wanted_s).all == seasons
+
+
+def test_three_hours_of_minutes_have_the_season_that_they_show_and_a_wander_has_none() -> None:
+    every_ten = 5 + 3 * (np.arange(180) % 10 == 0) + np.random.default_rng(0).normal(0, 0.1, 180)
+    assert season_for(every_ten, step_s=60).all == (10,)
+    wander = 100 + np.random.default_rng(1).normal(0, 1, 180).cumsum()
+    assert season_for(wander, step_s=60).all == ()
 
 
 def test_a_season_that_is_no_multiple_of_the_step_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="season"):
-        season_for(count=100, step_s=HOUR, wanted_s=1.5 * HOUR)
+        season_for(np.ones(100), step_s=HOUR, wanted_s=1.5 * HOUR)
 
 
 def test_wape_is_the_share_that_is_wrong() -> None:
@@ -105,23 +118,10 @@ def test_wape_is_the_share_that_is_wrong() -> None:
     assert wape(np.zeros(3), np.ones(3)) == 1
 
 
-@given(st.integers(1, 500), st.integers(1, 200), st.integers(1, 100))
-def test_every_backtest_leaves_a_season_to_learn_from_and_a_value_to_judge_by(
-    count: int, season: int, horizon: int
-) -> None:
-    origins = backtest_origins(count, season=season, horizon=horizon)
-    assert all(season <= cut < count for cut in origins)
-    assert bool(origins) == (count > season)
-
-
 def test_rates_are_never_negative_and_the_mean_lies_in_its_interval() -> None:
-    grid = Grid(0, HOUR, np.ones(4), filled=1)
-    predicted = Predicted(
-        "m", mean=np.array([-1.0, 5.0]), low=np.array([-9.0, 6.0]), high=np.array([-0.5, 4.0])
-    )
-    made = answer(
-        Ask("qps", 2), grid, predicted, season_for(count=4, step_s=HOUR), skipped=0, error=0.1, made=7
-    )
+    grid = Grid(0, HOUR, np.ones(4), missing=np.array([False, True, False, False]))
+    predicted = Predicted("m", mean=np.array([-1.0, 5.0]), low=np.array([-9.0, 6.0]), high=np.array([-0.5, 4.0]))
+    made = answer(Ask("qps", 2), grid, predicted, season_for(np.ones(4), step_s=HOUR), skipped=0, made=7)
     assert [(point.low, point.mean, point.high) for point in made.points] == [(0, 0, 0), (5, 5, 5)]
     assert made.points[0].at == 4 * HOUR
     assert "1 of 4 values were missing" in made.note
@@ -130,7 +130,7 @@ def test_rates_are_never_negative_and_the_mean_lies_in_its_interval() -> None:
 def test_what_is_past_is_not_forecast() -> None:
     grid = Grid(0, HOUR, np.ones(4))
     steady = Predicted("m", np.ones(3), np.ones(3), np.ones(3))
-    made = answer(Ask("qps", 1), grid, steady, season_for(count=4, step_s=HOUR), skipped=2, error=0, made=7)
+    made = answer(Ask("qps", 1), grid, steady, season_for(np.ones(4), step_s=HOUR), skipped=2, made=7)
     assert [point.at for point in made.points] == [6 * HOUR]
 
 
@@ -139,7 +139,7 @@ def test_moments_of_a_step_share_it() -> None:
 
 
 def test_what_rates_usually_repeat_after_comes_before_week_and_day_where_it_can_be_seen() -> None:
-    assert season_for(count=400, step_s=10.0, usual_s=600.0).steps == 60
-    assert season_for(count=100, step_s=10.0, usual_s=600.0).steps == 1, "it was not seen twice"
-    assert season_for(count=14 * 48, step_s=HOUR, usual_s=600.0).steps == 7 * 24, "shorter than a step"
-    assert season_for(count=400, step_s=10.0, usual_s=600.0, wanted_s=300.0).steps == 30
+    assert season_for(np.ones(400), step_s=10.0, usual_s=600.0).steps == 60
+    assert season_for(np.ones(100), step_s=10.0, usual_s=600.0).steps == 1, "it was not seen twice"
+    assert season_for(np.ones(14 * 48), step_s=HOUR, usual_s=600.0).steps == 7 * 24, "shorter than a step"
+    assert season_for(np.ones(400), step_s=10.0, usual_s=600.0, wanted_s=300.0).steps == 30

@@ -87,6 +87,7 @@ def test_quantiles_are_of_the_interval_and_between_as_a_normal_error_has_them() 
 def test_the_highest_is_of_steps_that_reach_into_the_time() -> None:
     points = tuple(ForecastPoint(60.0 * n, float(n), 0, float(n)) for n in range(5))
     made = Forecast("s", 60, points, "m", 0, 0.8, 9, 0, "")
+    assert highest(made, since=30, until=60, quantile=0.5) == 0
     assert highest(made, since=30, until=61, quantile=0.5) == 1
     assert highest(made, since=60, until=60, quantile=0.5) == 1
     assert highest(made, since=300, until=400, quantile=0.5) is None
@@ -107,6 +108,7 @@ async def test_many_that_ask_alike_cost_one_forecast(app: KnownFuture, scaler: S
     app.measured("model/ctr")
     asks = [scaling(LEAST | {"targetPerReplica": str(n + 1), "activation": str(n)}) for n in range(500)]
     found = await asyncio.gather(*map(scaler.expected, asks))
+    await scaler.expected(asks[0])
     assert len({answer.rate for answer in found}) == 1 and len(app.asks) == 1
     app.clock.at += 1.0
     await scaler.expected(asks[0])
@@ -155,8 +157,13 @@ async def test_activity_is_told_at_once_and_at_each_change(app: KnownFuture, sca
     stream = scaler.activity(scaling(LEAST | {"activation": "200", "leadTime": "1m"}))
     async with asyncio.timeout(30):
         assert await anext(stream) is False
+        following = asyncio.ensure_future(anext(stream))
+        for _ in range(4):                      # looks that find the same
+            app.clock.at += 1.0
+            await asyncio.sleep(0.1)
+        assert not following.done() and len(app.asks) > 1
         app.clock.at = NOW + 250
-        assert await anext(stream) is True
+        assert await following is True
         app.clock.at = NOW + 400
         assert await anext(stream) is False
     await stream.aclose()

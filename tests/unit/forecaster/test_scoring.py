@@ -68,10 +68,12 @@ async def test_a_promise_is_scored_once_when_its_truth_has_come(app: KnownFuture
     ]
     assert [each.is_covered for each in found] == [False, True]
     assert [(each.lead, each.count, each.coverage) for each in await app.past_errors("qps")] == [(1, 1, 0), (2, 1, 1)]
-    app.store.put("qps", 60, [Point(end, 100.0)])       # a correction comes too late for the score
+    app.store.put("qps", 60, [Point(end, 100.0), Point(end + 120, 70.0)])   # a correction comes too late for the score
     await app.watch(["qps"], horizon=4)
-    assert (await app.scored("qps"))[0].actual == 120.0
-    assert shown("past_wape", series="qps", lead="60") == pytest.approx(20 / 120)
+    assert [(each.promise.lead, each.promise.at, each.actual) for each in await app.scored("qps")] == [
+        (1, end, 120.0), (2, end + 60, 90.0), (1, end + 120, 70.0)
+    ]
+    assert shown("past_wape", series="qps", lead="60") == pytest.approx((20 + 30) / (120 + 70))
     assert shown("past_coverage", series="qps", lead="120") == 1.0
 
 

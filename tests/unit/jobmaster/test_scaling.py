@@ -49,11 +49,25 @@ def test_what_a_new_partition_holds_has_not_arrived_now() -> None:
     assert flow is not None and flow.arrivals_per_s == pytest.approx(10.0)
 
 
-def test_a_change_costs_the_seconds_in_which_nobody_trains_though_there_is_work() -> None:
-    cost = ChangeCost(0.0, {"a": 10})
-    for samples, has_work in ((20, True), (20, True), (20, True), (20, False), (30, True)):
-        cost.hear([beat(0.0, samples, 0.0)], has_work=has_work, passed_s=1.0)
-    assert cost.still_s == 2.0
+def test_what_workers_can_do_is_known_only_where_all_of_them_had_something_to_do() -> None:
+    window = FlowWindow()
+    for second in range(31):
+        workers = [beat(second, 50 * second, 0.5 * second), beat(second, 0, 0.0, "b")]
+        window.hear(float(second), arrived=50 * second, partitions=4, workers=workers, window_s=15.0)
+    flow = window.mean()
+    assert flow is not None and (flow.occupied, flow.workers) == (0.0, 2)
+
+
+def test_a_change_costs_the_longest_time_in_which_nobody_trains_though_there_is_work() -> None:
+    def of(*seen: tuple[float, bool, float]) -> float:
+        cost = ChangeCost(100.0, grows=True)
+        for now, has_work, trained_at in seen:
+            cost.hear(now, has_work=has_work, trained_at=trained_at)
+        return cost.still_s
+
+    assert of(*((101.0 + second, True, 100.0 + second) for second in range(30))) == 0.0, "heartbeats apart"
+    assert of(*((101.0 + second, True, 100.0) for second in range(12))) == 11.0
+    assert of(*((101.0 + second, False, 100.0) for second in range(12))) == 0.0, "nothing to train"
     assert [learned(0.0, 8.0), learned(8.0, 4.0)] == [8.0, 6.0]
 
 
@@ -110,6 +124,7 @@ async def test_brain_is_told_each_step_and_its_answer_is_carried_out_and_measure
     ask = world.brain.schedules[0]
     assert ask.now["worker"].replicas == 1 and ask.series == ("topic/clicks",) and ask.rules.planner == "kale"
     assert ask.arrivals_per_s == pytest.approx(100.0, rel=0.35)
+    assert [ask.lag_s, ask.backlog] == [0.0, 0]
     await world.until(lambda: world.jobs.run_of(job_id).status.lead_s > 0)
     assert told(world, job_id)[0][0] == "worker 1 → 3 (kale: GROW)"
     assert told(world, job_id)[0][1].startswith("3 run after")
@@ -119,6 +134,23 @@ async def test_brain_is_told_each_step_and_its_answer_is_carried_out_and_measure
     assert run.record.gen == 1 and world.brain.asks == [], "and no other plan was asked for"
     await world.until(lambda: len(world.brain.schedules) > 3)
     assert world.brain.schedules[-1].lead_s == run.status.lead_s
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_while_workers_come_what_there_are_tells_nothing_of_what_is_wanted(world: JobWorld) -> None:
+    """Else few workers' capacity would pass for that of many, and more and more would be asked for."""
+    world.brain.scheduled = [3]
+    job_id = await running(world, online())
+    world.start_s = 45.0
+    await world.until(lambda: len(world.brain.schedules) >= 4)
+    asks = [ask for ask in world.brain.schedules if ask.now["worker"].replicas == 3]
+    assert len(asks) >= 2 and len(world.jobs.run_of(job_id).status.live("worker")) == 3
+    assert all(ask.occupied == 0.0 for ask in asks[:2])
+    await world.until(lambda: world.jobs.run_of(job_id).status.lead_s >= 45.0)
+    world.brain.scheduled = [1]
+    await world.until(lambda: len(told(world, job_id)) == 2 and bool(told(world, job_id)[1][1]))
+    assert world.jobs.run_of(job_id).status.lead_s >= 45.0, "that some go tells nothing of how long others take to come"
 
 
 @pytest.mark.asyncio
@@ -139,7 +171,9 @@ async def test_a_count_that_the_user_fixes_stays_and_brain_goes_on_from_it(world
     job_id = await running(world, online())
     await world.jobs.scale(job_id, role="worker", replicas=2, clear=False)
     world.brain.scheduled = [4]
-    await world.until(lambda: any(bound.pinned == 2 for ask in world.brain.schedules for bound in ask.bounds))
+    await world.until(lambda: sum(
+        bound.pinned == 2 for ask in world.brain.schedules for bound in ask.bounds
+    ) >= 3)
     assert len(world.jobs.run_of(job_id).status.live("worker")) == 2
 
 
@@ -152,6 +186,15 @@ async def test_while_brain_is_away_the_count_stays(world: JobWorld) -> None:
     assert len(world.jobs.run_of(job_id).status.live("worker")) == 1
     world.brain.away, world.brain.scheduled = False, [2]
     await world.until(lambda: len(world.jobs.run_of(job_id).status.live("worker")) == 2)
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_planner_that_brain_does_not_have_is_told_to_the_user_once(world: JobWorld) -> None:
+    job_id = await running(world, online(planner="oracle"))
+    await world.until(lambda: any("no 'oracle'" in note for note in world.jobs.run_of(job_id).status.notes))
+    await world.clock.sleep(30.0)
+    assert sum("oracle" in note for note in world.jobs.run_of(job_id).status.notes) == 1
 
 
 def test_wrong_rules_are_refused_by_name() -> None:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.shardsvc.domain.arrivals import LONGEST_GAP_S, STEP_S, Arrivals, series_of
+from recmesh.partitions import series_of
+from services.shardsvc.domain.arrivals import LONGEST_GAP_S, STEP_S, Arrivals
 
 
 @pytest.mark.parametrize(

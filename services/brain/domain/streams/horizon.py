@@ -1,21 +1,17 @@
 """recmesh's own planner: dynamic programming over the horizon of the forecast, with the backlog inside the model.
 
-State: (workers running, samples waiting). In each step the count is kept or changed; a change stops training for
-`restart_s`, and what comes meanwhile waits. Cost of a step: worker-seconds, lag, lag above the SLO, changes. Keeping
-costs nothing more than the step itself, and a change costs the same from wherever it comes, so one pass backwards
-needs steps × counts × backlogs (interpolated between grid points), not counts².
+State: (workers running, samples waiting). In each block of time the count is kept or changed; a change stops training
+for `restart_s`, and what comes meanwhile waits. A block is as many steps as a stop takes, so that none reaches into
+the next. Cost of a block: worker-seconds, lag, lag near and above the SLO, changes. Keeping costs nothing more than
+the block itself, and a change costs the same from wherever it comes, so one pass backwards needs blocks × counts ×
+backlogs (interpolated between grid points), not counts².
 
-What the four costs weigh against each other nobody knows beforehand. So several weights are tried; each plan, and
-KALE's, is run through the same outlook, and the one is taken whose columns (worker-seconds, accumulated lag,
-violations, changes) have the least geometric mean over KALE's *and* of which none is above KALE's, by the forecast.
-KALE's own plan is one of them: there is always an answer, and never a worse one than its, as far as can be foreseen.
-
-Of lag, KALE's is what it comes to by planning anew before each step (`draining`): its plan of now, seen to the end,
-lags more than it ever will, and whoever planned up to that would lag more than KALE does.
+What the costs weigh against each other was tuned on earlier data (`bench autoscale`): a stop is paid for by all workers
+that it stops, a change as such by one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,170 +19,153 @@ from numpy.typing import NDArray
 from recmesh.plugins.planning import Floats
 from recmesh.plugins.streams import Schedule, StreamView
 from services.brain.domain.streams.answer import answered
-from services.brain.domain.streams.kale import Kale
-from services.brain.domain.streams.lag import Outlook, arrivals, outlook
+from services.brain.domain.streams.lag import arrivals
 
 Counts = NDArray[np.int64]
 
 BACKLOGS = 24
 """Grid points, denser where little waits."""
-WORST = 10.0
-"""What something over nothing counts in a ratio; nothing over nothing counts 1 (MATH section 5)."""
+NEAR_BLOCKS = 12
+"""So many are as short as may be, as many twice as long, and what is farther away is four times as long."""
+FRESH_S = 60.0
+"""Lag that is all but none."""
+NEAR_SLO = 0.7
+"""The share of the SLO from which lag is dear: what is foreseen is a little wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Costs, all in worker-seconds at KALE's mean count."""
+    """Costs in worker-seconds; `typical` is the mean count that demand needs."""
 
-    change_s: float
-    """Of one change, seconds."""
-    lag: float
-    """Of a second with a lag of one SLO."""
+    stop: float = 1.0
+    """Of a second for which a change stops training, times typical."""
+    change_s: float = 700.0
+    """Of a change as such."""
+    lag: float = 0.3
+    """Of a second with a lag of one SLO, times typical."""
+    waiting: float = 30.0
+    """Of a second with a lag of a minute or more (of less: in proportion), on top, times typical. Where a change stops
+    training, so that lag must be, it is as much less per second as a stop and a minute are longer than a minute, and
+    lag up to both counts."""
     violation: float = 20.0
-    """Of a second above the SLO, on top."""
-
-
-TRIED = tuple(Weights(change_s, lag) for change_s in (30.0, 200.0, 900.0, 3600.0) for lag in (0.05, 0.3, 1.5))
+    """Of a second above the SLO, on top, times typical."""
+    sigmas: float = 0.9
+    """Demand is planned at the forecast's mean plus so many of its standard deviations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """The best plan of those that several weights give, none of its columns above KALE's."""
+    """The plan of least cost by the forecast."""
 
     name: str = "horizon"
-    weights: Sequence[Weights] = TRIED
+    weights: Weights = field(default_factory=Weights)
 
     def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
-        """Plans, their outlooks, the best."""
-        kale = Kale().schedule(stream, rng)
-        reference = np.array(kale.workers, dtype=np.int64)
-        base = outlook(stream, reference)
-        best, foreseen, score = reference, base, 1.0
-        allowed = replace(base, lag_s=np.minimum(base.lag_s, draining(stream).lag_s))
-        for plan in cheapest(stream, self.weights, typical=float(reference.mean())):
-            found = outlook(stream, plan)
-            ratios = against(found, allowed)
-            mean = float(np.exp(np.mean(np.log(ratios))))
-            if max(ratios) <= 1 + 1e-9 and mean < score - 1e-9:
-                best, foreseen, score = plan, found, mean
+        """One pass backwards for what each state costs, one forwards from the state of now."""
+        model = _Model(stream, self.weights)
+        plan, waits = model.forwards(model.backwards())
+        changes = int(np.count_nonzero(np.diff(np.concatenate([[stream.workers], plan]))))
         why = (
-            f"{foreseen.changes} changes, {foreseen.worker_s / 3600:.1f} worker-hours and "
-            f"{foreseen.lag_s.max():.0f} s of lag at most are foreseen; "
-            + ("as kale plans" if best is reference else f"{score:.2f} of what kale would cost")
+            f"{changes} changes, {plan.sum() * stream.step_s / 3600:.1f} worker-hours and "
+            f"{float((waits / model.coming).max()):.0f} s of lag at most are foreseen"
         )
-        return answered(stream, best, (why,) * len(best), stream.demand)
+        return answered(stream, plan, (why,) * len(plan), stream.demand)
 
 
-def against(found: Outlook, base: Outlook) -> tuple[float, ...]:
-    """Each column over the reference's: x/0 counts 10, 0/0 counts 1; floored so that a zero does not hide the rest."""
-    return tuple(
-        max(mine / theirs, 0.01) if theirs > 0 else (WORST if mine > 0 else 1.0)
-        for mine, theirs in zip(found.columns, base.columns, strict=True)
-    )
+def foreseen(stream: StreamView, sigmas: float) -> Floats:
+    """Samples per second to plan for in each step: mean and deviations where both are known, else the quantile."""
+    if stream.expected is None or stream.spread is None:
+        return stream.demand
+    load: Floats = stream.expected + sigmas * stream.spread
+    return load
 
 
-def draining(stream: StreamView) -> Outlook:
-    """What KALE would come to by planning anew before each step, its backlog of then within its demand.
-
-    Without stabilising, which only adds workers: the least lag that it may come to.
-    """
-    plan = np.empty(len(stream.demand), dtype=np.int64)
-    running, waits = stream.workers, stream.backlog
-    drain_s = max(stream.drain_s, stream.step_s)
-    counts = np.arange(stream.least, stream.most + 1)
-    best = np.maximum.accumulate(stream.rates(counts.astype(np.float64)))
-    top = int(np.argmax(best))
-    made = best[: top + 1]
-    for step in range(len(plan)):
-        load = stream.demand[step] + waits / drain_s
-        index = min(int(np.searchsorted(made, load, side="right")), top)
-        stop_s = min(stream.restart_s, stream.step_s) if counts[index] != running else 0.0
-        waits = max(0.0, waits + stream.demand[step] * stream.step_s - made[index] * (stream.step_s - stop_s))
-        running = plan[step] = counts[index]
-    return outlook(stream, plan)
-
-
-def cheapest(stream: StreamView, weights: Sequence[Weights], *, typical: float) -> Counts:
-    """The plan of least cost by the forecast for each of the weights, (weights, steps)."""
-    model = _Model(stream, weights, typical)
-    return model.forwards(model.backwards())
+def blocks(steps: int, *, least: int) -> Counts:
+    """How many steps each block has: at least `least` but for the last, more of them farther away."""
+    sizes: list[int] = []
+    while steps > 0:
+        sizes.append(min(steps, least * (1, 2, 4)[min(len(sizes) // NEAR_BLOCKS, 2)]))
+        steps -= sizes[-1]
+    return np.array(sizes)
 
 
 class _Model:
-    """Costs and moves on a grid of backlogs. Moves are the same for all weights; costs are (weights, counts, ...)."""
+    """Costs and moves on a grid of backlogs, (counts, backlogs)."""
 
-    def __init__(self, stream: StreamView, weights: Sequence[Weights], typical: float) -> None:
-        self.stream, self.typical = stream, max(typical, 1.0)
-        self.change_s, self.lag, self.violation = (
-            np.array([getattr(each, name) for each in weights])[:, None, None]
-            for name in ("change_s", "lag", "violation")
-        )
+    def __init__(self, stream: StreamView, weights: Weights) -> None:
+        self.stream, self.weights = stream, weights
+        steps = len(stream.demand)
+        self.sizes = blocks(steps, least=max(math.ceil(stream.restart_s / stream.step_s), 1))
+        starts = np.cumsum(self.sizes) - self.sizes
+        self.spans_s = self.sizes * stream.step_s
+        self.begins_s = starts * stream.step_s
+        self.load = np.add.reduceat(foreseen(stream, weights.sigmas), starts) / self.sizes
+        self.coming = np.add.reduceat(arrivals(stream), starts) / self.sizes
         self.counts = np.arange(stream.least, stream.most + 1)
         self.rates = stream.rates(self.counts.astype(np.float64))
         self.now = float(stream.rates(np.array([float(stream.workers)]))[0])
-        self.coming = arrivals(stream)
-        most = max(stream.backlog, 3 * stream.lag_slo_s * float(self.coming.max()), 1.0)
-        self.grid = most * np.linspace(0.0, 1.0, BACKLOGS) ** 2
+        best = np.maximum.accumulate(self.rates)
+        needed = np.minimum(np.searchsorted(best, self.load), len(best) - 1)
+        self.typical = float(self.counts[needed].mean())
+        self.change = self.typical * weights.stop * stream.restart_s + weights.change_s
+        self.most = max(stream.backlog, 3 * stream.lag_slo_s * float(self.coming.max()), 1.0)
+        self.grid = self.most * np.linspace(0.0, 1.0, BACKLOGS) ** 2
 
     def backwards(self) -> list[Floats]:
-        """Cost to go before each step and after the last, each (weights, counts, backlogs)."""
+        """Cost to go before each block and after the last, each (counts, backlogs)."""
         ahead = [self._after_the_last()]
-        for step in reversed(range(len(self.stream.demand))):
-            keep = self._total(step, self._after(step, self.grid, stop=False), ahead[-1])
-            change = self._total(step, self._after(step, self.grid, stop=True), ahead[-1])
-            change += self.typical * self.change_s
-            ahead.append(np.minimum(keep, change.min(axis=1, keepdims=True)))
+        for block in reversed(range(len(self.load))):
+            keep = self._total(block, self.grid, ahead[-1], stop=False)[0]
+            change = self._total(block, self.grid, ahead[-1], stop=True)[0].min(axis=0) + self.change
+            ahead.append(np.minimum(keep, change))
         return ahead[::-1]
 
-    def forwards(self, ahead: list[Floats]) -> Counts:
-        """From what runs and waits now, by the cost to go: one plan per weights."""
-        many, steps = len(self.change_s), len(self.stream.demand)
-        plans = np.empty((many, steps), dtype=np.int64)
-        running = np.full(many, self.stream.workers)
-        waits = np.full(many, self.stream.backlog)
-        each = np.arange(many)
-        for step in range(steps):
-            kept = self._after(step, waits[:, None, None], stop=False)
-            stopped = self._after(step, waits[:, None, None], stop=True)
-            keep = self._total(step, kept, ahead[step + 1])[:, :, 0]
-            change = (self._total(step, stopped, ahead[step + 1]) + self.typical * self.change_s)[:, :, 0]
-            own = self.counts[None, :] == running[:, None]
-            chosen = np.argmin(np.where(own, keep, change), axis=1)
-            waits = np.where(own[each, chosen], kept[each, chosen, 0], stopped[each, chosen, 0])
-            running = plans[:, step] = self.counts[chosen]
-        return plans
+    def forwards(self, ahead: list[Floats]) -> tuple[Counts, Floats]:
+        """From what runs and waits now: the count of each step, and what waits after each block."""
+        plan, waits = np.empty(len(self.load), dtype=np.int64), np.empty(len(self.load))
+        running, backlog = self.stream.workers, self.stream.backlog
+        for block in range(len(self.load)):
+            now = np.array([backlog])
+            keep, kept = self._total(block, now, ahead[block + 1], stop=False)
+            change, stopped = self._total(block, now, ahead[block + 1], stop=True)
+            own = self.counts == running
+            chosen = int(np.argmin(np.where(own, keep[:, 0], change[:, 0] + self.change)))
+            backlog = float(kept[chosen, 0] if own[chosen] else stopped[chosen, 0])
+            running = int(self.counts[chosen])
+            plan[block], waits[block] = running, backlog
+        return np.repeat(plan, self.sizes), waits
 
-    def _after(self, step: int, backlog: Floats, *, stop: bool) -> Floats:
-        """What waits after a step with each count, (..., counts, backlogs)."""
-        stream, step_s = self.stream, self.stream.step_s
-        served = self.rates * (step_s - (min(stream.restart_s, step_s) if stop else 0.0))
-        waiting_s = float(np.clip(stream.lead_s - step * step_s, 0.0, step_s))
+    def _total(self, block: int, backlog: Floats, ahead: Floats, *, stop: bool) -> tuple[Floats, Floats]:
+        """Cost of a block and of all that follow, and what waits after it, each (counts, backlogs)."""
+        span_s = float(self.spans_s[block])
+        after = np.maximum(0.0, backlog + (self.load[block] * span_s - self._served(block, stop=stop))[:, None])
+        per_slo = 1.0 / (self.coming[block] * self.stream.lag_slo_s)
+        over = np.minimum(np.maximum(after * (per_slo / (1.0 - NEAR_SLO)) - NEAR_SLO / (1.0 - NEAR_SLO), 0.0), 1.0)
+        mean = (after + backlog) * (0.5 * per_slo)
+        stale_s = FRESH_S + self.stream.restart_s
+        waiting = np.minimum(mean * (self.stream.lag_slo_s / stale_s), 1.0) * (FRESH_S / stale_s)
+        dear = self.weights.lag * mean + self.weights.waiting * waiting + self.weights.violation * over
+        cost = self.counts[:, None] + self.typical * dear
+        place = np.minimum(np.sqrt(after / self.most) * (BACKLOGS - 1), BACKLOGS - 1.000001)
+        low = place.astype(np.intp)
+        share = np.minimum((after - self.grid[low]) / (self.grid[low + 1] - self.grid[low]), 1.0)
+        flat, rows = ahead.reshape(-1), low + np.arange(len(self.counts))[:, None] * BACKLOGS
+        total: Floats = cost * span_s + (1.0 - share) * flat[rows] + share * flat[rows + 1]
+        return total, after
+
+    def _served(self, block: int, *, stop: bool) -> Floats:
+        """Samples that each count trains in a block, (counts,)."""
+        stream, span_s = self.stream, float(self.spans_s[block])
+        served = self.rates * (span_s - (min(stream.restart_s, span_s) if stop else 0.0))
+        waiting_s = min(max(stream.lead_s - float(self.begins_s[block]), 0.0), span_s)
         if waiting_s > 0:
-            share = waiting_s / step_s
-            limited = share * np.minimum(served, self.now * step_s) + (1 - share) * served
+            share = waiting_s / span_s
+            limited = share * np.minimum(served, self.now * span_s) + (1 - share) * served
             served = np.where(self.counts > stream.workers, limited, served)
-        after: Floats = np.maximum(0.0, backlog + stream.demand[step] * step_s - served[:, None])
-        return after
-
-    def _total(self, step: int, after: Floats, ahead: Floats) -> Floats:
-        """Cost of a step that leaves `after` waiting, and of all that follow, (weights, counts, backlogs)."""
-        slos = after / self.coming[step] / self.stream.lag_slo_s
-        cost = self.counts[:, None] + self.typical * (self.lag * slos + self.violation * (slos > 1))
-        place = np.clip(np.searchsorted(self.grid, after, side="right") - 1, 0, len(self.grid) - 2)
-        low, high = self.grid[place], self.grid[place + 1]
-        share = np.minimum((after - low) / (high - low), 1.0)
-        rows = np.arange(len(self.counts))[:, None] * len(self.grid) + place
-        if after.ndim == 2:  # the same backlogs for all weights
-            each = ahead.reshape(len(self.lag), -1)
-            low_ahead, high_ahead = each[:, rows], each[:, rows + 1]
-        else:
-            rows = rows + np.arange(len(self.lag))[:, None, None] * ahead[0].size
-            low_ahead, high_ahead = ahead.reshape(-1)[rows], ahead.reshape(-1)[rows + 1]
-        total: Floats = cost * self.stream.step_s + (1 - share) * low_ahead + share * high_ahead
-        return total
+        return served
 
     def _after_the_last(self) -> Floats:
         """What waits at the end must still be trained, at the best rate there is."""
         drain_s = self.grid / max(float(self.rates.max()), 1e-9)
         best = float(self.counts[int(np.argmax(self.rates))])
-        return np.broadcast_to(best * drain_s, (len(self.lag), len(self.counts), len(self.grid)))
+        return np.broadcast_to(best * drain_s, (len(self.counts), BACKLOGS)).copy()
