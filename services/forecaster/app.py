@@ -34,8 +34,8 @@ from services.forecaster.domain.forecast import (
 from services.forecaster.domain.history import History
 from services.forecaster.domain.scoring import PastError, Scored, past_errors, promises
 from services.forecaster.domain.season import Season, season_for
-from services.forecaster.domain.series import Grid, Point, SeriesInfo, checked, regular
-from services.forecaster.domain.tiers import Stored, Tier
+from services.forecaster.domain.series import Grid, Point, SeriesInfo, checked
+from services.forecaster.domain.tiers import Stored, Tier, grid_of
 from services.forecaster.gauges import Gauges
 from services.forecaster.store import Grouped, Observation, Promises, SqlStore, coarsen
 
@@ -166,12 +166,19 @@ class App:
         """What is known before `now`, on the asked step or the series' own."""
         own_step_s = await self._own_step(ask)
         step_s = ask.step_s or own_step_s
-        points = await asyncio.to_thread(
-            self._store.points, ask.series, own_step_s, until=ask.now, limit=HISTORY_LIMIT, on=step_s
+        grid = await asyncio.to_thread(self._read, ask.series, own_step_s, step_s, ask.now)
+        if not len(grid.values):
+            before = f"before {ask.now:.0f}" if ask.now else "yet"
+            raise FailedPrecondition(
+                f"series {ask.series!r} has no whole step of {step_s:g} s {before}", reason="NO_HISTORY"
+            )
+        return grid
+
+    def _read(self, series: str, own_step_s: float, step_s: float, now: float) -> Grid:
+        rows = self._store.rows(
+            series, own_step_s, until=now, limit=HISTORY_LIMIT, within_s=HISTORY_LIMIT * step_s
         )
-        if not points:
-            raise FailedPrecondition(f"series {ask.series!r} has no values before {ask.now:.0f}", reason="NO_HISTORY")
-        return regular(points, step_s=step_s, own_step_s=own_step_s)
+        return grid_of(rows, step_s, now=now, limit=HISTORY_LIMIT)
 
     def _note_worth(self, key: str, ask: Ask, traffic: float, error: float) -> None:
         _, before = self._worth.pop(key, (ask, Worth(key, traffic, error, asked=0)))
@@ -326,7 +333,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _history(grid: Grid, season: Season) -> History:
-    return History(grid.values, round(grid.start / grid.step_s), grid.step_s, season.all, grid.missing)
+    return History(grid.values, round(grid.start / grid.step_s), grid.step_s, season.all, grid.unseen)
 
 
 def _divides(step_s: float, into_s: float) -> bool:

@@ -98,6 +98,8 @@ def answer(ask: Ask, grid: Grid, predicted: Predicted, season: Season, *, skippe
         notes.append(predicted.note)
     if grid.filled:
         notes.append(f"{grid.filled} of {len(grid.values)} values were missing and are filled in")
+    if grid.coarse is not None:
+        notes.append(f"{int(grid.coarse.sum())} older values are part of longer means, and not tested on")
     if skipped:
         notes.append(f"the history ends {skipped} step(s) before now")
     return Forecast(

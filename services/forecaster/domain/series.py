@@ -33,11 +33,19 @@ class Grid:
     values: Floats
     missing: Bools | None = None
     """Which of the values were not observed and are filled in, (n,); none: all were."""
+    coarse: Bools | None = None
+    """Which of them are part of a mean over a longer time; none: no one is."""
 
     @property
     def filled(self) -> int:
         """How many of the values were missing and were filled in."""
         return 0 if self.missing is None else int(self.missing.sum())
+
+    @property
+    def unseen(self) -> Bools | None:
+        """Which of the values were not measured on this step: filled in, or part of a longer mean; none: all were."""
+        masks = [each for each in (self.missing, self.coarse) if each is not None]
+        return np.logical_or.reduce(masks) if masks else None
 
     @property
     def end(self) -> float:
@@ -93,10 +101,11 @@ def regular(points: Sequence[Point], *, step_s: float, own_step_s: float) -> Gri
     seen = np.bincount(index, minlength=count)
     values = np.full(count, np.nan)
     np.divide(sums, seen, out=values, where=seen > 0)
-    return Grid(start, step_s, _without_gaps(values, step_s), missing=seen == 0)
+    return Grid(start, step_s, without_gaps(values, step_s), missing=seen == 0)
 
 
-def _without_gaps(values: Floats, step_s: float) -> Floats:
+def without_gaps(values: Floats, step_s: float) -> Floats:
+    """What `regular` says of gaps, which are NaN."""
     missing = np.isnan(values)
     if not missing.any():
         return values

@@ -5,12 +5,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from recmesh.runtime.errors import InvalidArgument, Violation
-from services.forecaster.domain.series import MAX_STEP_S, Point, snapped
+from services.forecaster.domain.series import MAX_STEP_S, Floats, Grid, Point, snapped, without_gaps
 
 MAX_TIER_STEP_S = MAX_STEP_S / 2
 """So that the next multiple of a series' own step is no more than `MAX_STEP_S`."""
+LEAST_FINE = 240
+"""Steps that must have been measured as they are, before those within longer means are told apart from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Columns of `Stored`, oldest first."""
+
+    at: Floats
+    value: Floats
+    width: Floats
+    count: Floats
+
+    @staticmethod
+    def of(table: Floats) -> "Rows":
+        """(n, 4), in the order of the fields."""
+        return Rows(*np.ascontiguousarray(table.reshape(-1, 4).T))
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, which: "npt.NDArray[np.bool_] | slice") -> "Rows":
+        return Rows(self.at[which], self.value[which], self.width[which], self.count[which])
+
+    def then(self, newer: "Rows") -> "Rows":
+        """Both."""
+        pairs = ((getattr(self, name), getattr(newer, name)) for name in Rows.__dataclass_fields__)
+        return Rows(*(np.concatenate(pair) for pair in pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +104,46 @@ def on_step(rows: Sequence[Stored], step_s: float) -> list[Point]:
     """
     if not rows:
         return []
-    at, value, width, count = np.array([(row.at, row.value, row.step_s, row.steps) for row in rows]).T
+    columns = Rows.of(np.array([(row.at, row.value, row.step_s, row.steps) for row in rows], dtype=np.float64))
+    bucket, weight, row_of = _spread(columns, step_s)
+    kept, index = np.unique(bucket, return_inverse=True)
+    means = np.bincount(index, weights=weight * columns.value[row_of]) / np.bincount(index, weights=weight)
+    return [Point(float(place * step_s), float(mean)) for place, mean in zip(kept, means, strict=True)]
+
+
+def grid_of(rows: Rows, step_s: float, *, now: float = 0.0, limit: int) -> Grid:
+    """The newest `limit` whole steps that are over at `now` (0: when the last row ends), up to the last with a value.
+
+    As `on_step`, with gaps filled as in `regular`. Rows that reach beyond `now` are left out. A step whose end nothing
+    is known of yet is no whole one: the mean of its first part is not its rate. Rates of its last half may be late.
+    """
+    if now:
+        rows = rows[rows.at + rows.width <= now + 1e-6]
+    if not len(rows):
+        return Grid(0.0, step_s, np.zeros(0))
+    end = float((rows.at + rows.width).max())
+    if now:
+        end = min(now, end + step_s / 2)
+    bucket, weight, row_of = _spread(rows, step_s)
+    whole = bucket < math.floor(end / step_s + 1e-9)
+    whole &= bucket >= bucket[whole].max(initial=0) - limit + 1
+    bucket, weight, row_of = bucket[whole], weight[whole], row_of[whole]
+    if not len(bucket):
+        return Grid(0.0, step_s, np.zeros(0))
+    first = int(bucket.min())
+    total = np.bincount(bucket - first, weights=weight)
+    sums = np.bincount(bucket - first, weights=weight * rows.value[row_of])
+    missing = total == 0
+    values = np.full(len(total), np.nan)
+    np.divide(sums, total, out=values, where=~missing)
+    coarse = np.bincount(bucket - first, weights=rows.width[row_of] > step_s * (1 + 1e-9)) > 0
+    told = coarse.any() and int((~missing & ~coarse).sum()) >= LEAST_FINE
+    return Grid(first * step_s, step_s, without_gaps(values, step_s), missing, coarse if told else None)
+
+
+def _spread(rows: Rows, step_s: float) -> tuple[npt.NDArray[np.int64], Floats, npt.NDArray[np.int64]]:
+    """By pair of a row and a step that it reaches into: the step, the number of the row's values in it, and the row."""
+    at, width = rows.at, rows.width
     first = np.floor(at / step_s + 1e-9).astype(np.int64)
     beyond = np.ceil((at + width) / step_s - 1e-9).astype(np.int64)
     covered = np.maximum(beyond - first, 1)
@@ -83,7 +151,5 @@ def on_step(rows: Sequence[Stored], step_s: float) -> list[Point]:
     starts = np.cumsum(covered) - covered
     bucket = first[row_of] + np.arange(len(row_of)) - starts[row_of]
     overlap = np.minimum((at + width)[row_of], (bucket + 1) * step_s) - np.maximum(at[row_of], bucket * step_s)
-    weight = count[row_of] * np.maximum(overlap, 1e-12 * width[row_of]) / width[row_of]
-    kept, index = np.unique(bucket, return_inverse=True)
-    means = np.bincount(index, weights=weight * value[row_of]) / np.bincount(index, weights=weight)
-    return [Point(float(place * step_s), float(mean)) for place, mean in zip(kept, means, strict=True)]
+    weight = rows.count[row_of] * np.maximum(overlap, 1e-12 * width[row_of]) / width[row_of]
+    return bucket, weight, row_of

@@ -8,18 +8,29 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin
 from recmesh.runtime.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from recmesh.runtime.telemetry import Metrics
 from services.forecaster.domain.fitting import Asked, Refined
 from services.forecaster.domain.forecast import Predicted
 from services.forecaster.runtimes import models
 
+WARM_S = 120.0
+"""For the first import, at most."""
+SPARED_S = 600.0
+"""After a process was killed over a series: others wait for its lane, and are not to wait for it again so soon."""
+MAX_SPARED = 1_000
+
 log = logging.getLogger(__name__)
+_metrics = Metrics("forecaster")
+_killed = _metrics.counter("models_killed", "Model processes that were killed because they did not answer in time")
 
 
 class ModelPool:
@@ -36,6 +47,8 @@ class ModelPool:
         self._lanes = [_Lane(f"models-{index}") for index in range(processes)]
         self._dear = _Lane("models-dear")
         self._warming: asyncio.Task[None] | None = None
+        self._spared: OrderedDict[str, float] = OrderedDict()
+        """Until when a series that cost a process is not asked for."""
 
     async def start(self) -> None:
         """Return at once; the import goes on behind, and the first forecast waits for it."""
@@ -50,12 +63,20 @@ class ModelPool:
             await lane.stop()
 
     async def predict(self, asked: Asked) -> Predicted:
-        """As `models.predict`. ResourceExhausted when too many wait, DeadlineExceeded after the timeout."""
+        """As `models.predict`. ResourceExhausted when too many wait, DeadlineExceeded after the timeout.
+
+        A process that works for longer than that on one series is killed, and that series refused for a while: the
+        others' models are fitted again, and answer.
+        """
+        if time.monotonic() < self._spared.get(asked.key, 0.0):
+            raise Unavailable("its models did not end in time a while ago; they are tried again later", reason="SPARED")
         if self._waiting >= self._max_waiting:
             raise ResourceExhausted(f"{self._waiting} forecasts wait already", reason="BUSY")
         self._waiting += 1
         try:
-            answered = self._lane(asked.key).submit(models.predict, asked, self._wanted)
+            answered = self._lane(asked.key).submit(
+                models.predict, asked, self._wanted, limit_s=self._timeout_s, late=lambda: self._spare(asked.key)
+            )
             answer: Predicted = await asyncio.wait_for(answered, self._timeout_s)
             return answer
         except TimeoutError:
@@ -66,15 +87,22 @@ class ModelPool:
     async def refine(self, asked: Asked) -> Refined:
         """As `models.refine`, in a process of its own; what is better answers from then on. One at a time."""
         try:
-            tried = self._dear.submit(models.refine, asked, self._wanted)
+            tried = self._dear.submit(models.refine, asked, self._wanted, limit_s=self._refine_timeout_s)
             refined: Refined = await asyncio.wait_for(tried, self._refine_timeout_s)
             if refined.kept is not None:
-                adopted = self._lane(asked.key).submit(models.adopt, asked.key, refined.kept)
+                adopted = self._lane(asked.key).submit(
+                    models.adopt, asked.key, refined.kept, limit_s=self._timeout_s
+                )
                 await asyncio.wait_for(adopted, self._timeout_s)
             return refined
         except TimeoutError:
-            self._dear.kill()  # it would go on for nobody
             raise DeadlineExceeded("the dear models did not end in time", reason="TIMED_OUT") from None
+
+    def _spare(self, key: str) -> None:
+        """Called from the lane's thread; each operation on the dictionary is one step."""
+        self._spared[key] = time.monotonic() + SPARED_S
+        while len(self._spared) > MAX_SPARED:
+            self._spared.popitem(last=False)
 
     def _lane(self, key: str) -> "_Lane":
         """Always the same for a series: its models are kept there."""
@@ -82,9 +110,9 @@ class ModelPool:
 
     async def _warm(self) -> None:
         try:
-            await asyncio.gather(*(lane.submit(models.warm, self._wanted) for lane in self._lanes))
+            await asyncio.gather(*(lane.submit(models.warm, self._wanted, limit_s=WARM_S) for lane in self._lanes))
             log.info("the models are loaded")
-        except Unavailable:
+        except (Unavailable, DeadlineExceeded):     # the lane has told it; the first forecast loads them
             return
         except (UnknownPlugin, BrokenPlugin) as error:
             log.error("RECMESH_FORECAST_MODELS: %s", error)
@@ -98,9 +126,15 @@ class _Lane:
         self._worker: _Worker | None = None
         self._stopped = False
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        """Its answer, after those who asked before."""
-        return asyncio.wrap_future(self._turns.submit(self._ask, function, *args))
+    def submit(
+        self, function: Callable[..., Any], *args: Any, limit_s: float, late: Callable[[], None] | None = None
+    ) -> "asyncio.Future[Any]":
+        """Its answer, after those who asked before.
+
+        DeadlineExceeded when the work itself takes longer than `limit_s`, whoever still waits for it: the process is
+        killed, and `late` called in the lane's thread.
+        """
+        return asyncio.wrap_future(self._turns.submit(self._ask, limit_s, late, function, *args))
 
     def kill(self) -> None:
         """What it is at fails; the next who asks gets a new one."""
@@ -114,19 +148,33 @@ class _Lane:
         self.kill()
         await asyncio.to_thread(self._turns.shutdown, cancel_futures=True)
 
-    def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _ask(
+        self, limit_s: float, late: Callable[[], None] | None, function: Callable[..., Any], *args: Any
+    ) -> Any:
         """One after the other, in the thread for it."""
         if self._stopped:
             raise Unavailable("the service stops", reason="MODEL_PROCESS")
         worker = self._worker = self._worker or _Worker()
         try:
-            return worker.ask(function, args)
+            return worker.ask(function, args, limit_s=limit_s)
+        except _TooLong:
+            worker.kill()
+            self._worker = None
+            _killed.inc()
+            log.error("a model process did not answer within %g s, and was killed", limit_s)
+            if late is not None:
+                late()
+            raise DeadlineExceeded(f"the models did not end within {limit_s:g} s", reason="TIMED_OUT") from None
         except (EOFError, OSError):
             worker.kill()
             self._worker = None
             if not self._stopped:
                 log.error("the model process died")
             raise Unavailable("the model process died; it is started again", reason="MODEL_PROCESS") from None
+
+
+class _TooLong(Exception):
+    """No answer yet."""
 
 
 class _Worker:
@@ -139,9 +187,11 @@ class _Worker:
         self._process.start()
         theirs.close()
 
-    def ask(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Its answer, or the error that it raised. EOFError or OSError: it has died."""
+    def ask(self, function: Callable[..., Any], args: tuple[Any, ...], *, limit_s: float) -> Any:
+        """Its answer, or the error that it raised. EOFError or OSError: it has died; _TooLong: it is still at it."""
         self._pipe.send((function, args))
+        if not self._pipe.poll(limit_s):
+            raise _TooLong
         answer, error = self._pipe.recv()
         if error is not None:
             raise error

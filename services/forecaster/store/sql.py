@@ -1,17 +1,19 @@
 """Rates over SQLAlchemy: SQLite or PostgreSQL. A series is a name and a step."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, desc, func, select, update
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, desc, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from recmesh.runtime.errors import ResourceExhausted
 from recmesh.runtime.sql import migrate, open_engine, reading, writing
 from services.forecaster.domain.series import MAX_STEP_S, Point, SeriesInfo
-from services.forecaster.domain.tiers import Stored, on_step
+from services.forecaster.domain.tiers import Rows, Stored, on_step
 from services.forecaster.store.tables import VERSION_TABLE, coarse, rates, series
 
 REVISIONS = Path(__file__).parent / "revisions"
@@ -156,6 +158,16 @@ class SqlStore:
         found = [each for each in on_step(rows, grid_s) if each.at > since - grid_s and not 0 < until <= each.at]
         return found[-limit:]
 
+    def rows(
+        self, name: str, step_s: float, *, since: float = 0.0, until: float = 0.0, limit: int = 100_000,
+        within_s: float = 0.0,
+    ) -> Rows:
+        """As `stored`, in columns: a tenth of its time."""
+        with reading(self.engine) as connection:
+            query = self._reaching(connection, name, step_s, since, until, limit, within_s)
+            flat = itertools.chain.from_iterable(connection.execute(query))
+            return Rows.of(np.fromiter(flat, np.float64).reshape(-1, 4)[::-1])
+
     def stored(
         self, name: str, step_s: float, *, since: float = 0.0, until: float = 0.0, limit: int = 100_000,
         within_s: float = 0.0,
@@ -164,6 +176,16 @@ class SqlStore:
 
         `within_s`: only so much before the newest of them.
         """
+        with reading(self.engine) as connection:
+            query = self._reaching(connection, name, step_s, since, until, limit, within_s)
+            found = [Stored(float(at), float(value), float(own), int(steps))
+                     for at, value, own, steps in connection.execute(query)]
+        return found[::-1]
+
+    def _reaching(
+        self, connection: Connection, name: str, step_s: float, since: float, until: float, limit: int, within_s: float
+    ) -> Select[Any]:
+        """Newest first."""
         query = (
             select(rates.c.at, rates.c.value, rates.c.step_s, rates.c.steps)
             .join(series, series.c.id == rates.c.series_id)
@@ -172,17 +194,13 @@ class SqlStore:
         )  # fmt: skip
         if until:
             query = query.where(rates.c.at < until)
-        with reading(self.engine) as connection:
-            if within_s:
-                newest = connection.execute(query.limit(1)).first()
-                if newest is None:
-                    return []
+        if within_s:
+            newest = connection.execute(query.limit(1)).first()
+            if newest is not None:
                 since = max(since, float(newest.at + newest.step_s) - within_s)
-            if since > 0:
-                query = query.where((rates.c.at > since - MAX_STEP_S) & (rates.c.at + rates.c.step_s > since))
-            found = [Stored(float(at), float(value), float(own), int(steps))
-                     for at, value, own, steps in connection.execute(query)]
-        return found[::-1]
+        if since > 0:
+            query = query.where((rates.c.at > since - MAX_STEP_S) & (rates.c.at + rates.c.step_s > since))
+        return query
 
     def steps(self, name: str) -> list[float]:
         """The steps that a series is known at, finest first; none when it is unknown."""

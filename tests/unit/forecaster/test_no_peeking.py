@@ -9,6 +9,7 @@ from services.forecaster.domain.fitting import advance, fit, speak
 from services.forecaster.domain.history import History, leads_for
 from services.forecaster.domain.season import season_for
 from services.forecaster.domain.series import Bools, Floats, Point, regular
+from services.forecaster.domain.tiers import Rows, Stored, grid_of
 from services.forecaster.runtimes.models import BUILT_IN
 from tests.unit.forecaster.builders import HOUR, daily
 
@@ -81,3 +82,26 @@ def test_intervals_hold_what_they_promise_where_values_are_missing(every: str) -
         wrong.append(abs(made.mean[0] - values[end]))
     assert 0.65 < np.mean(inside) < 0.97
     assert np.mean(claimed) > 0.7 * np.mean(wrong)
+
+
+def test_intervals_hold_what_they_promise_where_the_older_part_is_kept_as_means() -> None:
+    """A mean that stands for ten steps repeats itself, and has what came after: errors of those are none."""
+    count, fine = 7 * 1440, 2 * 1440
+    values = daily(count, step_s=60.0, noise=8.0)
+    rows = [Stored(60.0 * at, float(values[at : at + 10].mean()), 600.0, 10) for at in range(0, count - fine, 10)]
+    rows += [Stored(60.0 * at, float(values[at]), 60.0) for at in range(count - fine, count)]
+    table = Rows.of(np.array([(row.at, row.value, row.step_s, row.steps) for row in rows], dtype=np.float64))
+    begin, inside = count - 400, []
+
+    def known(end: int) -> History:
+        grid = grid_of(table, 60.0, now=60.0 * end, limit=count)
+        return History(grid.values, round(grid.start / 60), 60.0, season_for(grid.values, step_s=60.0).all, grid.unseen)
+
+    kept = fit(known(begin), horizon=1, forecasters=CHEAP, rng=np.random.default_rng(0))
+    assert set(kept.choice.used) & {"lagged", "autoregressive"}     # there was enough to learn from
+    for end in range(begin, count, 4):
+        past = known(end)
+        kept = advance(kept, past)
+        made = speak(kept, past, horizon=1, level=0.8)
+        inside.append(made.low[0] <= values[end] <= made.high[0])
+    assert 0.72 < np.mean(inside) < 0.88

@@ -1,11 +1,12 @@
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recmesh.runtime.errors import InvalidArgument
-from services.forecaster.domain.tiers import Stored, Tier, coarser, for_step, on_step, tiers_of
+from services.forecaster.domain.tiers import Rows, Stored, Tier, coarser, for_step, grid_of, on_step, tiers_of
 
 DAY = 86_400.0
 USUAL = tiers_of(((2, 60), (15, 600), (90, 3600)), setting="RECMESH_RATE_TIERS")
@@ -83,3 +84,52 @@ def test_tiers_that_do_not_grow_are_refused_by_their_setting(pairs: tuple[tuple[
     with pytest.raises(InvalidArgument) as caught:
         tiers_of(pairs, setting="RECMESH_RATE_TIERS")
     assert caught.value.violations[0].path == "RECMESH_RATE_TIERS"
+
+
+def columns(rows: list[Stored]) -> Rows:
+    return Rows.of(np.array([(row.at, row.value, row.step_s, row.steps) for row in rows], dtype=np.float64))
+
+
+@given(past())
+def test_a_grid_has_what_is_known_of_every_step(rows: list[Stored]) -> None:
+    grid = grid_of(columns(rows), 10.0, limit=10_000)
+    known = on_step(rows, 10.0)
+    assert grid.start == known[0].at and grid.missing is not None
+    place = np.round((np.array([point.at for point in known]) - grid.start) / 10).astype(int)
+    assert grid.values[place] == pytest.approx([point.value for point in known])
+    assert np.flatnonzero(~grid.missing).tolist() == place.tolist()
+    assert len(grid_of(columns(rows), 10.0, limit=7).values) <= 7
+
+
+def test_steps_within_longer_means_are_told_apart_where_enough_were_measured_as_they_are() -> None:
+    old = [Stored(60.0 * at, float(at), 60.0, 6) for at in range(10)]
+    new = [Stored(600.0 + 10 * at, 1.0, 10.0) for at in range(300)]
+    grid = grid_of(columns([*old, *new]), 10.0, limit=10_000)
+    assert grid.coarse is not None and grid.unseen is not None
+    assert np.flatnonzero(grid.coarse).tolist() == np.flatnonzero(grid.unseen).tolist() == list(range(60))
+    assert grid_of(columns([*old, *new]), 60.0, limit=10_000).coarse is None
+    assert grid_of(columns([*old, *new[:30]]), 10.0, limit=10_000).coarse is None
+
+
+@pytest.mark.parametrize(
+    ("now", "last", "end"),
+    [
+        (0.0, 350, 360.0),      # measured to its end
+        (0.0, 340, 300.0),
+        (395.0, 380, 360.0),    # three of six values of the newest step
+        (360.0, 350, 360.0),
+        (361.0, 340, 360.0),    # the last one is late
+        (361.0, 310, 300.0),
+        (125.0, 380, 120.0),    # of the past
+    ],
+)
+def test_only_whole_steps_are_known(now: float, last: int, end: float) -> None:
+    rows = [Stored(float(at), float(at), 10.0) for at in range(0, last + 1, 10)]
+    assert grid_of(columns(rows), 60.0, now=now, limit=100).end == end
+
+
+def test_a_mean_that_reaches_beyond_now_is_not_known_yet() -> None:
+    rows = [Stored(0.0, 1.0, 3600.0, 60), Stored(3600.0, 99.0, 3600.0, 60)]
+    grid = grid_of(columns(rows), 60.0, now=5400.0, limit=1000)
+    assert grid.end == 3600 and grid.values.max() == 1
+    assert not len(grid_of(columns(rows), 60.0, now=1800.0, limit=1000).values)

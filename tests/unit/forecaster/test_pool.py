@@ -1,0 +1,67 @@
+"""Processes that hang, die, or answer in vain."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from recmesh.runtime.errors import DeadlineExceeded, Unavailable
+from services.forecaster.domain.fitting import Asked
+from services.forecaster.domain.history import History
+from services.forecaster.runtimes.pool import SPARED_S, ModelPool, _Lane
+
+pytestmark = pytest.mark.asyncio
+SHORT_S = 1.0
+
+
+def hangs(marker: str) -> None:
+    """A model's C code that never comes back."""
+    Path(marker).touch()
+    time.sleep(600)
+
+
+async def test_a_lane_whose_process_hangs_is_killed_and_answers_the_next(tmp_path: Path) -> None:
+    lane = _Lane("hangs")
+    marker, late = tmp_path / "begun", []
+    try:
+        assert await lane.submit(abs, -1, limit_s=60.0) == 1        # the process is up: its start is no part of it
+        hanging = lane.submit(hangs, str(marker), limit_s=SHORT_S, late=lambda: late.append(1))
+        following = lane.submit(abs, -3, limit_s=60.0)
+        with pytest.raises(DeadlineExceeded, match="did not end within"):
+            await hanging
+        assert marker.exists() and late == [1]
+        assert await asyncio.wait_for(following, 120) == 3
+        again = lane.submit(hangs, str(marker), limit_s=SHORT_S)
+        again.cancel()                                              # nobody waits for it any more: killed all the same
+        assert await asyncio.wait_for(lane.submit(abs, -4, limit_s=60.0), 120) == 4
+    finally:
+        await lane.stop()
+
+
+async def test_a_series_whose_models_hang_is_spared_and_others_are_answered() -> None:
+    pool = ModelPool(timeout_s=60.0)
+    await pool.start()
+    try:
+        past = History(np.arange(48.0) % 7, 0, 3600.0)
+        assert pool._warming is not None
+        await pool._warming
+        await pool.predict(Asked("fine", past, 2))
+        worker = pool._lanes[0]._worker
+        assert worker is not None
+        process = psutil.Process(worker._process.pid)
+        process.suspend()                                           # as if it hung
+        pool._timeout_s = SHORT_S
+        with pytest.raises(DeadlineExceeded):
+            await pool.predict(Asked("hangs", past, 2))
+        pool._timeout_s = 60.0
+        assert (await pool.predict(Asked("fine", past, 2))).mean.shape == (2,)
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        with pytest.raises(Unavailable, match="tried again later"):
+            await pool.predict(Asked("hangs", past, 2))
+        pool._spared["hangs"] -= SPARED_S + 60                      # a while later
+        assert (await pool.predict(Asked("hangs", past, 2))).mean.shape == (2,)
+    finally:
+        await pool.stop()
