@@ -54,7 +54,7 @@ WANTED_S = 900.0
 _log = get_logger(__name__)
 _metrics = Metrics("forecaster")
 _values = _metrics.counter("values", "Rates that were stored")
-_refused = _metrics.counter("series_refused", "Batches of rates of series that would be too many")
+_refused = _metrics.counter("series_refused", "Batches of rates that are wrong, or of series that would be too many")
 _seconds = _metrics.histogram("forecast_seconds", "Time to make a forecast")
 _error = _metrics.histogram(
     "backtest_wape",
@@ -112,14 +112,26 @@ class App:
         return stored
 
     async def observe_many(self, step_s: float, rates: Mapping[str, Sequence[Point]]) -> int:
-        """The same of many series; of one that is refused as one too many the others know nothing."""
-        told = await self._writes.put(
-            [Observation(series, step_s, checked(series, step_s, points)) for series, points in rates.items()]
-        )
-        refused = [each for each in told if isinstance(each, ResourceExhausted)]
+        """The same of many series; of those that are refused the others know nothing.
+
+        InvalidArgument: none of them can be kept.
+        """
+        taken: list[Observation] = []
+        wrong: list[InvalidArgument] = []
+        refused: list[str] = []
+        for series, points in rates.items():
+            try:
+                taken.append(Observation(series, step_s, checked(series, step_s, points)))
+            except InvalidArgument as error:
+                wrong.append(error)
+                refused.append(f"{series!r}: {'; '.join(map(str, error.violations))}")
+        if wrong and not taken:
+            raise wrong[0]
+        told = await self._writes.put(taken)
+        refused += [each.message for each in told if isinstance(each, ResourceExhausted)]
         if refused:
             _refused.inc(len(refused))
-            _log.warning("rates of %d series are not kept: %s", len(refused), refused[0].message)
+            _log.warning("rates of %d series are not kept: %s", len(refused), refused[0])
         stored = sum(each for each in told if isinstance(each, int))
         self._stored(stored)
         return stored

@@ -500,6 +500,11 @@ def _kafka_topic(name: str, servers: str, **options: str) -> Topic:
     return KafkaTopic(name, servers=servers, options={key.replace("_", "."): value for key, value in options.items()})
 
 
+def test_the_tag_of_one_partition_is_the_one_that_is_listed(world: World) -> None:
+    world.fill()
+    assert all(world.topic.tag_of(each.uri) == each.tag for each in world.topic.partitions())
+
+
 def test_a_topic_of_kafka_that_was_made_again_is_another_one(kafka: str) -> None:
     from confluent_kafka.admin import AdminClient
 
@@ -515,6 +520,7 @@ def test_a_topic_of_kafka_that_was_made_again_is_another_one(kafka: str) -> None
     again.put(0, b"new", 1.0)
     known = {each.tag for each in world.topic.partitions()}
     assert len(tags) == len(known) == 1 and "" not in tags | known and tags != known
+    assert {world.topic.tag_of(uri)} == known
     with pytest.raises(Unavailable, match="ends at offset 1, and 9 is asked for"):
         world.topic.read(uri, 0, 10)
 

@@ -39,6 +39,11 @@ class MemoryTopic:
         uris = sorted(self.messages)
         return [Partition(uri, self.tags.get(uri, "made"), self._span(uri), self.mean_bytes) for uri in uris]
 
+    def tag_of(self, uri: str) -> str:
+        if uri not in self.messages:
+            raise NotFound(uri)
+        return self.tags.get(uri, "made")
+
     def _span(self, uri: str) -> Span:
         known = self.messages[uri]
         first = self.first.get(uri, 1)

@@ -52,6 +52,10 @@ class Topic(Protocol):
         """All of them as they are now, in order of their names; at least one."""
         ...
 
+    def tag_of(self, uri: str) -> str:
+        """A partition's as it is now. What was read before is of the partition with this tag, or of one before it."""
+        ...
+
     def after(self, uri: str, time: float) -> int | None:
         """The offset of the first message with this time or a later one; None: there is none yet."""
         ...

@@ -47,6 +47,10 @@ class JetStreamTopic:
         """See Topic. FailedPrecondition: a stream does not allow direct gets."""
         return self._loop.call(self._partitions(), timeout_s=READ_S)
 
+    def tag_of(self, uri: str) -> str:
+        """See Topic. Of when the stream was made."""
+        return self._loop.call(self._partition_of(_stream(uri)), timeout_s=READ_S).tag
+
     def after(self, uri: str, time: float) -> int | None:
         """See Topic. By halving: event times of a partition do not go back."""
         span = self._span(uri)
@@ -93,7 +97,7 @@ class JetStreamTopic:
         return self._loop.call(self._next(_stream(uri), offset), timeout_s=READ_S)
 
     def _span(self, uri: str) -> Span:
-        return self._loop.call(self._span_of(_stream(uri)), timeout_s=READ_S)
+        return self._loop.call(self._partition_of(_stream(uri)), timeout_s=READ_S).span
 
     async def _link(self) -> Link:
         return await self._loop.link(self._url, self._token)
@@ -118,9 +122,9 @@ class JetStreamTopic:
             raise NotFound(f"no JetStream stream is named {self._pattern}", reason="NO_TOPIC")
         return sorted(map(_partition, found), key=lambda each: _natural(each.uri))
 
-    async def _span_of(self, stream: str) -> Span:
-        async def read(session: Session) -> Span:
-            return _partition(await stream_info(session, stream)).span
+    async def _partition_of(self, stream: str) -> Partition:
+        async def read(session: Session) -> Partition:
+            return _partition(await stream_info(session, stream))
 
         return await (await self._link()).call(f"stream {stream}", read, timeout_s=READ_S)
 

@@ -96,6 +96,10 @@ class KafkaTopic:
 
         return self._asked(listed, within_s=LIST_S)
 
+    def tag_of(self, uri: str) -> str:
+        """See Topic. The topic's id, as the broker knows it that is asked."""
+        return self._asked(self._tag)
+
     def after(self, uri: str, time: float) -> int | None:
         """See Topic. By Kafka's own index of times."""
         def sought(asker: _Asker) -> int | None:

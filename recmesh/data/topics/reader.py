@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +14,8 @@ from recmesh.data.records import FileSlice, Int64
 from recmesh.data.schema import ARROW_TYPES, Kind, kind_of, needed_columns
 from recmesh.data.topics import topic_of
 from recmesh.data.topics.interface import NOT_THERE_YET, Message, Partition, Topic
-from recmesh.runtime.errors import DataLoss, InvalidArgument, Unavailable
+from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound, Unavailable
 from recmesh.spec.dataset import SourceSpec, StreamSource
-
-FRESH_S = 1.0
-"""So long it is believed that partitions are those that they were."""
 
 
 class Rows(NamedTuple):
@@ -40,8 +36,6 @@ class TopicReader:
         assert isinstance(source, StreamSource)
         self._topic = topic or topic_of(source)
         self._parse = parser_of(spec)
-        self._partitions: dict[str, Partition] = {}
-        self._fresh_until = 0.0
 
     def read(self, piece: FileSlice) -> Rows:
         """DataLoss: the topic has let go of messages that are to be trained. InvalidArgument: they are no rows."""
@@ -50,7 +44,7 @@ class TopicReader:
         if len(found) < piece.rows:
             self._check(piece, found)
         else:
-            self._check_tag(piece, at_once=False)
+            self._check_tag(piece)
         found = [message for message in found if message.value]     # without one it is no row
         table = self._parse([message.value for message in found], piece)
         if len(found) == piece.rows:
@@ -62,28 +56,37 @@ class TopicReader:
             return self._topic.read(piece.uri, lo, hi)
         except Unavailable as error:
             if error.reason == NOT_THERE_YET:   # what was there once: another one of its name may be, which is shorter
-                self._check_tag(piece)
+                self._listed(piece)
             raise
 
-    def _check_tag(self, piece: FileSlice, *, at_once: bool = True) -> None:
-        """Another partition of its name may have as many messages; to look for that costs calls, so not each time."""
-        if at_once or monotonic() >= self._fresh_until:
-            self._partitions = {each.uri: each for each in self._topic.partitions()}
-            self._fresh_until = monotonic() + FRESH_S
-        partition = self._partitions.get(piece.uri)
-        if partition is None or partition.tag != piece.etag:
-            self._fresh_until = 0.0
-            raise DataLoss(f"{piece.uri} was deleted since it was read first", reason="FILE_CHANGED")
+    def _check_tag(self, piece: FileSlice) -> None:
+        """Another partition of its name may have as many messages. What was asked before the read would not tell."""
+        try:
+            tag = self._topic.tag_of(piece.uri)
+        except NotFound:
+            tag = self._listed(piece).tag
+        if tag != piece.etag:
+            raise _made_again(piece)
+
+    def _listed(self, piece: FileSlice) -> Partition:
+        """As it is now; DataLoss: it is not there any more."""
+        for partition in self._topic.partitions():
+            if (partition.uri, partition.tag) == (piece.uri, piece.etag):
+                return partition
+        raise _made_again(piece)
 
     def _check(self, piece: FileSlice, found: Sequence[Message]) -> None:
         """Offsets without messages are nothing unusual, but not at the topic's beginning: there it lets go of them."""
-        self._check_tag(piece)
-        partition = self._partitions[piece.uri]
+        partition = self._listed(piece)
         if partition.span.first > piece.first_row and not (found and found[0].offset == piece.first_row):
             raise DataLoss(
                 f"{piece.uri} begins at offset {partition.span.first} now, and {piece.first_row} is to be trained: "
                 "its retention is too short", reason="MESSAGES_GONE",
             )
+
+
+def _made_again(piece: FileSlice) -> DataLoss:
+    return DataLoss(f"{piece.uri} was deleted since it was read first", reason="FILE_CHANGED")
 
 
 def kinds_of(spec: SourceSpec) -> Mapping[str, Kind]:

@@ -12,7 +12,7 @@ from recmesh.data import FileSlice, TaskRecord
 from recmesh.data.index import Agreement
 from recmesh.data.order import LINE, row_seed
 from recmesh.data.records import is_partition
-from recmesh.data.taskgraph import Group, NotYet, TaskGraph
+from recmesh.data.taskgraph import Group, NotYet, TaskGraph, Window
 from recmesh.data.topics import topic_of
 from recmesh.data.windows import Turn
 from recmesh.runtime.clock import Clock
@@ -233,7 +233,7 @@ class Streams:
         (epoch, turn), now = next_window, self._clock.now()
         writer.turn_to(next_window)
         if writer.groups is None and now >= writer.files_at:
-            window = await self._threaded(partial(writer.graph.window, turn, now=now))
+            window = await self._window(job_id, writer, turn, now)
             if isinstance(window, NotYet):
                 writer.files_at = window.look_at
                 self._say(job_id, writer, f"{window.turn}: {window.why}")
@@ -273,6 +273,15 @@ class Streams:
         if complete:
             _windows.inc()
             _log.info("job %s: %s is on its line, which ends at %d", job_id, served.turn, journal.line.end)
+
+    async def _window(self, job_id: str, writer: _Writer, turn: Turn, now: float) -> Window | NotYet:
+        """The files of a window. Where topics lie beside them, what is wrong with files keeps no message waiting."""
+        try:
+            return await self._threaded(partial(writer.graph.window, turn, now=now))
+        except MeshError as error:
+            if not any(source.is_topic for source in writer.follower.spec.streams[turn.stream].sources):
+                raise
+            return NotYet(turn, why=error.message, look_at=self._later(job_id))
 
     async def _append(
         self, job_id: str, journal: Journal, files: Sequence[FileSlice], advance: Advance, served: Served

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from recmesh.partitions import series_of
 from recmesh.pb import forecaster_pb2 as pb
 from recmesh.pb import forecaster_pb2_grpc as pb_grpc
 from recmesh.runtime.bus import Bus
@@ -139,6 +140,17 @@ async def test_thousands_of_series_come_in_few_events_and_survive_kill_9(
     forecaster.start()
     for number in (0, 999, 1999):
         assert await heard(forecaster, f"topic/t/{number}", 3) == rates[f"topic/t/{number}"]
+
+
+async def test_a_wrong_series_does_not_keep_others_of_its_event_from_being_stored(
+    forecaster: ServiceProcess, bus: Bus
+) -> None:
+    wrong = {"x" * 201: [(0.0, 1.0)], "": [(0.0, 1.0)], "negative": [(0.0, -1.0)]}
+    _, longest = series_of(f"kafka:{'x' * 249}/7")
+    [event] = rates_events("test", 10.0, wrong | {"beside": [(0.0, 2.0)], longest: [(0.0, 3.0)]})
+    await bus.publish(event)
+    assert await heard(forecaster, "beside", 1) == [(0.0, 2.0)]
+    assert await heard(forecaster, longest, 1) == [(0.0, 3.0)]
 
 
 async def test_events_of_rates_keep_their_bounds_and_all_points() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from recmesh.data.records import FileSlice
+from recmesh.data.topics import Message
 from recmesh.data.topics.reader import TopicReader
 from recmesh.runtime.errors import DataLoss, Unavailable
 from recmesh.spec.dataset import DatasetSpec
@@ -52,6 +53,24 @@ def test_a_partition_that_ends_too_early_is_waited_for_and_one_made_again_is_los
     topic.tags[URI] = "made again"
     with pytest.raises(DataLoss, match="was deleted since"):
         _reader(topic).read(piece)
+
+
+def test_messages_of_a_partition_made_again_between_two_reads_are_not_those_of_the_old_one() -> None:
+    topic = _filled(_row(1), _row(2))
+    reader, piece = _reader(topic), FileSlice(URI, 0, "made", 1, 2)
+    assert reader.read(piece).table["item"].to_pylist() == [1, 2]
+    topic.messages[URI] = []
+    for item in (3, 4):
+        topic.put(0, _row(item), time=1.0)
+    topic.tags[URI] = "made again"
+    with pytest.raises(DataLoss, match="was deleted since"):
+        reader.read(piece)
+    del topic.messages[URI]
+    topic.put(1, _row(5), time=1.0)
+    before = [Message(at, 1.0, _row(at)) for at in (1, 2)]
+    topic.read = lambda uri, lo, hi: before  # type: ignore[method-assign]  # it was deleted right after the read
+    with pytest.raises(DataLoss, match="was deleted since"):
+        reader.read(piece)
 
 
 def test_a_beginning_that_was_let_go_is_told_from_what_was_deleted() -> None:

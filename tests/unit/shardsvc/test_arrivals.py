@@ -23,6 +23,19 @@ def test_partitions_of_all_brokers_are_named_alike(uri: str, partition: str, top
     assert series_of(uri) == (partition, topic)
 
 
+@given(st.text("ab.", min_size=1, max_size=260), st.integers(0, 10**9))
+def test_names_of_series_are_short_enough_and_a_topic_is_what_its_partitions_begin_with(name: str, number: int) -> None:
+    partition, topic = series_of(f"kafka:{name}/{number}")
+    assert partition == f"{topic}/{number}" and len(partition) <= 200
+    assert topic == f"topic/{name}" if len(name) <= 180 else len(topic) == len("topic/") + 180
+
+
+def test_long_names_that_begin_alike_are_of_different_series() -> None:
+    names = ["x" * 248 + end for end in "abc"] + ["x" * 180]
+    assert len({series_of(f"kafka:{name}/0") for name in names}) == 4
+    assert series_of(f"jetstream:odd-{'1' * 200}")[0].endswith("/0")
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 60), st.integers(0, 10_000)), min_size=1, max_size=40))
 def test_no_message_between_the_first_and_the_last_window_is_lost_or_doubled(looks: list[tuple[float, int]]) -> None:
     arrivals, at, end = Arrivals(), 1000.0, 500

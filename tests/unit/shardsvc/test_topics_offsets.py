@@ -255,3 +255,44 @@ async def test_two_jobs_on_one_topic_measure_its_rate_though_one_of_them_waits_f
     rates = [point for event in told for each in event.series if each.series == "topic/clicks" for point in each.points]
     assert rates == [(begin + 10.0 * step, 0.1) for step in range(4)]
     assert [lag.uri for lag in lags.known["a"]] == [FIRST, "jetstream:slow-0"]
+
+
+@pytest.mark.asyncio
+async def test_while_a_line_waits_for_files_messages_of_the_next_window_are_lag_and_rates_go_on(
+    world: World, tmp_path: Path
+) -> None:
+    files = source(files=[f"{tmp_path}/{{YYYY}}{{MM}}{{DD}}/{{HH}}/*.parquet"], end=None, offset="1h")
+    spec, first = clicks(files, topic_source(start=BEGIN + HOUR), task_rows=10), world.replicas[0]
+    lags = Lags(
+        first.tasks, first.runs.latest, clock=world.clock, emit=world.house.events.append,
+        opened=lambda source: world.topic,
+    )
+
+    async def look() -> tuple[int, float, str]:
+        await world.write()
+        await train(first)
+        await first.runs.progress(JOB)
+        await lags.look()
+        known = lags.known[JOB]
+        behind = sum(lag.end - lag.offset for lag in known)
+        return behind, max(lag.lag_s for lag in known), (await first.streams.state(JOB)).waits_for
+
+    world.clock.at = BEGIN + HOUR + 1
+    world.send(10)
+    await first.runs.open(request(spec, epochs=1))
+    behind, _, why = await look()
+    assert behind == 0, "messages of the window do not wait for its files"
+    assert "window 2024-01-01T01:00Z: no file of 2024-01-01T00:00Z matches" in why
+    world.clock.at = later = BEGIN + 2 * HOUR
+    for step in range(3):
+        world.send(6)
+        behind, age_s, why = await look()
+        assert (behind, age_s) == (6 * (step + 1), world.clock.at - later) and why
+    write_hour(tmp_path, 0)
+    world.clock.at += 60.0
+    looks = [await look() for _ in range(3)]
+    assert looks[-1][:2] == (0, 0.0) and "2024-01-01T01:00Z" in looks[-1][2]
+    told = [event.data for event in world.house.events if event.type is RATES_OBSERVED]
+    rates = {at: rate for event in told for each in event.series if each.series == "topic/clicks"
+             for at, rate in each.points}
+    assert [rates[later + 10.0 * step] for step in (1, 2)] == [0.6, 0.6]
