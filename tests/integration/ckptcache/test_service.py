@@ -19,7 +19,7 @@ from recmesh.runtime.bus import Bus
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, Unauthenticated
 from recmesh.runtime.events import Event, catalog
 from recmesh.runtime.rpc import channel
-from tests.support.servers import NatsServer, nats
+from tests.support.servers import NatsServer, nats, nats_server
 from tests.support.service_process import ServiceProcess, service
 from tests.support.waiting import until
 
@@ -40,6 +40,20 @@ def environment(nats: NatsServer, folder: Path, **more: str) -> dict[str, str]:
 def ckptcache(nats: NatsServer, tmp_path: Path) -> Iterator[ServiceProcess]:
     with service("ckptcache", tmp_path / "ckptcache", env=environment(nats, tmp_path)) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of `shared`."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[ServiceProcess]:
+    """For tests that leave nothing stored and end nothing."""
+    with nats_server(folder / "nats") as server:
+        with service("ckptcache", folder / "ckptcache", env=environment(server, folder)) as process:
+            yield process
 
 
 @contextlib.asynccontextmanager
@@ -110,19 +124,19 @@ async def test_a_snapshot_is_stored_committed_told_and_fetched(
         await bus.stop()
 
 
-async def test_a_caller_without_the_meshs_token_is_turned_away(ckptcache: ServiceProcess) -> None:
-    async with connected(ckptcache, token="wrong") as stub:
+async def test_a_caller_without_the_meshs_token_is_turned_away(shared: ServiceProcess) -> None:
+    async with connected(shared, token="wrong") as stub:
         with pytest.raises(Unauthenticated):
             await stub.List(pb.ListRequest())
 
 
-async def test_refusals_name_fields_and_reasons_on_the_wire(ckptcache: ServiceProcess, tmp_path: Path) -> None:
-    async with connected(ckptcache) as stub:
+async def test_refusals_name_fields_and_reasons_on_the_wire(shared: ServiceProcess, folder: Path) -> None:
+    async with connected(shared) as stub:
         with pytest.raises(InvalidArgument) as caught:
             await stub.Begin(pb.BeginRequest(job_id="../x", snapshot=0))
         assert [violation.path for violation in caught.value.violations] == ["job_id", "snapshot", "ps"]
         await stub.Begin(pb.BeginRequest(job_id="job", gen=1, snapshot=1, ps=[0]))
-        wrong = request(tmp_path, 1, 0, b"abcd")
+        wrong = request(folder, 1, 0, b"abcd")
         wrong.gen = 2
         with pytest.raises(FailedPrecondition) as refused:
             await stub.StorePart(wrong)
@@ -148,8 +162,8 @@ async def test_a_streamed_part_is_stored(ckptcache: ServiceProcess, tmp_path: Pa
         assert await part_bytes(stub, done.parts[0]) == data
 
 
-async def test_a_long_poll_ends_before_its_callers_deadline(ckptcache: ServiceProcess) -> None:
-    async with connected(ckptcache) as stub:
+async def test_a_long_poll_ends_before_its_callers_deadline(shared: ServiceProcess) -> None:
+    async with connected(shared) as stub:
         await stub.Begin(pb.BeginRequest(job_id="job", gen=1, snapshot=1, ps=[0]))
         reply = await stub.Await(pb.AwaitRequest(job_id="job", snapshot=1, wait_s=60), timeout=1.5)
         assert (reply.state, list(reply.missing)) == (pb.AwaitReply.COLLECTING, [0])
