@@ -170,7 +170,9 @@ class App:
         key = f"{ask.series} {step_s:g} {ask.season_s:g}"
         predicted = await self._models.predict(Asked(key, _history(grid, season), skipped + ask.horizon, ask.level))
         if not ask.now or abs(ask.now - self._clock.now()) <= step_s:      # others ask of the past
-            self._note_worth(key, replace(ask, step_s=step_s), float(grid.values.mean()), predicted.error)
+            self._note_worth(
+                key, replace(ask, step_s=step_s), float(grid.values.mean()), predicted.error, skipped + ask.horizon
+            )
         return answer(ask, grid, predicted, season, skipped=skipped, made=self._clock.now())
 
     async def _grid(self, ask: Ask) -> Grid:
@@ -193,14 +195,17 @@ class App:
             rows = self._recent.rows(series, own_step_s, within_s=within_s, limit=HISTORY_LIMIT)
         return grid_of(rows, step_s, now=now, limit=HISTORY_LIMIT)
 
-    def _note_worth(self, key: str, ask: Ask, traffic: float, error: float) -> None:
+    def _note_worth(self, key: str, ask: Ask, traffic: float, error: float, ahead: int) -> None:
         _, before = self._worth.pop(key, (ask, Worth(key, traffic, error, asked=0)))
-        self._worth[key] = ask, replace(before, traffic=traffic, error=error, asked=before.asked + 1)
+        self._worth[key] = ask, before.was_asked(traffic=traffic, error=error, ahead=ahead)
         while len(self._worth) > SERIES_LIMIT:
             self._worth.pop(next(iter(self._worth)))
 
     async def refine(self) -> float:
-        """Try dear models for the series where that pays most. Returns the CPU seconds spent; 0: none pays."""
+        """Try dear models for the series where that pays most. Returns the CPU seconds spent; 0: none pays.
+
+        A trial that failed has spent its time, too: one core at most works on it.
+        """
         now = self._clock.now()
         chosen = next_to_refine((worth for _, worth in self._worth.values()), now=now)
         if chosen is None:
@@ -212,14 +217,24 @@ class App:
             self._worth.pop(chosen.key, None)
             return 0.0
         season = await asyncio.to_thread(season_for, grid.values, step_s=ask.step_s, wanted_s=ask.season_s)
+        began = self._clock.monotonic()
         try:
-            refined = await self._models.refine(Asked(chosen.key, _history(grid, season), ask.horizon, ask.level))
-        except MeshError:
-            self._worth[chosen.key] = ask, worth.found(0.0, worth.seconds, now)
-            raise
-        self._worth[chosen.key] = ask, worth.found(refined.gain, refined.seconds, now)
+            asked = Asked(chosen.key, _history(grid, season), min(worth.horizon, MAX_HORIZON), ask.level)
+            refined = await self._models.refine(asked)
+        except MeshError as error:
+            spent_s = self._clock.monotonic() - began
+            _log.warning("dear models for %s brought nothing in %.0f s: %s", ask.series, spent_s, error.message)
+            self._tried(chosen.key, 0.0, spent_s, now)
+            return spent_s
+        self._tried(chosen.key, refined.gain, refined.seconds, now)
         self._counts["refined"] += 1
         return refined.seconds
+
+    def _tried(self, key: str, gain: float, seconds: float, now: float) -> None:
+        """Noted of the series, unless it has gone meanwhile."""
+        if key in self._worth:
+            ask, worth = self._worth[key]
+            self._worth[key] = ask, worth.found(gain, seconds, now)
 
     async def step_of(self, series: str) -> float:
         """The finest that it is measured on; NotFound names what was probably meant."""

@@ -1,16 +1,22 @@
 """Dear models where they pay."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recmesh.plugins.forecasting import Fitted, Floats, Forecaster, Ints, SeriesView
+from recmesh.runtime.errors import DeadlineExceeded
+from services.forecaster.app import App
 from services.forecaster.domain.budget import GAIN, Worth, next_to_refine
-from services.forecaster.domain.fitting import Asked
-from services.forecaster.domain.forecast import wape
+from services.forecaster.domain.fitting import Asked, Refined
+from services.forecaster.domain.forecast import Ask, Forecast, Predicted, wape
+from services.forecaster.domain.series import Point
 from services.forecaster.runtimes import models
-from tests.unit.forecaster.builders import daily, history
+from services.forecaster.store import SqlStore
+from tests.support.forecasts import SetClock
+from tests.unit.forecaster.builders import HOUR, daily, history
 
 DAY = 86_400.0
 
@@ -77,3 +83,61 @@ def test_a_dear_model_that_is_better_answers_from_then_on_and_one_that_is_not_do
     told = models.predict(asked)
     assert "knows" in told.model
     assert wape(values[24 * 25 : 24 * 25 + 12], told.mean) < 0.001
+
+
+class _Slow:
+    """Models whose trial fails after a while."""
+
+    def __init__(self, clock: SetClock) -> None:
+        self.clock, self.fails = clock, True
+        self.asked: list[Asked] = []
+
+    async def predict(self, asked: Asked) -> Predicted:
+        flat = np.full(asked.horizon, 5.0)
+        return Predicted("flat", flat, flat, flat, error=0.5)
+
+    async def refine(self, asked: Asked) -> Refined:
+        self.asked.append(asked)
+        self.clock.at += 700.0
+        if self.fails:
+            raise DeadlineExceeded("the dear models did not end in time", reason="TIMED_OUT")
+        return Refined(0.1, 40.0, None)
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Iterator[tuple[App, _Slow]]:
+    clock = SetClock(HOUR * 1000)
+    store, models_ = SqlStore(f"sqlite:///{tmp_path}/forecaster.sqlite"), _Slow(clock)
+    store.open()
+    store.put("qps", 60, [Point(clock.at - 60 * back, 5.0) for back in range(200, 4, -1)])
+
+    async def updated(_: Forecast) -> None:
+        return None
+
+    yield App(store, models_, clock=clock, updated=updated), models_
+    store.close()
+
+
+@pytest.mark.asyncio
+async def test_a_trial_that_fails_costs_its_time_and_its_turn(trials: tuple[App, _Slow]) -> None:
+    app, tried = trials
+    await app.forecast(Ask("qps", horizon=4))
+    assert await app.refine() == pytest.approx(700.0)
+    assert await app.refine() == 0.0 and len(tried.asked) == 1
+    [(_, worth)] = app._worth.values()
+    assert worth.seconds == pytest.approx(700.0) and worth.gain == 0
+
+
+@pytest.mark.asyncio
+async def test_dear_models_are_tried_for_the_longest_horizon_that_was_asked_lately(
+    trials: tuple[App, _Slow]
+) -> None:
+    app, tried = trials
+    tried.fails = False
+    await app.forecast(Ask("qps", horizon=60, now=app._clock.now()))    # 4 steps have not come yet
+    await app.forecast(Ask("qps", horizon=1))
+    assert await app.refine() == 40.0
+    assert 64 <= tried.asked[0].horizon <= 80
+    for _ in range(5000):
+        app._note_worth("qps 60 0", Ask("qps", horizon=1), 1.0, 0.5, 1)
+    assert app._worth["qps 60 0"][1].horizon <= 3
