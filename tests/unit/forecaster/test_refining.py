@@ -1,6 +1,7 @@
 """Dear models where they pay."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ from recmesh.plugins.forecasting import Fitted, Floats, Forecaster, Ints, Series
 from recmesh.runtime.errors import DeadlineExceeded
 from services.forecaster.app import App
 from services.forecaster.domain.budget import GAIN, Worth, next_to_refine
-from services.forecaster.domain.fitting import Asked, Refined
+from services.forecaster.domain.fitting import Asked, Kept, Refined
 from services.forecaster.domain.forecast import Ask, Forecast, Predicted, wape
 from services.forecaster.domain.series import Point
 from services.forecaster.runtimes import models
+from services.forecaster.runtimes.pool import ModelPool
 from services.forecaster.store import SqlStore
 from tests.support.forecasts import SetClock
 from tests.unit.forecaster.builders import HOUR, daily, history
@@ -83,6 +85,31 @@ def test_a_dear_model_that_is_better_answers_from_then_on_and_one_that_is_not_do
     told = models.predict(asked)
     assert "knows" in told.model
     assert wape(values[24 * 25 : 24 * 25 + 12], told.mean) < 0.001
+
+
+@pytest.mark.asyncio
+async def test_what_dear_models_learned_passes_the_service_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = daily(24 * 30)
+    asked, cheap = Asked("packed", history(values[: 24 * 25]), 12), models.forecasters((), dear=False)
+    every = (*cheap, _Knows(values))
+    monkeypatch.setattr(models, "forecasters", lambda wanted, *, dear: every if dear else cheap)
+    passed: list[object] = []
+
+    def here(function: Callable[..., object], *args: object, limit_s: float) -> "asyncio.Future[object]":
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer.set_result(function(*args))
+        passed.extend([*args, answer.result()])
+        return answer
+
+    pool = ModelPool()
+    for lane in (pool._dear, *pool._lanes):
+        monkeypatch.setattr(lane, "submit", here)
+    refined = await pool.refine(asked)
+    assert refined.gain > 0.9 and not any(isinstance(each, Kept) for each in (refined.kept, *passed))
+    [packed] = [each for each in passed if isinstance(each, bytes)]
+    await asyncio.to_thread(models.adopt_packed("packed", packed).join)
+    assert "knows" in models.predict(asked).model
+    assert "knows" in models.predict(asked).model       # it stays
 
 
 class _Slow:
