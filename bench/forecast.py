@@ -2,26 +2,31 @@
 
 import asyncio
 import statistics
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import psutil
 
 from bench.criteo import DataMissing
 from bench.figures import Result
 from bench.mesh import say
 from bench.workloads.traffic import Traffic, m4_hourly, sets
 from recmesh.plugins.forecasting import Forecaster, Ints, SeriesView, Unfit
+from recmesh.runtime.clock import system_clock
+from services.forecaster.app import App
 from services.forecaster.domain.fitting import Asked
-from services.forecaster.domain.forecast import wape
+from services.forecaster.domain.forecast import Ask, Forecast, wape
 from services.forecaster.domain.history import History, leads_for
 from services.forecaster.domain.season import season_for
-from services.forecaster.domain.series import Floats
+from services.forecaster.domain.series import Floats, Point
 from services.forecaster.domain.unusual import weights_of
 from services.forecaster.runtimes import models
 from services.forecaster.runtimes.pool import ModelPool
+from services.forecaster.store import SqlStore
 
 HORIZONS_S = (600.0, 1800.0, 3600.0)
 LEVEL = 0.8
@@ -30,6 +35,7 @@ ORIGINS, M4_ORIGINS, QUICK_ORIGINS = 150, 24, 24
 QUICK_M4 = 12
 NAIVE = ("persistence", "day-naive", "week-naive")
 TIMED_SERIES = 60
+ASKED_ROWS, ASKS = 100_000, 20
 
 
 @dataclass
@@ -97,6 +103,7 @@ def run(*, quick: bool) -> Result:
         "sets_within_75_85": sum(0.75 <= each <= 0.85 for each in covered) / len(covered),
         **({} if quick else {"dear_gain_median": statistics.median(gains)}),
         **rates,
+        **asyncio.run(_asks()),
         **{f"fit_cpu_s_{name.replace('-', '_')}": statistics.median(times) for name, times in spent.items()},
     }  # fmt: skip
     return Result("forecast", figures, {
@@ -239,6 +246,44 @@ def _series_per_cpu_hour(series: Sequence[Traffic]) -> dict[str, float]:
         "series_per_cpu_hour_chosen_anew": 3600 / statistics.mean(fresh),
         "choose_cpu_s": statistics.mean(fresh), "predict_cpu_s": statistics.mean(kept),
     }  # fmt: skip
+
+
+async def _asks() -> dict[str, float]:
+    """What an ask of a long series costs the service and its model process, from the store to the answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqlStore(f"sqlite:///{folder}/forecaster.sqlite")
+        store.open()
+        place = np.arange(ASKED_ROWS)
+        values = 100 + 50 * np.sin(2 * np.pi * place / 8640) + np.random.default_rng(0).normal(0, 5, ASKED_ROWS)
+        points = [Point(10.0 * at, float(value)) for at, value in enumerate(values)]
+        store.put("asked", 10.0, points[:-ASKS])
+
+        async def told(_: Forecast) -> None:
+            return None
+
+        pool = ModelPool(timeout_s=600.0)
+        app = App(store, pool, clock=system_clock, updated=told)
+        await pool.start()
+        try:
+            await app.forecast(Ask("asked", horizon=60))
+            began, took = _family_cpu_s(), []
+            for point in points[-ASKS:]:
+                await app.observe("asked", 10.0, [point])
+                asked = time.perf_counter()
+                await app.forecast(Ask("asked", horizon=60))
+                took.append(time.perf_counter() - asked)
+            spent_s = _family_cpu_s() - began
+        finally:
+            await pool.stop()
+            store.close()
+    return {
+        "ask_cpu_ms": 1000 * spent_s / ASKS, "asks_per_cpu_s": ASKS / spent_s, "ask_ms": 1000 * statistics.median(took)
+    }
+
+
+def _family_cpu_s() -> float:
+    me = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (me, *me.children(recursive=True)))
 
 
 def _sample(series: Sequence[Traffic], count: int) -> list[Traffic]:

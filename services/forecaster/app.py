@@ -37,7 +37,7 @@ from services.forecaster.domain.season import Season, season_for
 from services.forecaster.domain.series import Grid, Point, SeriesInfo, checked
 from services.forecaster.domain.tiers import Stored, Tier, grid_of
 from services.forecaster.gauges import Gauges
-from services.forecaster.store import Grouped, Observation, Promises, SqlStore, coarsen
+from services.forecaster.store import Grouped, Observation, Promises, Recent, SqlStore, coarsen
 
 DEFAULT_HORIZON = 24
 DEFAULT_LEVEL = 0.8
@@ -48,6 +48,12 @@ MAX_WATCHED = 2_000
 SHOWN_S = (60.0, 300.0, 900.0, 3600.0)
 LATE_STEPS = 6
 """So many steps ago a rate may have been measured last while gauges still look as far as they should."""
+RECENT_S = 600.0
+"""Forecasts from a moment longer ago read their history for themselves."""
+AT_ONCE = 4
+"""Watched series that are forecast at the same time."""
+ERRORS_S = 300.0
+"""How long past errors are told without a look; those that this process scored are new at once."""
 WANTED_S = 900.0
 """After somebody last asked to scale by a series."""
 
@@ -85,7 +91,8 @@ class App:
     ) -> None:
         """`shown_s`: how far ahead the gauges of watched series look; `season_s`: what rates usually repeat after."""
         self._store, self._models, self._clock, self._updated = store, models, clock, updated
-        self._writes, self._promises = Grouped(store), Promises(store)
+        self._writes, self._promises, self._recent = Grouped(store), Promises(store), Recent(store)
+        self._errors: OrderedDict[str, tuple[float, list[PastError]]] = OrderedDict()
         self._shown_s, self._season_s = tuple(shown_s), season_s
         self._wanted: OrderedDict[str, float] = OrderedDict()
         self.gauges = gauges or Gauges()
@@ -108,6 +115,8 @@ class App:
         (stored,) = await self._writes.put([Observation(series, step_s, found)])
         if isinstance(stored, ResourceExhausted):
             raise stored
+        if found:
+            self._recent.stored(series, found[0].at)
         self._stored(stored)
         return stored
 
@@ -128,6 +137,9 @@ class App:
         if wrong and not taken:
             raise wrong[0]
         told = await self._writes.put(taken)
+        for each in taken:
+            if each.points:
+                self._recent.stored(each.series, each.points[0].at)
         refused += [each.message for each in told if isinstance(each, ResourceExhausted)]
         if refused:
             _refused.inc(len(refused))
@@ -167,11 +179,13 @@ class App:
                 f"the history of {ask.series!r} ends {skipped} steps before now",
                 reason="STALE_HISTORY",
             )
-        season = season_for(grid.values, step_s=step_s, wanted_s=ask.season_s, usual_s=self._season_s)
+        season = await self._season(grid, ask)
         key = f"{ask.series} {step_s:g} {ask.season_s:g}"
         predicted = await self._models.predict(Asked(key, _history(grid, season), skipped + ask.horizon, ask.level))
         if not ask.now or abs(ask.now - self._clock.now()) <= step_s:      # others ask of the past
-            self._note_worth(key, replace(ask, step_s=step_s), float(grid.values.mean()), predicted.error)
+            self._note_worth(
+                key, replace(ask, step_s=step_s), float(grid.values.mean()), predicted.error, skipped + ask.horizon
+            )
         return answer(ask, grid, predicted, season, skipped=skipped, made=self._clock.now())
 
     async def _grid(self, ask: Ask) -> Grid:
@@ -187,19 +201,30 @@ class App:
         return grid
 
     def _read(self, series: str, own_step_s: float, step_s: float, now: float) -> Grid:
-        rows = self._store.rows(
-            series, own_step_s, until=now, limit=HISTORY_LIMIT, within_s=HISTORY_LIMIT * step_s
-        )
+        within_s = HISTORY_LIMIT * step_s
+        if now and now < self._clock.now() - RECENT_S:
+            rows = self._store.rows(series, own_step_s, until=now, limit=HISTORY_LIMIT, within_s=within_s)
+        else:
+            rows = self._recent.rows(series, own_step_s, within_s=within_s, limit=HISTORY_LIMIT)
         return grid_of(rows, step_s, now=now, limit=HISTORY_LIMIT)
 
-    def _note_worth(self, key: str, ask: Ask, traffic: float, error: float) -> None:
+    async def _season(self, grid: Grid, ask: Ask) -> Season:
+        """In a thread: of a series without a day it is a long look."""
+        return await asyncio.to_thread(
+            season_for, grid.values, step_s=grid.step_s, wanted_s=ask.season_s, usual_s=self._season_s
+        )
+
+    def _note_worth(self, key: str, ask: Ask, traffic: float, error: float, ahead: int) -> None:
         _, before = self._worth.pop(key, (ask, Worth(key, traffic, error, asked=0)))
-        self._worth[key] = ask, replace(before, traffic=traffic, error=error, asked=before.asked + 1)
+        self._worth[key] = ask, before.was_asked(traffic=traffic, error=error, ahead=ahead)
         while len(self._worth) > SERIES_LIMIT:
             self._worth.pop(next(iter(self._worth)))
 
     async def refine(self) -> float:
-        """Try dear models for the series where that pays most. Returns the CPU seconds spent; 0: none pays."""
+        """Try dear models for the series where that pays most. Returns the CPU seconds spent; 0: none pays.
+
+        A trial that failed has spent its time, too: one core at most works on it.
+        """
         now = self._clock.now()
         chosen = next_to_refine((worth for _, worth in self._worth.values()), now=now)
         if chosen is None:
@@ -210,15 +235,25 @@ class App:
         except (NotFound, FailedPrecondition):
             self._worth.pop(chosen.key, None)
             return 0.0
-        season = season_for(grid.values, step_s=ask.step_s, wanted_s=ask.season_s, usual_s=self._season_s)
+        season = await self._season(grid, ask)
+        began = self._clock.monotonic()
         try:
-            refined = await self._models.refine(Asked(chosen.key, _history(grid, season), ask.horizon, ask.level))
-        except MeshError:
-            self._worth[chosen.key] = ask, worth.found(0.0, worth.seconds, now)
-            raise
-        self._worth[chosen.key] = ask, worth.found(refined.gain, refined.seconds, now)
+            asked = Asked(chosen.key, _history(grid, season), min(worth.horizon, MAX_HORIZON), ask.level)
+            refined = await self._models.refine(asked)
+        except MeshError as error:
+            spent_s = self._clock.monotonic() - began
+            _log.warning("dear models for %s brought nothing in %.0f s: %s", ask.series, spent_s, error.message)
+            self._tried(chosen.key, 0.0, spent_s, now)
+            return spent_s
+        self._tried(chosen.key, refined.gain, refined.seconds, now)
         self._counts["refined"] += 1
         return refined.seconds
+
+    def _tried(self, key: str, gain: float, seconds: float, now: float) -> None:
+        """Noted of the series, unless it has gone meanwhile."""
+        if key in self._worth:
+            ask, worth = self._worth[key]
+            self._worth[key] = ask, worth.found(gain, seconds, now)
 
     async def step_of(self, series: str) -> float:
         """The finest that it is measured on; NotFound names what was probably meant."""
@@ -289,18 +324,28 @@ class App:
     async def watch(self, patterns: Sequence[str], *, horizon: int) -> None:
         """Forecast the series that someone waits for, tell, and score what was said before; one that cannot be
         forecast now is passed over."""
-        for name in await self.watched(patterns):
-            try:
-                made = await self.forecast(Ask(name, horizon=await self._watched_horizon(name, horizon)))
-                await self._updated(made)
-                self._show(made, await self._score(made))
-            except NotFound:
-                continue
-            except MeshError as error:
-                _log.info("%s is watched, and cannot be forecast now: %s", name, error.message)
-            except Exception:       # whatever it is, the series after it wait for their forecasts
-                _log.exception("%s is watched, and its forecast broke", name)
+        waiting = iter(await self.watched(patterns))
+
+        async def some() -> None:
+            for name in waiting:
+                await self._watch(name, horizon)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(some())
         self.gauges.expire(before=self._clock.monotonic() - WANTED_S)
+
+    async def _watch(self, name: str, horizon: int) -> None:
+        try:
+            made = await self.forecast(Ask(name, horizon=await self._watched_horizon(name, horizon)))
+            await self._updated(made)
+            self._show(made, await self._score(made))
+        except NotFound:
+            return
+        except MeshError as error:
+            _log.info("%s is watched, and cannot be forecast now: %s", name, error.message)
+        except Exception:       # whatever it is, the other series wait for their forecasts
+            _log.exception("%s is watched, and its forecast broke", name)
 
     async def _watched_horizon(self, name: str, least: int) -> int:
         """So many steps that gauges reach as far as they should, also some steps after the last rate."""
@@ -318,6 +363,7 @@ class App:
         if made.points:
             await asyncio.to_thread(self._promises.settle, made.series, own_step_s, end=made.points[0].at)
         await asyncio.to_thread(self._promises.keep, made.series, own_step_s, promises(made))
+        self._errors.pop(made.series, None)
         return await self.past_errors(made.series)
 
     async def scored(self, series: str, *, limit: int = SCORED_LIMIT) -> list[Scored]:
@@ -327,7 +373,15 @@ class App:
 
     async def past_errors(self, series: str) -> list[PastError]:
         """How wrong forecasts of a watched series were, by step and lead; none before the first truth has come."""
-        return past_errors(await self.scored(series))
+        now, known = self._clock.monotonic(), self._errors.get(series)
+        if known is not None and now - known[0] <= ERRORS_S:
+            return known[1]
+        found = await asyncio.to_thread(past_errors, await self.scored(series))
+        self._errors[series] = now, found
+        self._errors.move_to_end(series)
+        while len(self._errors) > MAX_WATCHED:
+            self._errors.popitem(last=False)
+        return found
 
     async def forget(
         self, *, older_than_s: float, points_per_series: int, idle_s: float = math.inf, tiers: Sequence[Tier] = ()

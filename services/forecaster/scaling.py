@@ -1,6 +1,8 @@
 """Answers to those who scale by forecasts: each ask is forecast once in a while, however many ask and however often."""
 
 import asyncio
+import functools
+import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ PATIENCE_S = 2.0
 others, and its next question finds the forecast made."""
 OLDEST_S = 900.0
 """A rate that was measured longer ago (and longer than ten of its steps) says nothing about now."""
+OLD_FORECAST_S = 300.0
+"""So long a forecast answers while none newer can be made: replicas are not to follow how busy the forecaster is."""
 MAX_ASKS = 10_000
 MAX_UNDER_WAY = 16
 """Forecasts at once; the pool of models has one worker and a bounded queue that others use as well."""
@@ -40,8 +44,12 @@ class Answer:
 
 @dataclass(slots=True)
 class _Entry:
-    made: float
     task: asyncio.Task[Answer]
+    ready: float = math.inf
+    """When it was."""
+    before: Answer | None = None
+    """The forecast that it will take the place of, and when that was ready."""
+    before_ready: float = -math.inf
 
 
 class Scaler:
@@ -77,7 +85,8 @@ class Scaler:
 
         Without a forecast (too little history, models that do not answer in time) it is the largest of the rates that
         were measured last, with the reason; NotFound for an unknown series, FailedPrecondition where those are too
-        old, or where the trigger wants no fallback. A new answer is made every `cache_s` seconds at most.
+        old, or where the trigger wants no fallback. A new answer is made `cache_s` seconds after the last one was
+        ready, and while it is not there the forecast before answers, for a few minutes.
         """
         self._app.wanted(ask.series)
         key = (ask.series, ask.lead_s, ask.window_s, ask.quantile, ask.falls_back)
@@ -146,17 +155,29 @@ class Scaler:
 
     def _entry(self, key: Key, ask: Scaling) -> _Entry:
         now, entry = self._clock.monotonic(), self._asks.get(key)
-        if entry is None or (entry.task.done() and now - entry.made >= self._cache_s):
-            entry = self._asks[key] = _Entry(now, asyncio.create_task(self._forecast(ask), name="scaling-forecast"))
-            entry.task.add_done_callback(_looked_at)
+        if entry is None or (entry.task.done() and now - entry.ready >= self._cache_s):
+            former = _forecast_of(entry)
+            entry = self._asks[key] = _Entry(asyncio.create_task(self._forecast(ask), name="scaling-forecast"))
+            if former is not None:
+                entry.before, entry.before_ready = former
+            entry.task.add_done_callback(functools.partial(self._is_ready, entry))
             while len(self._asks) > MAX_ASKS:
                 _, oldest = self._asks.popitem(last=False)
                 oldest.task.cancel()
         self._asks.move_to_end(key)
         return entry
 
+    def _is_ready(self, entry: _Entry, task: asyncio.Task[Answer]) -> None:
+        """Its age counts from now. Nobody may wait for it any more; asyncio would call its error forgotten."""
+        entry.ready = self._clock.monotonic()
+        if not task.cancelled():
+            task.exception()
+
     async def _in_time(self, ask: Scaling, entry: _Entry) -> Answer:
         done, _ = await asyncio.wait([entry.task], timeout=self._patience_s)
+        if entry.before is not None and self._clock.monotonic() - entry.before_ready <= OLD_FORECAST_S:
+            if _forecast_of(entry) == (entry.before, entry.before_ready):      # there is no newer one
+                return entry.before
         if not done:
             return await self._last(ask, f"no forecast within {self._patience_s:g} s")
         if entry.task.cancelled():
@@ -192,7 +213,11 @@ class Scaler:
         return Answer(max(row.value for row in rows), "last", reason)
 
 
-def _looked_at(task: asyncio.Task[Answer]) -> None:
-    """Nobody may wait for it any more; asyncio would call its error forgotten."""
-    if not task.cancelled():
-        task.exception()
+def _forecast_of(entry: _Entry | None) -> tuple[Answer, float] | None:
+    """The newest forecast that it knows of, and when it was ready."""
+    if entry is None:
+        return None
+    task = entry.task
+    if task.done() and not task.cancelled() and task.exception() is None and task.result().source == "forecast":
+        return task.result(), entry.ready
+    return (entry.before, entry.before_ready) if entry.before is not None else None

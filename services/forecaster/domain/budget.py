@@ -1,5 +1,6 @@
 """Which series dear models are tried for: where a second of CPU is likely to take away the most error."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,9 @@ GAIN, SECONDS = 0.05, 20.0
 that costs."""
 FADE_S = 86_400.0
 """Half-life of what was found out: series change."""
+AHEAD_FADES = 0.999
+"""What one ask leaves of the largest horizon: by half in 700 asks."""
+SLACK = 0.1
 LEAST_GAIN = 0.02
 """Share of the error below which the cheap models stay: they follow a change sooner."""
 
@@ -28,6 +32,8 @@ class Worth:
     seconds: float = SECONDS
     tried_at: float = 0.0
     """Unix seconds; 0: never."""
+    ahead: float = 0.0
+    """Steps after the history's end that were asked for lately, at most."""
 
     def per_second(self, now: float) -> float:
         """Error that is expected to be taken away, in events per second, for each second of CPU.
@@ -37,6 +43,16 @@ class Worth:
         known = 0.5 ** ((now - self.tried_at) / FADE_S) if self.tried_at else 0.0
         gain = known * max(0.0, self.gain) + (1 - known) * GAIN
         return self.traffic * self.error * gain * self.asked / max(self.seconds, 1e-3)
+
+    def was_asked(self, *, traffic: float, error: float, ahead: int) -> "Worth":
+        """Once more, so many steps ahead of the history. Far ones are forgotten slowly: who asked will again."""
+        far = max(float(ahead), self.ahead * AHEAD_FADES)
+        return replace(self, traffic=traffic, error=error, asked=self.asked + 1, ahead=far)
+
+    @property
+    def horizon(self) -> int:
+        """Steps that models are tried for: what was asked, and some more for rates that come late."""
+        return math.ceil(self.ahead * (1 + SLACK)) + 1
 
     def found(self, gain: float, seconds: float, now: float) -> "Worth":
         """After a trial."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recmesh.runtime.errors import InvalidArgument, Violation
-from services.forecaster.domain.series import MAX_STEP_S, Floats, Grid, Point, snapped, without_gaps
+from services.forecaster.domain.series import MAX_STEP_S, Bools, Floats, Grid, Point, snapped, without_gaps
 
 MAX_TIER_STEP_S = MAX_STEP_S / 2
 """So that the next multiple of a series' own step is no more than `MAX_STEP_S`."""
@@ -33,7 +33,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.at)
 
-    def __getitem__(self, which: "npt.NDArray[np.bool_] | slice") -> "Rows":
+    def __getitem__(self, which: "Bools | slice") -> "Rows":
         return Rows(self.at[which], self.value[which], self.width[which], self.count[which])
 
     def then(self, newer: "Rows") -> "Rows":

@@ -1,12 +1,15 @@
 """What the pool's processes run: all models by name, and what was fitted for each series, for as long as it holds."""
 
+import threading
 import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
 
 import numpy as np
@@ -49,7 +52,10 @@ _NEEDS = {"fed": "torch"}
 """Packages that an installation may be without; then the model is left out, unless it is asked for by name."""
 _SAFE = "persistence"
 """Always tried: it needs one value."""
+_BY_STATSFORECAST = frozenset({"auto-ets", "theta", "mstl"})
 _kept: OrderedDict[str, Kept] = OrderedDict()
+_arrived: dict[str, Kept] = {}
+"""What waits to be adopted; another thread puts it here."""
 
 
 @lru_cache(maxsize=8)
@@ -69,7 +75,8 @@ def warm(wanted: tuple[str, ...] = ()) -> None:
 
 def predict(asked: Asked, wanted: tuple[str, ...] = ()) -> Predicted:
     """The next values, by the models that are kept for the series, or by new ones where those are stale or wrong."""
-    kept = _kept.pop(asked.key, None)
+    before = _kept.pop(asked.key, None)
+    kept = _arrived.pop(asked.key, before)
     models = forecasters(wanted, dear=False)
     if kept is None or is_stale(kept, asked.history, horizon=asked.horizon):
         kept = fit(asked.history, horizon=asked.horizon, forecasters=models, rng=_rng(asked.key))
@@ -97,6 +104,33 @@ def refine(asked: Asked, wanted: tuple[str, ...] = (), *, seconds: float = 60.0)
     gain = 1 - kept.loss / kept.cheap_loss if kept.cheap_loss > 0 else 0.0
     chosen = any(each.dear for each in every if each.name in kept.choice.names)
     return Refined(gain, time.process_time() - began, kept if chosen and gain >= LEAST_GAIN else None)
+
+
+def refine_packed(asked: Asked, wanted: tuple[str, ...] = ()) -> tuple[Refined, bytes]:
+    """As `refine`, with what is to be adopted as bytes for `adopt_packed`; none: nothing is.
+
+    They go from one model process to another as they are: the service between them need not import what the models
+    were made with. They are pickled as all that goes through these processes' own pipes, and go nowhere else.
+    """
+    refined = refine(asked, wanted)
+    packed = b"" if refined.kept is None else bytes(ForkingPickler.dumps(refined.kept))
+    return replace(refined, kept=None), packed
+
+
+def adopt_packed(key: str, packed: bytes) -> threading.Thread:
+    """Adopt what `refine_packed` made, once all is imported that it needs: forecasts go on meanwhile."""
+
+    def unpack() -> None:
+        kept: Kept = ForkingPickler.loads(packed)
+        if any(name in _BY_STATSFORECAST for name in kept.models):
+            import_module("statsforecast.models")
+        _arrived[key] = kept
+        while len(_arrived) > KEPT_SERIES:
+            _arrived.pop(next(iter(_arrived)), None)
+
+    thread = threading.Thread(target=unpack, name="adopt", daemon=True)
+    thread.start()
+    return thread
 
 
 def adopt(key: str, kept: Kept) -> None:

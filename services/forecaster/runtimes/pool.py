@@ -87,12 +87,11 @@ class ModelPool:
     async def refine(self, asked: Asked) -> Refined:
         """As `models.refine`, in a process of its own; what is better answers from then on. One at a time."""
         try:
-            tried = self._dear.submit(models.refine, asked, self._wanted, limit_s=self._refine_timeout_s)
-            refined: Refined = await asyncio.wait_for(tried, self._refine_timeout_s)
-            if refined.kept is not None:
-                adopted = self._lane(asked.key).submit(
-                    models.adopt, asked.key, refined.kept, limit_s=self._timeout_s
-                )
+            tried = self._dear.submit(models.refine_packed, asked, self._wanted, limit_s=self._refine_timeout_s)
+            refined: Refined
+            refined, packed = await asyncio.wait_for(tried, self._refine_timeout_s)
+            if packed:
+                adopted = self._lane(asked.key).submit(_adopt, asked.key, packed, limit_s=self._timeout_s)
                 await asyncio.wait_for(adopted, self._timeout_s)
             return refined
         except TimeoutError:
@@ -116,6 +115,10 @@ class ModelPool:
             return
         except (UnknownPlugin, BrokenPlugin) as error:
             log.error("RECMESH_FORECAST_MODELS: %s", error)
+
+
+def _adopt(key: str, packed: bytes) -> None:
+    models.adopt_packed(key, packed)
 
 
 class _Lane:

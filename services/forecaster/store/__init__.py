@@ -3,6 +3,7 @@
 from services.forecaster.store.coarsening import coarsen
 from services.forecaster.store.grouped import Grouped
 from services.forecaster.store.promises import Promises
+from services.forecaster.store.recent import Recent
 from services.forecaster.store.sql import Observation, SqlStore
 
-__all__ = ["Grouped", "Observation", "Promises", "SqlStore", "coarsen"]
+__all__ = ["Grouped", "Observation", "Promises", "Recent", "SqlStore", "coarsen"]

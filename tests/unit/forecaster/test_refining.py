@@ -1,16 +1,24 @@
 """Dear models where they pay."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recmesh.plugins.forecasting import Fitted, Floats, Forecaster, Ints, SeriesView
+from recmesh.runtime.errors import DeadlineExceeded
+from services.forecaster.app import App
 from services.forecaster.domain.budget import GAIN, Worth, next_to_refine
-from services.forecaster.domain.fitting import Asked
-from services.forecaster.domain.forecast import wape
+from services.forecaster.domain.fitting import Asked, Kept, Refined
+from services.forecaster.domain.forecast import Ask, Forecast, Predicted, wape
+from services.forecaster.domain.series import Point
 from services.forecaster.runtimes import models
-from tests.unit.forecaster.builders import daily, history
+from services.forecaster.runtimes.pool import ModelPool
+from services.forecaster.store import SqlStore
+from tests.support.forecasts import SetClock
+from tests.unit.forecaster.builders import HOUR, daily, history
 
 DAY = 86_400.0
 
@@ -77,3 +85,86 @@ def test_a_dear_model_that_is_better_answers_from_then_on_and_one_that_is_not_do
     told = models.predict(asked)
     assert "knows" in told.model
     assert wape(values[24 * 25 : 24 * 25 + 12], told.mean) < 0.001
+
+
+@pytest.mark.asyncio
+async def test_what_dear_models_learned_passes_the_service_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = daily(24 * 30)
+    asked, cheap = Asked("packed", history(values[: 24 * 25]), 12), models.forecasters((), dear=False)
+    every = (*cheap, _Knows(values))
+    monkeypatch.setattr(models, "forecasters", lambda wanted, *, dear: every if dear else cheap)
+    passed: list[object] = []
+
+    def here(function: Callable[..., object], *args: object, limit_s: float) -> "asyncio.Future[object]":
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer.set_result(function(*args))
+        passed.extend([*args, answer.result()])
+        return answer
+
+    pool = ModelPool()
+    for lane in (pool._dear, *pool._lanes):
+        monkeypatch.setattr(lane, "submit", here)
+    refined = await pool.refine(asked)
+    assert refined.gain > 0.9 and not any(isinstance(each, Kept) for each in (refined.kept, *passed))
+    [packed] = [each for each in passed if isinstance(each, bytes)]
+    await asyncio.to_thread(models.adopt_packed("packed", packed).join)
+    assert "knows" in models.predict(asked).model
+    assert "knows" in models.predict(asked).model       # it stays
+
+
+class _Slow:
+    """Models whose trial fails after a while."""
+
+    def __init__(self, clock: SetClock) -> None:
+        self.clock, self.fails = clock, True
+        self.asked: list[Asked] = []
+
+    async def predict(self, asked: Asked) -> Predicted:
+        flat = np.full(asked.horizon, 5.0)
+        return Predicted("flat", flat, flat, flat, error=0.5)
+
+    async def refine(self, asked: Asked) -> Refined:
+        self.asked.append(asked)
+        self.clock.at += 700.0
+        if self.fails:
+            raise DeadlineExceeded("the dear models did not end in time", reason="TIMED_OUT")
+        return Refined(0.1, 40.0, None)
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Iterator[tuple[App, _Slow]]:
+    clock = SetClock(HOUR * 1000)
+    store, models_ = SqlStore(f"sqlite:///{tmp_path}/forecaster.sqlite"), _Slow(clock)
+    store.open()
+    store.put("qps", 60, [Point(clock.at - 60 * back, 5.0) for back in range(200, 4, -1)])
+
+    async def updated(_: Forecast) -> None:
+        return None
+
+    yield App(store, models_, clock=clock, updated=updated), models_
+    store.close()
+
+
+@pytest.mark.asyncio
+async def test_a_trial_that_fails_costs_its_time_and_its_turn(trials: tuple[App, _Slow]) -> None:
+    app, tried = trials
+    await app.forecast(Ask("qps", horizon=4))
+    assert await app.refine() == pytest.approx(700.0)
+    assert await app.refine() == 0.0 and len(tried.asked) == 1
+    [(_, worth)] = app._worth.values()
+    assert worth.seconds == pytest.approx(700.0) and worth.gain == 0
+
+
+@pytest.mark.asyncio
+async def test_dear_models_are_tried_for_the_longest_horizon_that_was_asked_lately(
+    trials: tuple[App, _Slow]
+) -> None:
+    app, tried = trials
+    tried.fails = False
+    await app.forecast(Ask("qps", horizon=60, now=app._clock.now()))    # 4 steps have not come yet
+    await app.forecast(Ask("qps", horizon=1))
+    assert await app.refine() == 40.0
+    assert 64 <= tried.asked[0].horizon <= 80
+    for _ in range(5000):
+        app._note_worth("qps 60 0", Ask("qps", horizon=1), 1.0, 0.5, 1)
+    assert app._worth["qps 60 0"][1].horizon <= 3

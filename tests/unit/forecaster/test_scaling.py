@@ -152,6 +152,50 @@ async def test_a_forecast_that_takes_too_long_is_not_waited_for_and_is_there_the
 
 
 @pytest.mark.asyncio
+async def test_the_forecast_before_answers_while_the_next_one_is_made_or_fails(app: KnownFuture) -> None:
+    app.measured("model/ctr")
+    go, made = asyncio.Event(), app._forecast
+    go.set()
+
+    async def slow(ask: Any) -> Forecast:
+        await go.wait()
+        return await made(ask)
+
+    app._forecast = slow  # type: ignore[method-assign]  # it waits until it may
+    scaler = Scaler(app, clock=app.clock, patience_s=0.01, cache_s=30.0)
+    ask = scaling(LEAST | {"leadTime": "5m", "quantile": "0.5"})
+
+    async def settled() -> None:
+        go.set()
+        await asyncio.gather(*(entry.task for entry in scaler._asks.values()))
+        await asyncio.sleep(0)
+        go.clear()
+
+    await asyncio.gather(scaler.expected(ask), settled())
+    first = await scaler.expected(ask)
+    assert (first.source, first.rate) == ("forecast", 500)
+    app.clock.at += 31
+    for _ in range(3):
+        assert await scaler.expected(ask) == first      # under way, and slow
+    app.clock.at += 31                                  # it is ready now, and its age counts from here
+    app.mean = lambda at: 200.0
+    await settled()
+    asked = len(app.asks)
+    second = await scaler.expected(ask)
+    assert (second.source, second.rate, len(app.asks)) == ("forecast", 200, asked)
+    app.fails = True
+    app.clock.at += 31
+    await asyncio.gather(scaler.expected(ask), settled())
+    assert await scaler.expected(ask) == second         # it failed
+    app.measured("model/ctr", until=app.clock.at + 300)
+    app.clock.at += 300
+    await asyncio.gather(scaler.expected(ask), settled())
+    assert (await scaler.expected(ask)).source == "last"
+    go.set()
+    await scaler.stop()
+
+
+@pytest.mark.asyncio
 async def test_activity_is_told_at_once_and_at_each_change(app: KnownFuture, scaler: Scaler) -> None:
     app.measured("model/ctr")
     stream = scaler.activity(scaling(LEAST | {"activation": "200", "leadTime": "1m"}))

@@ -1,5 +1,6 @@
 """What was said of watched series is kept, scored when the truth has come, and shown."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -110,7 +111,7 @@ async def test_one_that_cannot_be_forecast_does_not_keep_the_others_back(app: Kn
     app.measured("old", until=120.0)
     app.store.put("a", 60, [])
     await app.watch(["unknown", "old", "b"], horizon=2)
-    assert [made.series for made in app.told] == ["old", "b"]
+    assert sorted(made.series for made in app.told) == ["b", "old"]
     with pytest.raises(NotFound):
         await app.scored("unknown")
 
@@ -128,8 +129,57 @@ async def test_one_whose_forecast_breaks_does_not_keep_the_others_back(app: Know
 
     app._forecast = breaks  # type: ignore[method-assign]  # one series' models are broken
     await app.watch(["a", "b", "c"], horizon=2)
-    assert [each.series for each in app.told] == ["a", "c"]
+    assert sorted(each.series for each in app.told) == ["a", "c"]
     assert app.counts()["forecasts_failed"] == 1
+
+
+@pytest.mark.asyncio
+async def test_a_few_watched_series_are_forecast_at_the_same_time(app: KnownFuture) -> None:
+    names = [f"s{n}" for n in range(3 * app_module.AT_ONCE)]
+    for name in names:
+        app.measured(name)
+    made, most, now, full = app._forecast, 0, 0, asyncio.Event()
+
+    async def together(ask: Ask) -> Forecast:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        if now == app_module.AT_ONCE:
+            full.set()
+        await asyncio.wait_for(full.wait(), 30)         # one after the other would wait in vain
+        await asyncio.sleep(0)
+        now -= 1
+        return await made(ask)
+
+    app._forecast = together  # type: ignore[method-assign]  # it waits for the others
+    await app.watch(names, horizon=2)
+    assert sorted(each.series for each in app.told) == sorted(names) and most == app_module.AT_ONCE
+
+
+@pytest.mark.asyncio
+async def test_past_errors_are_read_once_until_there_are_others(
+    app: KnownFuture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.measured("qps")
+    await app.watch(["qps"], horizon=4)
+    looks: list[str] = []
+    scored = app.scored
+
+    async def looked(series: str) -> list[Scored]:
+        looks.append(series)
+        return await scored(series)
+
+    monkeypatch.setattr(app, "scored", looked)
+    for _ in range(3):
+        assert await app.past_errors("qps") == []
+    assert looks == []                                  # what watching found
+    app.store.put("qps", 60, [Point(app.told[-1].points[0].at, 120.0)])
+    app.clock.at += 60
+    await app.watch(["qps"], horizon=4)
+    assert len(await app.past_errors("qps")) == 1 and looks == ["qps"]
+    app.clock.at += app_module.ERRORS_S + 1             # another replica may have scored some
+    await app.past_errors("qps")
+    assert looks == ["qps"] * 2
 
 
 @pytest.mark.asyncio
