@@ -22,15 +22,7 @@ from recmesh.runtime.telemetry import Metrics, get_logger
 from services.forecaster.domain.budget import Worth, next_to_refine
 from services.forecaster.domain.counters import rates_of_counter
 from services.forecaster.domain.fitting import Asked, Refined
-from services.forecaster.domain.forecast import (
-    MAX_HORIZON,
-    MAX_LEVEL,
-    MIN_LEVEL,
-    Ask,
-    Forecast,
-    Predicted,
-    answer,
-)
+from services.forecaster.domain.forecast import MAX_HORIZON, Ask, Forecast, Predicted, answer, checked_ask
 from services.forecaster.domain.history import History
 from services.forecaster.domain.scoring import PastError, Scored, past_errors, promises
 from services.forecaster.domain.season import Season, season_for
@@ -39,8 +31,6 @@ from services.forecaster.domain.tiers import Stored, Tier, grid_of
 from services.forecaster.gauges import Gauges
 from services.forecaster.store import Grouped, Observation, Promises, Recent, SqlStore, coarsen
 
-DEFAULT_HORIZON = 24
-DEFAULT_LEVEL = 0.8
 COUNTER_GAP_STEPS = 5
 """A counter that was not read for longer tells no rates of that time."""
 SERIES_LIMIT, HISTORY_LIMIT, SCORED_LIMIT = 10_000, 100_000, 10_000
@@ -160,7 +150,7 @@ class App:
         """The next rates of a series, from its end or from `now` on."""
         started = self._clock.monotonic()
         try:
-            made = await self._forecast(_checked_ask(ask))
+            made = await self._forecast(checked_ask(ask))
         except Exception:
             self._counts["forecasts_failed"] += 1
             raise
@@ -405,21 +395,3 @@ def _history(grid: Grid, season: Season) -> History:
 def _divides(step_s: float, into_s: float) -> bool:
     times = into_s / step_s
     return times > 1 - 1e-9 and abs(times - round(times)) < 1e-9 * times
-
-
-def _checked_ask(ask: Ask) -> Ask:
-    filled = replace(ask, horizon=ask.horizon or DEFAULT_HORIZON, level=ask.level or DEFAULT_LEVEL)
-    violations = []
-    if not filled.series:
-        violations.append(Violation("series", "is empty"))
-    if not 1 <= filled.horizon <= MAX_HORIZON:
-        violations.append(Violation("horizon", f"{filled.horizon} is not in 1..{MAX_HORIZON}"))
-    if not MIN_LEVEL <= filled.level <= MAX_LEVEL:
-        violations.append(Violation("level", f"{filled.level:g} is not in {MIN_LEVEL:g}..{MAX_LEVEL:g}"))
-    for name in ("step_s", "now", "season_s"):
-        value = getattr(filled, name)
-        if not math.isfinite(value) or value < 0:
-            violations.append(Violation(name, f"{value} is not a number from 0 up"))
-    if violations:
-        raise InvalidArgument("cannot forecast", violations=violations)
-    return filled

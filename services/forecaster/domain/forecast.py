@@ -1,13 +1,17 @@
 """What a forecast says, and how wrong the last ones were."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from recmesh.runtime.errors import InvalidArgument, Violation
 from services.forecaster.domain.season import Season
 from services.forecaster.domain.series import Floats, Grid
 
 MAX_HORIZON = 10_000
+DEFAULT_HORIZON = 24
+DEFAULT_LEVEL = 0.8
 MIN_LEVEL, MAX_LEVEL = 0.5, 0.999
 
 
@@ -21,6 +25,25 @@ class Ask:
     level: float = 0.8
     now: float = 0.0
     season_s: float = 0.0
+
+
+def checked_ask(ask: Ask) -> Ask:
+    """With defaults for what was left out; InvalidArgument names each field that is wrong."""
+    filled = replace(ask, horizon=ask.horizon or DEFAULT_HORIZON, level=ask.level or DEFAULT_LEVEL)
+    violations = []
+    if not filled.series:
+        violations.append(Violation("series", "is empty"))
+    if not 1 <= filled.horizon <= MAX_HORIZON:
+        violations.append(Violation("horizon", f"{filled.horizon} is not in 1..{MAX_HORIZON}"))
+    if not MIN_LEVEL <= filled.level <= MAX_LEVEL:
+        violations.append(Violation("level", f"{filled.level:g} is not in {MIN_LEVEL:g}..{MAX_LEVEL:g}"))
+    for name in ("step_s", "now", "season_s"):
+        value = getattr(filled, name)
+        if not math.isfinite(value) or value < 0:
+            violations.append(Violation(name, f"{value} is not a number from 0 up"))
+    if violations:
+        raise InvalidArgument("cannot forecast", violations=violations)
+    return filled
 
 
 @dataclass(frozen=True, slots=True)
