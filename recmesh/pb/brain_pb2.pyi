@@ -761,6 +761,32 @@ class ScheduleReply(google.protobuf.message.Message):
 Global___ScheduleReply: typing_extensions.TypeAlias = ScheduleReply
 
 @typing.final
+class StreamPlannersRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___StreamPlannersRequest: typing_extensions.TypeAlias = StreamPlannersRequest
+
+@typing.final
+class StreamPlannersReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: builtins.int
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names"]) -> None: ...
+
+Global___StreamPlannersReply: typing_extensions.TypeAlias = StreamPlannersReply
+
+@typing.final
 class ScheduleStep(google.protobuf.message.Message):
     """A step of an online job's schedule."""
 

@@ -59,6 +59,11 @@ class BrainStub(object):
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.ScheduleRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_brain__pb2.ScheduleReply.FromString,
                 _registered_method=True)
+        self.StreamPlanners = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/StreamPlanners',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.StreamPlannersRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.StreamPlannersReply.FromString,
+                _registered_method=True)
         self.Conclude = channel.unary_unary(
                 '/recmesh.brain.v1.Brain/Conclude',
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.SerializeToString,
@@ -118,6 +123,13 @@ class BrainServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamPlanners(self, request, context):
+        """By which names jobs may be scaled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Conclude(self, request, context):
         """What came of a change. Idempotent by plan.
         """
@@ -171,6 +183,11 @@ def add_BrainServicer_to_server(servicer, server):
                     servicer.Schedule,
                     request_deserializer=recmesh_dot_pb_dot_brain__pb2.ScheduleRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_brain__pb2.ScheduleReply.SerializeToString,
+            ),
+            'StreamPlanners': grpc.unary_unary_rpc_method_handler(
+                    servicer.StreamPlanners,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.StreamPlannersRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.StreamPlannersReply.SerializeToString,
             ),
             'Conclude': grpc.unary_unary_rpc_method_handler(
                     servicer.Conclude,
@@ -328,6 +345,33 @@ class Brain(object):
             '/recmesh.brain.v1.Brain/Schedule',
             recmesh_dot_pb_dot_brain__pb2.ScheduleRequest.SerializeToString,
             recmesh_dot_pb_dot_brain__pb2.ScheduleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamPlanners(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/StreamPlanners',
+            recmesh_dot_pb_dot_brain__pb2.StreamPlannersRequest.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.StreamPlannersReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,6 +105,22 @@ _BrainScheduleType = typing_extensions.TypeVar(
     ],
 )
 
+_BrainStreamPlannersType = typing_extensions.TypeVar(
+    '_BrainStreamPlannersType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.StreamPlannersRequest,
+        recmesh.pb.brain_pb2.StreamPlannersReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.StreamPlannersRequest,
+        recmesh.pb.brain_pb2.StreamPlannersReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.StreamPlannersRequest,
+        recmesh.pb.brain_pb2.StreamPlannersReply,
+    ],
+)
+
 _BrainConcludeType = typing_extensions.TypeVar(
     '_BrainConcludeType',
     grpc.UnaryUnaryMultiCallable[
@@ -169,7 +185,7 @@ _BrainHistoryType = typing_extensions.TypeVar(
     ],
 )
 
-class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainScheduleType, _BrainConcludeType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
+class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainScheduleType, _BrainStreamPlannersType, _BrainConcludeType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
     @typing.overload
     def __init__(self: BrainStub[
         grpc.UnaryUnaryMultiCallable[
@@ -191,6 +207,10 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ScheduleRequest,
             recmesh.pb.brain_pb2.ScheduleReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.StreamPlannersRequest,
+            recmesh.pb.brain_pb2.StreamPlannersReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ChangeOutcome,
@@ -233,6 +253,10 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
             recmesh.pb.brain_pb2.ScheduleReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.StreamPlannersRequest,
+            recmesh.pb.brain_pb2.StreamPlannersReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ChangeOutcome,
             recmesh.pb.brain_pb2.ConcludeReply,
         ],
@@ -264,6 +288,9 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
     Schedule: _BrainScheduleType
     """How many workers an online job should have now, by the forecast of what comes in."""
 
+    StreamPlanners: _BrainStreamPlannersType
+    """By which names jobs may be scaled."""
+
     Conclude: _BrainConcludeType
     """What came of a change. Idempotent by plan."""
 
@@ -294,6 +321,10 @@ BrainAsyncStub: typing_extensions.TypeAlias = BrainStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.ScheduleRequest,
         recmesh.pb.brain_pb2.ScheduleReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.StreamPlannersRequest,
+        recmesh.pb.brain_pb2.StreamPlannersReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.ChangeOutcome,
@@ -352,6 +383,14 @@ class BrainServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.brain_pb2.ScheduleReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.ScheduleReply]]:
         """How many workers an online job should have now, by the forecast of what comes in."""
+
+    @abc.abstractmethod
+    def StreamPlanners(
+        self,
+        request: recmesh.pb.brain_pb2.StreamPlannersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.StreamPlannersReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.StreamPlannersReply]]:
+        """By which names jobs may be scaled."""
 
     @abc.abstractmethod
     def Conclude(

@@ -11,7 +11,7 @@ from services.brain import wire
 from services.brain.app.deciding import Deciding
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
-from services.brain.app.scheduling import Scheduling
+from services.brain.app.scheduling import Scheduling, planners
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
 
@@ -43,6 +43,10 @@ class BrainServicer(pb_grpc.BrainServicer):
     async def Schedule(self, request: pb.ScheduleRequest, context: Any) -> pb.ScheduleReply:
         """How many workers."""
         return wire.schedule_reply(*await self._scheduling.schedule(wire.online_ask(request)))
+
+    async def StreamPlanners(self, request: pb.StreamPlannersRequest, context: Any) -> pb.StreamPlannersReply:
+        """Their names."""
+        return pb.StreamPlannersReply(names=planners())
 
     async def Conclude(self, request: pb.ChangeOutcome, context: Any) -> pb.ConcludeReply:
         """What came of one."""

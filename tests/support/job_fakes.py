@@ -329,6 +329,7 @@ class FakeBrain:
         self.feeds: list[FeedAsk] = []
         self.fed: list[int] = []
         """How many executors are answered to the next questions."""
+        self.planners = ["horizon", "kale"]
         self.schedules: list[ScheduleAsk] = []
         self.scheduled: list[int] = []
         """How many workers are answered to the next questions."""
@@ -360,6 +361,12 @@ class FakeBrain:
             raise Unavailable("no brain")
         self.feeds.append(ask)
         return Fed(self.fed.pop(0) if self.fed else ask.now.replicas, "STARVED", "L = 0.10")
+
+    async def stream_planners(self) -> Sequence[str]:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        return self.planners
 
     async def schedule(self, ask: ScheduleAsk) -> Scheduled:
         await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from recmesh.plugins.planning import Floats, Reason, Resources, Throughput
-from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
+from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load, names
 from recmesh.plugins.streams import GROUP, Schedule, StreamPlanner, StreamView
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
@@ -30,6 +30,7 @@ MAX_LIVE = 20_000
 """Jobs whose past counts are remembered; those that asked longest ago go."""
 MOST_STEPS = 240
 """Of a schedule: planners weigh every step against every count."""
+UNSEEN = "its workers have not had enough to do yet for their speed to be seen"
 MAX_TOLD = 1000
 """Past counts of one job."""
 
@@ -128,7 +129,7 @@ class Scheduling:
             replace(each, samples_per_s=each.capacity_per_s, is_steady=True)
             for each in self._store.shown(ask.job.job_id) if each.capacity_per_s > 0
         ]
-        model, fit = learned(shown, now=now)
+        model, fit = learned(shown, now=now) if shown else (None, Fit(unknown=UNSEEN))
         return model, fit, shown[-1].samples_per_s / max(1, shown[-1].workers) if shown else 0.0
 
     async def _coming(self, ask: OnlineAsk, now: float) -> Coming:
@@ -197,7 +198,9 @@ class Scheduling:
         grows = choice.workers > stream.workers
         reason = Reason.KEEP if not roles else Reason.GROW if grows else Reason.SHRINK
         if schedule.unmet[0] and not grows:
-            reason = Reason.NO_ROOM
+            reason = Reason.NO_ROOM if _room(stream, schedule, ask) else Reason.PINNED
+        if ask.rules.dry_run:
+            coming = replace(coming, note=f"{coming.note}; a dry run: nothing is changed")
         why = "; ".join(each for each in (choice.why, _room(stream, schedule, ask), coming.note, note) if each)
         rates = stream.rates(np.array([float(choice.workers)]))
         plan = None
@@ -219,7 +222,8 @@ def _room(stream: StreamView, schedule: Schedule, ask: OnlineAsk) -> str:
     bound = next((each for each in ask.limits if each.role == "worker"), None)
     if bound is None or not schedule.unmet[0] or stream.most >= (bound.pinned or bound.max):
         return ""
-    return f"there is room for {stream.most} of {bound.pinned or bound.max}"
+    most = bound.pinned or bound.max
+    return f"there is room for {stream.most} of {most} (what is free, or left of the owner's quota)"
 
 
 def steps_of(stream: StreamView, schedule: Schedule, coming: Coming) -> tuple[ScheduleStep, ...]:
@@ -268,6 +272,11 @@ def _look(ask: OnlineAsk, now: float, reason: Reason, why: str, fit: Fit) -> Loo
         job_id=ask.job.job_id, at=now, planner=ask.rules.planner, reason=reason.name, why=why,
         samples_per_s=ask.measured.trained_per_s, now=tuple(ask.now.values()), fit=fit,
     )
+
+
+def planners() -> list[str]:
+    """Names of those that jobs may be scaled by, packages' own among them."""
+    return names(GROUP, STREAM_PLANNERS)
 
 
 def _planner(name: str) -> StreamPlanner:

@@ -153,6 +153,6 @@ def existing(path: Path, field: str) -> Path:
     if not path.exists():
         raise InvalidArgument(
             f"there is no {path}",
-            violations=[Violation(field, "is read from there: set --data or $RECMESH_DATA to the folder with jobs/")],
+            violations=[Violation(field, "is read from there: set --data or $RECMESH_DATA to the folder of data sets")],
         )
     return path

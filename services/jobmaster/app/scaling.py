@@ -22,6 +22,8 @@ MOST_LEAD_S = 1800.0
 LEAST_WINDOW_S = 15.0
 """Ends of topics are looked at every 5 s."""
 SCALED = ("worker", "ps")
+NO_ROOM = "NO_ROOM"
+"""brain's reason: neither the cluster nor the owner's quota has room for as many as are needed."""
 
 
 class Scaler:
@@ -122,6 +124,8 @@ class Scaler:
 
     async def _carry_out(self, answer: Scheduled, has: dict[str, RolePlan], flow: Flow, now: float) -> None:
         run, status, rules = self._run, self._run.status, self._run.spec.scaling
+        if answer.reason == NO_ROOM:
+            run.note("more comes in than as many workers can train as there is room for: `recmesh explain` says which")
         after = {**has, **{role: plan for role, plan in answer.roles.items() if role in has}}
         told = differences(has, after)
         is_dry = rules is not None and rules.dry_run

@@ -10,9 +10,11 @@ from recmesh.runtime.errors import (
     CallerError,
     FailedPrecondition,
     InvalidArgument,
+    MeshFault,
     NotFound,
     Violation,
 )
+from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import InitFrom, TrainingJob
 from services.jobmaster.app.context import Context
@@ -20,6 +22,8 @@ from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.job import AcceptedJob
 from services.jobmaster.domain.models import evaluation_violations, model_violations
 from services.jobmaster.domain.record import RunRecord
+
+logger = get_logger(__name__)
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz23456789"
 """No vowels, so that no word comes out; nothing that looks like something else."""
@@ -66,6 +70,7 @@ async def check(context: Context, spec_json: str) -> Checked:
             await context.peers.shards.inspect(spec.evaluation.data.model_dump_json())
         except CallerError as error:
             violations += _under("evaluation.data", error)
+    violations += await _scaling_violations(context, spec)
     snapshot = 0
     parts: tuple[str, ...] = ()
     if spec.init_from is not None:
@@ -76,6 +81,21 @@ async def check(context: Context, spec_json: str) -> Checked:
     if violations:
         raise InvalidArgument(f"the TrainingJob has {len(violations)} wrong field(s)", violations=violations)
     return Checked(spec, rows, size_bytes, snapshot, parts, tuple(_notes(spec)))
+
+
+async def _scaling_violations(context: Context, spec: TrainingJob) -> list[Violation]:
+    if spec.scaling is None:
+        return []
+    if spec.data is not None and not spec.data.has_topics:      # a registered dataset is known here first
+        return [Violation("scaling", "follows what comes in on topics, and the dataset has none")]
+    try:
+        known = await context.peers.brain.stream_planners()
+    except MeshFault as fault:
+        logger.warning("brain does not tell its planners now, the job's is taken as it is: %s", fault.message)
+        return []
+    if spec.scaling.planner in known:
+        return []
+    return [Violation("scaling.planner", f"brain has no {spec.scaling.planner!r}: {', '.join(known)}")]
 
 
 def _under(prefix: str, error: CallerError) -> list[Violation]:

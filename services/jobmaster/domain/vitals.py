@@ -150,7 +150,10 @@ class Vitals:
 
 def weighted(beats: Iterable[Beat], name: str) -> float | None:
     """Mean of `loss` or `auc` over workers, each weighted by the samples in its window; None without any."""
-    pairs = [(getattr(beat, name), beat.window_samples) for beat in beats if beat.window_samples > 0]
+    pairs = [
+        (getattr(beat, name), beat.window_samples) for beat in beats
+        if beat.window_samples > 0 and (name != "auc" or beat.auc > 0)      # 0: there was one class only
+    ]
     total = sum(weight for _, weight in pairs)
     return sum(value * weight for value, weight in pairs) / total if total else None
 

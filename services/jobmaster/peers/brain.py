@@ -86,6 +86,11 @@ class GrpcBrain:
         reply = await self._stub.Schedule(request, timeout=10.0)
         return Scheduled(_roles(reply.roles), reply.planner, reply.reason, reply.explanation)
 
+    async def stream_planners(self) -> Sequence[str]:
+        """See `peers.planning.Brain`."""
+        reply = await self._stub.StreamPlanners(brain_pb2.StreamPlannersRequest(), timeout=2.0)
+        return list(reply.names)
+
     async def conclude(self, outcome: Outcome) -> None:
         """See `peers.planning.Brain`."""
         request = brain_pb2.ChangeOutcome(

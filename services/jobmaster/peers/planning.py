@@ -207,6 +207,10 @@ class Brain(Protocol):
         """How many workers an online job should have now."""
         ...
 
+    async def stream_planners(self) -> Sequence[str]:
+        """By which names jobs may be scaled."""
+        ...
+
     async def conclude(self, outcome: Outcome) -> None:
         """What came of a change. Idempotent by plan."""
         ...

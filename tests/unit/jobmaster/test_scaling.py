@@ -190,7 +190,10 @@ async def test_while_brain_is_away_the_count_stays(world: JobWorld) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.looptime
-async def test_a_planner_that_brain_does_not_have_is_told_to_the_user_once(world: JobWorld) -> None:
+async def test_a_planner_that_brain_does_not_have_is_refused_and_without_brain_found_out_later(world: JobWorld) -> None:
+    with pytest.raises(InvalidArgument, match=r"scaling\.planner: brain has no 'oracle': horizon, kale"):
+        await world.submit(online(planner="oracle"))
+    world.brain.planners.append("oracle")           # then, and not any more
     job_id = await running(world, online(planner="oracle"))
     await world.until(lambda: any("no 'oracle'" in note for note in world.jobs.run_of(job_id).status.notes))
     await world.clock.sleep(30.0)

@@ -8,13 +8,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
 from recmesh.plugins.streams import GROUP, StreamPlanner
 from recmesh.runtime.errors import CallerError, InvalidArgument, MeshError, Violation
 from services.brain.domain.streams import STREAM_PLANNERS
 from services.brain.domain.streams.fallback import Band
+from services.brain.domain.streams.kale import Kale
+from services.brain.domain.streams.stabilise import Stability
 from services.brain.simulator.online import report
 from services.brain.simulator.online.comparison import PEAK_TO_TROUGH, PEAK_WORKERS, Case, adequate, judged, loaded
 from services.brain.simulator.online.engine import Course, Setting
@@ -41,7 +45,8 @@ def parser() -> argparse.ArgumentParser:
         description="Run the stream planners of brain over a series of arrivals for one simulated online job.",
     )  # fmt: skip
     add = made.add_argument
-    add("--online", required=True, metavar="SERIES", help=f"{', '.join(KNOWN)}, or a .csv or .csv.gz file")
+    add("--online", required=True, nargs="?", const="", metavar="SERIES",
+        help=f"{', '.join(KNOWN)}, or a .csv or .csv.gz file")  # fmt: skip
     add("--planner", action="append", default=[], metavar="NAME",
         help=f"again for each: adequate, {', '.join(STREAM_PLANNERS)}, or one of an entry point "
         f"(default: {', '.join(DEFAULT)})")  # fmt: skip
@@ -64,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
     add("--slo", type=float, default=1200.0, metavar="SECONDS", help="lag that must not be passed (default: 1200)")
     add("--drain", type=float, default=1200.0, metavar="SECONDS",
         help="in which planners mean to work off what waits (default: 1200)")  # fmt: skip
+    add("--tau", type=float, default=600.0, metavar="SECONDS",
+        help="kale holds counts for so long; long restarts want more (default: 600)")  # fmt: skip
     add("--fallback", action="store_true", help="scale on the measurement where lag or use leaves its band")
     add("--seed", type=int, default=0, metavar="N", help="of planners that draw (default: 0)")
     add("--data", type=Path, default=None, metavar="FOLDER", help="that holds traffic/ (default: $RECMESH_DATA)")
@@ -120,6 +127,8 @@ def prepared(options: argparse.Namespace) -> Study:
     values = series_named(options.online, data, days=options.days)
     arriving = loaded(values, theta, peak_workers=options.peak_workers, ratio=options.peak_to_trough)
     case = judged(options.online, arriving, step_s=options.step, share=(1.0 - options.judged, 1.0))
+    if "kale" in kinds:
+        kinds["kale"] = partial(Kale, stability=Stability(tau_s=options.tau))
     made = {name: kinds[name]() if name in kinds else adequate(case, setting) for name in names}
     return Study(case, setting, made)
 
@@ -159,6 +168,8 @@ def _check(options: argparse.Namespace) -> None:
         ("--every", every, "must be whole steps"),
         ("--slo", 0 < options.slo < math.inf, "must be above 0 seconds"),
         ("--drain", 0 < options.drain < math.inf, "must be above 0 seconds"),
+        ("--tau", 0 < options.tau < math.inf, "must be above 0 seconds"),
+        ("--online", bool(options.online), f"needs a series: {', '.join(KNOWN)}, or a .csv or .csv.gz file"),
         ("--seed", options.seed >= 0, "must be 0 or more"),
         ("--planner", len(set(options.planner)) == len(options.planner), "names a planner twice"),
     ]
@@ -167,11 +178,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("cannot simulate", violations=violations)
 
 
-def _told(options: argparse.Namespace, study: Study) -> dict[str, str]:
+def _told(options: argparse.Namespace, study: Study) -> dict[str, Any]:
     named = {key: value for key, value in vars(options).items() if key not in ("json", "out", "data", "planner")}
     return {
-        **{key.replace("_", "-"): str(value) for key, value in named.items()},
-        "planner": ", ".join(study.planners), "judged-days": f"{(study.case.last - study.case.first) / 1440:.1f}",
+        **{key.replace("_", "-"): value for key, value in named.items()},
+        "planner": ", ".join(study.planners), "judged-days": round((study.case.last - study.case.first) / 1440, 1),
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -33,13 +34,13 @@ def text(found: Mapping[str, Columns]) -> str:
     return table(HEADS, rows(found))
 
 
-def page(title: str, courses: Mapping[str, Course], found: Mapping[str, Columns], setting: Mapping[str, str]) -> str:
+def page(title: str, courses: Mapping[str, Course], found: Mapping[str, Columns], setting: Mapping[str, Any]) -> str:
     """One HTML file that needs nothing else."""
     colours = {name: svg.COLOURS[n % len(svg.COLOURS)] for n, name in enumerate(courses)}
     body = rows(found)
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADS)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in setting.items())
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in setting.items())
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
         f"<h1>{escape(title)}</h1><table><tr>{head}</tr>{lines}</table>"

@@ -103,3 +103,11 @@ def test_named_speeds_are_the_published_ones() -> None:
     counts = np.arange(1.0, 65.0)
     assert (np.diff(T4(counts)) > 0).all() and int(np.argmax(A10(counts))) == 9
     assert theta_named("0.00035,2.5726,0.9824,0.02786")(counts) == pytest.approx(A10(counts))
+
+
+def test_without_a_series_it_names_those_there_are_and_help_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--online"]) == 2
+    assert "mongo-01" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main(["--online", "--help"])
+    assert end.value.code == 0
