@@ -84,7 +84,7 @@ def _print(series: str, told: Mapping[str, Any], measured: Sequence[Mapping[str,
     points = told["points"]
     output.print_fields({
         "Series": series,
-        "Model": f"{told['model']}, from {told['history']:,} values",
+        "Model": f"{told['model']}, from {told['history']:,} value{'' if told['history'] == 1 else 's'}",
         "Step": output.duration(told["step_s"]),
         "Season": output.duration(told["season_s"]) if told["season_s"] else "none",
         "Interval": f"{told['level']:.0%}",

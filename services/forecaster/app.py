@@ -26,7 +26,7 @@ from services.forecaster.domain.forecast import MAX_HORIZON, Ask, Forecast, Pred
 from services.forecaster.domain.history import History
 from services.forecaster.domain.scoring import PastError, Scored, past_errors, promises
 from services.forecaster.domain.season import Season, season_for
-from services.forecaster.domain.series import Grid, Point, SeriesInfo, checked
+from services.forecaster.domain.series import MAX_AHEAD_S, Grid, Point, SeriesInfo, checked, main_step
 from services.forecaster.domain.tiers import Stored, Tier, grid_of
 from services.forecaster.gauges import Gauges
 from services.forecaster.store import Grouped, Observation, Promises, Recent, SqlStore, coarsen
@@ -99,7 +99,7 @@ class App:
         Of a `counter` the points are what it showed, and the steps that lie between them are stored: begin each
         observation with the last sample of the one before.
         """
-        found = checked(series, step_s, points, snap=not counter)
+        found = checked(series, step_s, points, now=self._clock.now(), snap=not counter)
         if counter:
             found = rates_of_counter(found, step_s=step_s, max_gap_s=COUNTER_GAP_STEPS * step_s)
         (stored,) = await self._writes.put([Observation(series, step_s, found)])
@@ -118,9 +118,10 @@ class App:
         taken: list[Observation] = []
         wrong: list[InvalidArgument] = []
         refused: list[str] = []
+        now = self._clock.now()
         for series, points in rates.items():
             try:
-                taken.append(Observation(series, step_s, checked(series, step_s, points)))
+                taken.append(Observation(series, step_s, checked(series, step_s, points, now=now)))
             except InvalidArgument as error:
                 wrong.append(error)
                 refused.append(f"{series!r}: {'; '.join(map(str, error.violations))}")
@@ -246,11 +247,11 @@ class App:
             self._worth[key] = ask, worth.found(gain, seconds, now)
 
     async def step_of(self, series: str) -> float:
-        """The finest that it is measured on; NotFound names what was probably meant."""
+        """The one that it is mostly measured on; NotFound names what was probably meant."""
         return await self._own_step(Ask(series, horizon=1))
 
     async def _own_step(self, ask: Ask) -> float:
-        """The stored step to start from: the coarsest that divides the asked one, else the finest."""
+        """The stored step to start from: the coarsest that divides the asked one; without one, the main one."""
         steps = await asyncio.to_thread(self._store.steps, ask.series)
         if not steps:
             names = await asyncio.to_thread(self._store.names)
@@ -258,7 +259,11 @@ class App:
             hint = f"; did you mean {', '.join(near)}?" if near else f"; {len(names)} others are known"
             raise NotFound(f"series {ask.series!r} is unknown{hint}", metadata={"near": ",".join(near)})
         if not ask.step_s:
-            return steps[0]
+            if len(steps) == 1:
+                return steps[0]
+            until = ask.now or self._clock.now() + MAX_AHEAD_S
+            covered = await asyncio.to_thread(self._store.covered, ask.series, until=until)
+            return main_step(covered) or steps[0]
         fitting = [step_s for step_s in steps if _divides(step_s, ask.step_s)]
         if not fitting:
             known = ", ".join(f"{step_s:g}" for step_s in steps)

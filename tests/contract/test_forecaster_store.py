@@ -50,6 +50,16 @@ def test_series_of_one_name_and_different_steps_are_apart(store: SqlStore) -> No
     assert store.names() == ["qps"]
 
 
+def test_what_each_step_covers_is_told_up_to_a_moment(store: SqlStore) -> None:
+    store.put("qps", 60, points(1, 2, 3))
+    store.put("qps", 30, [Point(90.0, 7)])
+    store.put("qps", 3600, [Point(90 * 86_400.0, 7)])
+    assert {each.step_s: each.seconds for each in store.covered("qps", until=1e6)} == {60: 180, 30: 30}
+    assert {each.step_s: each.seconds for each in store.covered("qps", until=90)} == {60: 120}
+    assert {each.step_s for each in store.covered("qps", until=1e9)} == {3600}      # all else is months older
+    assert store.covered("other", until=1e9) == []
+
+
 def test_what_is_stored_is_told_by_prefix(store: SqlStore) -> None:
     store.put("job.a", 60, points(1, 2))
     store.put("job_b", 60, points(7))

@@ -28,7 +28,9 @@ class Outcome:
     code = "OK"
 
     def failed(self, error: BaseException) -> None:
-        """Count it under the error's code."""
+        """Count it under the error's code, unless the code that was answered is known already."""
+        if self.code != Outcome.code:
+            return      # what ends an answered call is gRPC's own exception
         if isinstance(error, MeshError):
             self.code = error.grpc_code
         elif isinstance(error, Exception):

@@ -1,7 +1,10 @@
-"""MeshError to gRPC status and back; the details travel in the metadata `recmesh-error-bin`."""
+"""MeshError to gRPC status and back; the details travel in the metadata `recmesh-error-bin`.
+
+Violations stand in the status's text, too: others' clients (KEDA, grpcurl) show nothing else.
+"""
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +17,8 @@ from recmesh.runtime.telemetry import get_logger
 
 ERROR_KEY = "recmesh-error-bin"
 MAX_MESSAGE_CHARS = 4_000
+MAX_TOLD_CHARS = 500
+"""Of violations in the status's text."""
 MAX_DETAIL_BYTES = 64 << 10
 
 _log = get_logger(__name__)
@@ -54,7 +59,7 @@ def status_of(error: BaseException, *, method: str) -> Status:
     while detail.ByteSize() > MAX_DETAIL_BYTES and detail.violations:
         del detail.violations[len(detail.violations) // 2 :]
     return Status(
-        grpc.StatusCode[error.grpc_code], error.message[:MAX_MESSAGE_CHARS],
+        grpc.StatusCode[error.grpc_code], error.message[:MAX_MESSAGE_CHARS] + _told(error.violations),
         ((ERROR_KEY, detail.SerializeToString()),),
     )
 
@@ -68,10 +73,21 @@ def mesh_error(rpc_error: grpc.RpcError) -> MeshError:
     message = call.details() or code.name
     if detail is None:
         return kind(message, reason="" if kind.grpc_code == code.name else code.name)
+    violations = [Violation(item.path, item.reason) for item in detail.violations]
     return kind(
-        message, reason=detail.reason, metadata=dict(detail.metadata),
-        violations=[Violation(item.path, item.reason) for item in detail.violations],
+        message.removesuffix(_told(violations)), reason=detail.reason, metadata=dict(detail.metadata),
+        violations=violations,
     )
+
+
+def _told(violations: Sequence[Violation]) -> str:
+    """What follows the message. It depends on the first ones alone, so that those that arrive suffice to tell it."""
+    text = ""
+    for each in violations:
+        text += ("; " if text else ": ") + str(each)
+        if len(text) > MAX_TOLD_CHARS:
+            return text[: MAX_TOLD_CHARS - 1] + "…"
+    return text
 
 
 def is_answer(rpc_error: grpc.RpcError) -> bool:

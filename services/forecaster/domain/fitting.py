@@ -13,6 +13,7 @@ from recmesh.plugins.forecasting import Fitted, Forecaster, Ints, SeriesView
 from services.forecaster.domain.backtest import rolled, tested, told_of, view_of
 from services.forecaster.domain.conformal import LEAST_ERRORS, offsets, scale_of
 from services.forecaster.domain.drift import Drift, likeness_of, verdict
+from services.forecaster.domain.empirical import MOSTLY_ZERO, errors_for, guessed, is_sporadic, of_values
 from services.forecaster.domain.forecast import Predicted, wape
 from services.forecaster.domain.history import History, comparable_lead, leads_for, truth_at
 from services.forecaster.domain.selection import Choice, bucket_of
@@ -26,8 +27,6 @@ AT_ONCE = 48
 STALE, STALE_DEAR = 0.1, 0.3
 STALE_SEASONS = 7
 """Growth of the history after which everything is chosen anew: a share, and (shortest) seasons; the less of the two."""
-MOSTLY_ZERO = 0.5
-"""Share of zeros from which on a series is judged by squared errors."""
 DRIFT_TOLD = 96
 """Steps for which a drift is told where there is no season; else for the longest season."""
 RECENT_SEASONS = 4
@@ -242,6 +241,19 @@ def speak(kept: Kept, history: History, *, horizon: int, level: float) -> Predic
         power, sides = offsets(kept.said[:, :near], truth[:, :near], weights, alike, level=level, floor=floor)
         scale = scale_of(mean, power=power, floor=floor)
         low, high = (mean + scale * np.interp(ahead, leads, side) for side in sides)
+    if len(known) and float((known == 0).mean()) > MOSTLY_ZERO:
+        least = float(known[known > 0].min(initial=np.inf))
+        low = np.where(low < least, np.minimum(low, 0.0), low)      # nothing comes between zero and the least there was
+    errors = int(np.isfinite(truth).sum(axis=0).max(initial=0))
+    notes = []
+    sporadic = is_sporadic(shown)
+    if sporadic:
+        low, high = (np.full(horizon, end) for end in of_values(shown, level=level))
+        notes.append("sporadic: the interval is that of the recent values, and the mean may lie outside of it")
+    elif errors < errors_for(level):
+        wide = guessed(known, mean, kept.step_s, level=level, errors=errors)
+        low, high = np.minimum(low, mean - wide), np.maximum(high, mean + wide)
+        notes.append(f"the interval is a guess: {errors} of {errors_for(level)} errors that it needs are known")
     asked = np.array(kept.leads) <= max(horizon, 1)
     seen = np.isfinite(truth) & asked[None, :]
     if not seen.any():
@@ -250,12 +262,12 @@ def speak(kept: Kept, history: History, *, horizon: int, level: float) -> Predic
     told = kept.drift if history.end - kept.fitted_at <= max(kept.seasons, default=DRIFT_TOLD) else Drift.NONE
     return Predicted(
         "+".join(sorted(used)), mean, low, high,
-        error=wape(truth[seen], kept.said[seen]), drift=told.value, note=_note(kept, ahead, told),
-        broken=kept.broken,
+        error=wape(truth[seen], kept.said[seen]), drift=told.value,
+        note="; ".join([*notes, *_notes(kept, ahead, told)]), broken=kept.broken, sporadic=sporadic,
     )  # fmt: skip
 
 
-def _note(kept: Kept, ahead: Ints, drift: Drift) -> str:
+def _notes(kept: Kept, ahead: Ints, drift: Drift) -> list[str]:
     notes = []
     if len(kept.choice.names) > 1:
         column = [at for at, lead in enumerate(kept.leads) if lead <= len(ahead)]
@@ -269,4 +281,4 @@ def _note(kept: Kept, ahead: Ints, drift: Drift) -> str:
     if drift is not Drift.NONE:
         notes.append(f"drift of the {drift.value}: the models were chosen anew")
     notes += [f"{name} failed: {why}" for name, why in kept.failed.items()]
-    return "; ".join(notes)
+    return notes

@@ -48,7 +48,10 @@ def checked_ask(ask: Ask) -> Ask:
 
 @dataclass(frozen=True, slots=True)
 class ForecastPoint:
-    """Mean rate over [at, at + step), and the interval that holds it with the asked probability."""
+    """Mean rate over [at, at + step), and the interval that holds what comes with the asked probability.
+
+    Of sporadic series the mean may lie above `high`.
+    """
 
     at: float
     mean: float
@@ -89,6 +92,8 @@ class Predicted:
     note: str = ""
     broken: frozenset[str] = frozenset()
     """Chosen models that broke, and had no part in it."""
+    sporadic: bool = False
+    """The interval is one of values, mostly zeros, and need not hold the mean."""
 
 
 def wape(actual: Floats, predicted: Floats) -> float:
@@ -103,16 +108,19 @@ def wape(actual: Floats, predicted: Floats) -> float:
 
 
 def answer(ask: Ask, grid: Grid, predicted: Predicted, season: Season, *, skipped: int, made: float) -> Forecast:
-    """Rates are never negative, and the mean lies in its interval. The first `skipped` steps are past."""
+    """Rates are never negative, and the mean lies in its interval but for sporadic series, of which most values may be
+    zeros while the mean is not. The first `skipped` steps are past."""
     low = np.clip(predicted.low, 0.0, None)
     mean = np.clip(predicted.mean, 0.0, None)
     high = np.clip(predicted.high, 0.0, None)
+    if not predicted.sporadic:
+        low, high = np.minimum(low, mean), np.maximum(high, mean)
     points = tuple(
         ForecastPoint(
             at=grid.end + step * grid.step_s,
             mean=float(mean[step]),
-            low=float(min(low[step], mean[step])),
-            high=float(max(high[step], mean[step])),
+            low=float(low[step]),
+            high=float(high[step]),
         )
         for step in range(skipped, len(mean))
     )

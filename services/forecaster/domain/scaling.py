@@ -119,6 +119,8 @@ def high_quantile(point: ForecastPoint, *, level: float, quantile: float) -> flo
     end = (1 + level) / 2
     if quantile <= 0.5:
         return point.mean
+    if point.high <= point.mean and quantile <= end + 1e-9:
+        return point.high       # mostly zeros: no quantile up to the interval's end is above it
     share = 1.0 if abs(quantile - end) < 1e-9 else NormalDist().inv_cdf(quantile) / NormalDist().inv_cdf(end)
     return point.mean + share * (point.high - point.mean)
 

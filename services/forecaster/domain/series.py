@@ -13,7 +13,13 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 MAX_POINTS = 10_000
 """Of one observation; longer histories come in several."""
-MAX_STEP_S = 7 * 86_400.0
+MIN_STEP_S, MAX_STEP_S = 0.1, 7 * 86_400.0
+MAX_AHEAD_S = 3600.0
+"""A value that is later than now by more is no measurement; clocks may be off by minutes."""
+RECENT_HALF_LIFE_S = 12 * 3600.0
+"""In the choice of a series' step: time that was covered so much earlier counts half."""
+ALIKE = 0.8
+"""A finer step that covers this share of what the best one does is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +64,53 @@ def snapped(at: float, step_s: float) -> float:
     return math.floor(at / step_s + 1e-9) * step_s
 
 
-def checked(series: str, step_s: float, points: Iterable[Point], *, snap: bool = True) -> list[Point]:
+def checked(series: str, step_s: float, points: Iterable[Point], *, now: float, snap: bool = True) -> list[Point]:
     """The points by step, the last of a step wins; InvalidArgument names what is wrong. Without `snap`, by moment."""
     violations: list[Violation] = []
     if not series or len(series) > 200:
         violations.append(Violation("series", "is empty or longer than 200 characters"))
-    if not 0 < step_s <= MAX_STEP_S:
-        violations.append(Violation("step_s", f"{step_s} is not in (0, {MAX_STEP_S:g}]"))
+    if not MIN_STEP_S <= step_s <= MAX_STEP_S:
+        violations.append(Violation("step_s", f"{step_s:g} is not in {MIN_STEP_S:g}..{MAX_STEP_S:g}"))
     given = list(points)
     if len(given) > MAX_POINTS:
         violations.append(Violation("points", f"{len(given)} points; at most {MAX_POINTS} at a time"))
     for index, point in enumerate(given[:MAX_POINTS]):
         if not (math.isfinite(point.at) and 0 <= point.at < 1e11):
             violations.append(Violation(f"points[{index}].at", f"{point.at} is not a moment in unix seconds"))
+        elif point.at > now + MAX_AHEAD_S:
+            violations.append(
+                Violation(f"points[{index}].at", f"{point.at:.0f} is {point.at - now:.0f} s in the future; is it in s?")
+            )
         if not (math.isfinite(point.value) and point.value >= 0):
             violations.append(Violation(f"points[{index}].value", f"{point.value} is not a rate from 0 up"))
     if violations:
         raise InvalidArgument("the observation is refused", violations=violations[:20])
     by_step = {snapped(point.at, step_s) if snap else point.at: point.value for point in given}
     return [Point(at, by_step[at]) for at in sorted(by_step)]
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """How much of a span of time a series has values of, on one of its steps."""
+
+    step_s: float
+    at: float
+    """The span's middle."""
+    seconds: float
+
+
+def main_step(covered: Sequence[Covered]) -> float | None:
+    """The step that most of the recent past is measured on, and of those that do alike the finest; none without spans.
+
+    One value on another step must not hide a long history, and one that is no longer measured gives way in time.
+    """
+    newest = max((each.at for each in covered), default=0.0)
+    scores: dict[float, float] = {}
+    for each in covered:
+        worth = each.seconds * 0.5 ** ((newest - each.at) / RECENT_HALF_LIFE_S)
+        scores[each.step_s] = scores.get(each.step_s, 0.0) + worth
+    best = max(scores.values(), default=0.0)
+    return min((step_s for step_s, score in scores.items() if score >= ALIKE * best), default=None)
 
 
 def regular(points: Sequence[Point], *, step_s: float, own_step_s: float) -> Grid:

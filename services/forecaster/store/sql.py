@@ -7,18 +7,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, desc, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Integer,
+    Select,
+    Table,
+    cast,
+    delete,
+    desc,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from recmesh.runtime.errors import ResourceExhausted
 from recmesh.runtime.sql import migrate, open_engine, reading, writing
-from services.forecaster.domain.series import MAX_STEP_S, Point, SeriesInfo
+from services.forecaster.domain.series import MAX_STEP_S, Covered, Point, SeriesInfo
 from services.forecaster.domain.tiers import Rows, Stored, on_step
 from services.forecaster.store.tables import VERSION_TABLE, coarse, rates, series
 
 REVISIONS = Path(__file__).parent / "revisions"
 CHUNK = 5_000
 """Rows of one transaction that forgets; names of one question."""
+COVER_S, COVER_SPAN_S = 21 * 86_400.0, 4 * 3600.0
+"""How far back it is told what is measured, and in which spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +222,22 @@ class SqlStore:
         with reading(self.engine) as connection:
             query = select(series.c.step_s).where(series.c.name == name).order_by(series.c.step_s)
             return [float(step_s) for (step_s,) in connection.execute(query)]
+
+    def covered(self, name: str, *, until: float) -> list[Covered]:
+        """What of the last weeks before `until`, and before the newest value of then, each step has values of."""
+        mine = (series.c.name == name) & (rates.c.at < until)
+        joined = rates.join(series, series.c.id == rates.c.series_id)
+        with reading(self.engine) as connection:
+            newest = connection.execute(select(func.max(rates.c.at)).select_from(joined).where(mine)).scalar()
+            if newest is None:
+                return []
+            span = cast(rates.c.at / COVER_SPAN_S, Integer)
+            query = (
+                select(series.c.step_s, span, func.sum(rates.c.step_s)).select_from(joined)
+                .where(mine & (rates.c.at > newest - COVER_S)).group_by(series.c.step_s, span)
+            )  # fmt: skip
+            return [Covered(float(step_s), (float(at) + 0.5) * COVER_SPAN_S, float(seconds))
+                    for step_s, at, seconds in connection.execute(query)]
 
     def names(self) -> list[str]:
         """All series, for telling what was probably meant."""

@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 
 from recmesh.pb import ckptcache_pb2, ckptcache_pb2_grpc, jobmaster_pb2, jobmaster_pb2_grpc
 from recmesh.runtime.errors import (
@@ -228,6 +230,53 @@ async def test_a_large_list_of_violations_still_arrives_as_invalid_argument() ->
         with pytest.raises(InvalidArgument) as caught:
             await jobmaster_pb2_grpc.JobsStub(mesh).Get(job("x"))
     assert len(caught.value.violations) > 100
+    assert caught.value.message == "bad"        # the others are not told twice
+
+
+@pytest.mark.asyncio
+async def test_other_clients_read_in_the_text_what_is_wrong() -> None:
+    class Strict(Jobs):
+        async def Get(self, request: Any, context: Any) -> Any:
+            many = int(request.job_id)
+            raise InvalidArgument("bad", violations=[Violation(f"field{n}", "is wrong") for n in range(many)])
+
+    async with served(make(Strict)) as server, grpc.aio.insecure_channel(server.address) as link:
+        texts = []
+        for many in ("0", "2", "100"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await jobmaster_pb2_grpc.JobsStub(link).Get(job(many), timeout=20)
+            texts.append(caught.value.details() or "")
+    assert texts[:2] == ["bad", "bad: field0: is wrong; field1: is wrong"]
+    assert texts[2].startswith(texts[1]) and texts[2].endswith("…") and len(texts[2]) <= 510
+
+
+def counted(code: str) -> float:
+    labels = {"method": "/recmesh.jobmaster.v1.Jobs/Get", "code": code}
+    return REGISTRY.get_sample_value("recmesh_rpc_server_seconds_count", labels) or 0.0
+
+
+@pytest.mark.asyncio
+async def test_a_call_is_counted_under_the_code_that_was_answered() -> None:
+    class Own(Jobs):
+        async def Get(self, request: Any, context: Any) -> Any:
+            if request.job_id == "own":
+                await context.abort(grpc.StatusCode.OUT_OF_RANGE, "too far")
+            return await super().Get(request, context)
+
+    asked = {"INVALID_ARGUMENT": "INVALID_ARGUMENT", "own": "OUT_OF_RANGE", "bug": "INTERNAL", "fine": "OK"}
+    before = {code: counted(code) for code in asked.values()}
+    async with served(make(Own)) as server, channel(server.address) as mesh:
+        for job_id in asked:
+            with contextlib.suppress(MeshError):
+                await jobmaster_pb2_grpc.JobsStub(mesh).Get(job(job_id), timeout=20)
+    assert {code: counted(code) - before[code] for code in asked.values()} == dict.fromkeys(asked.values(), 1.0)
+
+
+def test_a_call_in_threads_is_counted_under_the_code_that_was_answered() -> None:
+    before = counted("NOT_FOUND"), counted("INTERNAL")
+    with sync_served() as address, sync_channel(address) as mesh, pytest.raises(NotFound):
+        jobmaster_pb2_grpc.JobsStub(mesh).Get(job("NOT_FOUND"), timeout=20)
+    assert (counted("NOT_FOUND"), counted("INTERNAL")) == (before[0] + 1, before[1])
 
 
 @pytest.mark.asyncio

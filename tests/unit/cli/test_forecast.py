@@ -64,6 +64,14 @@ def test_series_are_listed_by_their_beginning(mesh: FakeMesh, capsys: pytest.Cap
     assert "No rate was heard yet" in capsys.readouterr().out
 
 
+def test_one_value_is_told_as_one(
+    mesh: FakeMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TOLD, "history", 1)
+    forecast_verbs.forecast("model/ctr", horizon=30)
+    assert "from 1 value\n" in capsys.readouterr().out
+
+
 def test_a_forecast_is_told_with_its_chart_and_past_errors(
     mesh: FakeMesh, capsys: pytest.CaptureFixture[str]
 ) -> None:

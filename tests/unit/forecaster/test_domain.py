@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 from recmesh.runtime.errors import InvalidArgument
 from services.forecaster.domain.forecast import Ask, Predicted, answer, wape
 from services.forecaster.domain.season import season_for
-from services.forecaster.domain.series import Grid, Point, checked, regular, snapped
+from services.forecaster.domain.series import Covered, Grid, Point, checked, main_step, regular, snapped
 
 HOUR = 3600.0
 
@@ -16,12 +18,12 @@ def hours(values: list[float | None]) -> list[Point]:
 
 
 def test_points_fall_on_their_step_and_the_last_one_of_a_step_wins() -> None:
-    points = checked("qps", 60, [Point(119.9, 1), Point(60, 2), Point(0, 3)])
+    points = checked("qps", 60, [Point(119.9, 1), Point(60, 2), Point(0, 3)], now=200)
     assert points == [Point(0, 3), Point(60, 2)]
 
 
 def test_a_step_of_a_tenth_does_not_lose_values_to_rounding() -> None:
-    points = checked("qps", 0.1, [Point(index * 0.1, 1) for index in range(1000)])
+    points = checked("qps", 0.1, [Point(index * 0.1, 1) for index in range(1000)], now=200)
     assert len(points) == 1000
 
 
@@ -30,6 +32,9 @@ def test_a_step_of_a_tenth_does_not_lose_values_to_rounding() -> None:
     [
         ("", 60, Point(0, 1), "series"),
         ("qps", 0, Point(0, 1), "step_s"),
+        ("qps", 0.01, Point(0, 1), "step_s"),
+        ("qps", float("nan"), Point(0, 1), "step_s"),
+        ("qps", 60, Point(1000 + 3700, 1), "points[0].at"),
         ("qps", 60, Point(0, -1), "points[0].value"),
         ("qps", 60, Point(0, float("nan")), "points[0].value"),
         ("qps", 60, Point(float("inf"), 1), "points[0].at"),
@@ -38,8 +43,23 @@ def test_a_step_of_a_tenth_does_not_lose_values_to_rounding() -> None:
 )
 def test_every_wrong_field_of_an_observation_is_named(series: str, step_s: float, point: Point, path: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        checked(series, step_s, [point])
+        checked(series, step_s, [point], now=1000)
     assert [violation.path for violation in caught.value.violations] == [path]
+
+
+def test_a_clock_that_is_minutes_ahead_is_no_reason_to_refuse() -> None:
+    assert checked("qps", 60, [Point(1200, 1)], now=1000) == [Point(1200, 1)]
+
+
+def test_the_step_that_covers_most_of_the_recent_past_is_the_main_one() -> None:
+    day = [Covered(60.0, hour * 3600.0, 3600.0) for hour in range(24)]
+    assert main_step([]) is None
+    assert main_step([*day, Covered(30.0, 90_000.0, 30.0)]) == 60.0     # one value hides no history
+    assert main_step([*day, Covered(30.0, 4 * 86_400.0, 30.0)]) == 60.0     # nor does it after some days of silence
+    both = [*day, *(replace(each, step_s=10.0) for each in day)]
+    assert main_step(both) == 10.0
+    changed = [*day, *(Covered(300.0, each.at + 86_400.0, each.seconds) for each in day)]
+    assert main_step(changed) == 300.0      # the other is no longer measured
 
 
 def test_a_short_gap_is_bridged_by_a_line() -> None:

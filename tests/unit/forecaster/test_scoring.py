@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
-from recmesh.runtime.errors import NotFound
+from recmesh.runtime.errors import InvalidArgument, NotFound
 from services.forecaster import app as app_module
 from services.forecaster.domain.forecast import Ask, Forecast, ForecastPoint
 from services.forecaster.domain.scoring import PastError, Promise, Scored, leads, past_errors, promises
@@ -76,6 +76,25 @@ async def test_a_promise_is_scored_once_when_its_truth_has_come(app: KnownFuture
     ]
     assert shown("past_wape", series="qps", lead="60") == pytest.approx((20 + 30) / (120 + 70))
     assert shown("past_coverage", series="qps", lead="120") == 1.0
+
+
+@pytest.mark.asyncio
+async def test_one_value_on_another_step_does_not_hide_the_history(app: KnownFuture) -> None:
+    app.measured("qps", steps=2000)
+    await app.observe("qps", 30.0, [Point(NOW - 30, 1e6)])
+    made = await app.forecast(Ask("qps", horizon=2, now=NOW))
+    assert (made.step_s, made.history) == (60.0, 2000)
+    assert await app.step_of("qps") == 60.0
+    asked = await app.forecast(Ask("qps", horizon=2, step_s=30.0, now=NOW))     # whoever asks for it gets it
+    assert (asked.step_s, asked.history) == (30.0, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_value_of_the_future_is_refused_and_the_others_of_its_batch_are_kept(app: KnownFuture) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await app.observe("qps", 60.0, [Point(NOW + 7200, 1.0)])
+    assert [each.path for each in caught.value.violations] == ["points[0].at"]
+    assert await app.observe_many(60.0, {"qps": [Point(NOW, 1.0)], "later": [Point(NOW + 7200, 1.0)]}) == 1
 
 
 @pytest.mark.asyncio
