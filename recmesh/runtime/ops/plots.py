@@ -130,6 +130,8 @@ class _Places:
     def at(self, value: float) -> float:
         """Within the axis' ends, whatever the value is."""
         low, high = self.as_number(self.low), self.as_number(self.high)
+        if high <= low:     # the ends of one large number do not differ from it
+            return (self.near + self.far) / 2
         share = (self.as_number(min(max(value, self.low), self.high)) - low) / (high - low)
         return self.near + share * (self.far - self.near)
 

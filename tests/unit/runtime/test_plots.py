@@ -122,3 +122,14 @@ async def test_a_panel_shows_plots_of_what_was_chosen_and_says_why_one_is_empty(
     file = await Renderer(page).file()
     assert "<svg" in file and "svg.plot" in file and "alert(1)</script>" not in file
     assert "href=" not in file and "src=" not in file and "url(" not in file, "one file, and nothing from elsewhere"
+
+
+@pytest.mark.parametrize("scale", [*Scale])
+@pytest.mark.parametrize("has_diagonal", [False, True])
+def test_one_number_so_large_that_the_axis_has_no_length_is_drawn_in_the_middle(
+    scale: Scale, has_diagonal: bool
+) -> None:
+    large = 2.882303761517118e17
+    for x, y in ((large, 0.0), (0.0, large), (large, large)):
+        drawn = svg(Plot("t", Axis("x", scale), Axis("y", scale), [Dots("a", [Dot(x, y)])], has_diagonal=has_diagonal))
+        assert "nan" not in drawn
