@@ -30,9 +30,9 @@ def test_an_armed_gate_holds_one_thread_until_it_is_let_go(folder: Path) -> None
     for thread in threads:
         thread.start()
     until(lambda: len(went_on) == 2, timeout_s=5.0)
-    held = armed.with_suffix(".held")
+    held, who = armed.with_suffix(".held"), armed.with_suffix(".who")
     assert held.exists() and not armed.exists()
-    assert "batch" in armed.with_suffix(".who").read_text()
+    until(lambda: who.exists() and "batch" in who.read_text(), timeout_s=5.0)       # written after the gate is held
     held.unlink()
     until(lambda: len(went_on) == 3, timeout_s=5.0)
 
