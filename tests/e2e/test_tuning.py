@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.e2e]
 
 SETTINGS = {
     "RECMESH_CORES": "1.4", "RECMESH_PLAN_INTERVAL_S": "1", "RECMESH_PLAN_SETTLE_S": "2", "RECMESH_PLAN_WINDOW_S": "6",
-    "RECMESH_PLAN_TOLERANCE": "0.5",
     "RECMESH_QUOTAS": '{"capped": {"cpu": 0.8, "memory_gib": 64}}',
 }  # fmt: skip
 
@@ -52,10 +51,11 @@ def main(job):
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[WholeMesh]:
+def mesh(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[WholeMesh]:
+    """A test's parameter adds settings of its own."""
     made = WholeMesh(tmp_path)
     made.home.root.mkdir()
-    lines = [f"{name} = '{value}'" for name, value in SETTINGS.items()]
+    lines = [f"{name} = '{value}'" for name, value in (SETTINGS | getattr(request, "param", {})).items()]
     made.home.config_file.write_text("\n".join(["[env]", *lines, ""]))
     made.up()
     yield made
@@ -89,6 +89,8 @@ def test_a_job_that_began_too_small_grows_to_what_its_machine_allows(mesh: Whole
     mesh.asked(lambda client: client.stop(job_id))
 
 
+# All workers share one pace here: where a busy machine holds it up, that is no fault of the change.
+@pytest.mark.parametrize("mesh", [{"RECMESH_PLAN_TOLERANCE": "0.5"}], indirect=True)
 def test_a_job_that_began_too_large_gives_back_while_it_trains_and_loses_nothing(mesh: WholeMesh) -> None:
     hurry, epochs = mesh.folder / "hurry", 75
     spec = endless(mesh, "large", replicas=3, env={

@@ -161,22 +161,22 @@ class Book:
         now, more = self._clock.now(), Resources()
         for role, (at, plan) in entry.given.items():
             if now - at <= self._interval_s:
-                more = more.plus(_positive(_counted(plan).plus(_counted(entry.has.get(role)), -1.0)))
+                more = more.plus(_positive(counted(plan).plus(counted(entry.has.get(role)), -1.0)))
         return more
 
     def _held(self, entry: _Entry) -> Resources:
         """What it has and what it was promised beyond that."""
         if not entry.has:       # it has not told yet: it starts
-            return _summed(_counted(plan) for _, plan in entry.given.values())
-        return _summed([self._promised(entry), *map(_counted, entry.has.values())])
+            return _summed(counted(plan) for _, plan in entry.given.values())
+        return _summed([self._promised(entry), *map(counted, entry.has.values())])
 
 
 def _summed(each: Iterable[Resources]) -> Resources:
     return reduce(Resources.plus, each, Resources())
 
 
-def _counted(plan: RolePlan | None) -> Resources:
-    """A process without a limit counts as one core."""
+def counted(plan: RolePlan | None) -> Resources:
+    """What all processes of a role hold; one without a limit counts as one core."""
     if plan is None:
         return Resources()
     one = total([plan])

@@ -15,14 +15,14 @@ from recmesh.plugins.streams import GROUP, Schedule, StreamPlanner, StreamView
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
 from recmesh.runtime.telemetry import Metrics
-from services.brain.app.book import Book
+from services.brain.app.book import Book, counted
 from services.brain.app.jobs import check_job
 from services.brain.domain import online
-from services.brain.domain.model import Fit, Look, Plan, Profile, RolePlan, ScheduleStep
+from services.brain.domain.model import Fit, Look, Plan, Profile, ScheduleStep
 from services.brain.domain.online import Coming, OnlineAsk
 from services.brain.domain.streams import STREAM_PLANNERS
 from services.brain.domain.streams.fallback import Band, Measured, corrected
-from services.brain.domain.views import ANY_GPU, UNLIMITED_CPU, learned, total
+from services.brain.domain.views import ANY_GPU, learned
 from services.brain.peers import Forecaster
 from services.brain.store import SqlStore
 
@@ -175,9 +175,9 @@ class Scheduling:
         bound = next((each for each in ask.limits if each.role == "worker"), None)
         if bound is None or bound.pinned is not None:
             return worker.replicas if bound is None else bound.pinned or worker.replicas
-        one = _counted(worker)
+        one = counted(replace(worker, replicas=1))
         if ask.rules.workers_per_ps > 0:
-            one = one.plus(_counted(ps), 1.0 / ask.rules.workers_per_ps)
+            one = one.plus(counted(replace(ps, replicas=1)), 1.0 / ask.rules.workers_per_ps)
         kinds = [worker.gpu_kind or ANY_GPU] if worker.gpu else []
         rooms = [self._book.room(ask.free, but=ask.job.job_id, kinds=kinds), self._book.to_grow(ask.job.owner)]
         more = min([_times(one, room) for room in rooms if room is not None], default=math.inf)
@@ -252,12 +252,6 @@ def _past_workers(
     begins = now - (len(past) - np.arange(len(past))) * ask.rules.step_s
     held: Floats = counts[np.clip(np.searchsorted(moments, begins, side="right") - 1, 0, len(counts) - 1)]
     return held
-
-
-def _counted(plan: RolePlan) -> Resources:
-    """One process; without a limit it counts as one core."""
-    one = total([replace(plan, replicas=1)])
-    return one if plan.cpu else replace(one, cpu=UNLIMITED_CPU)
 
 
 def _times(one: Resources, room: Resources) -> float:

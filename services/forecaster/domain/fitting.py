@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from recmesh.plugins.forecasting import Fitted, Forecaster, Ints, SeriesView
+from recmesh.plugins.forecasting import Fitted, Forecaster, Ints
 from services.forecaster.domain.backtest import rolled, tested, told_of, view_of
 from services.forecaster.domain.conformal import LEAST_ERRORS, offsets, scale_of
 from services.forecaster.domain.drift import Drift, likeness_of, verdict
@@ -114,22 +114,20 @@ def fit(
     found, (used, its_shift) = judged[best], tries[best]
     view = view_of(used, len(used.values), leads, seconds)
     by_name = {each.name: each for each in forecasters}
-    models = {name: _learned(by_name[name], view, rng) or found.fitted[name] for name in found.choice.names}
+    models, failed = dict(found.fitted), dict(found.failed)
+    for name in found.choice.names:
+        try:
+            models[name] = by_name[name].fit(view, rng)
+        except Exception as error:  # somebody else's model; what was tested on the first part goes on
+            failed[name] = f"{told_of(error)} (on all values; it goes by the first of them)"
+    models = {name: models[name] for name in found.choice.names}
     return Kept(
         step_s=history.step_s, seasons=history.seasons, leads=leads, start=used.start, fitted_at=used.end,
         models=models, choice=found.choice, origins=used.start + found.origins, said=found.said,
         shift=its_shift, drift=drift,
         dear=any(each.dear for each in forecasters), loss=found.newest, cheap_loss=found.newest_cheap,
-        failed=found.failed,
+        failed=failed,
     )  # fmt: skip
-
-
-def _learned(forecaster: Forecaster, view: SeriesView, rng: np.random.Generator) -> Fitted | None:
-    """None where it breaks on the whole history: then what was tested on its first part goes on."""
-    try:
-        return forecaster.fit(view, rng)
-    except Exception:  # somebody else's model; it answered in the test
-        return None
 
 
 def _with_seasons(history: History) -> History:

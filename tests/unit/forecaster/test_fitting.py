@@ -154,6 +154,27 @@ class _BreaksLater:
         return np.asarray(self._values[origins[:, None] + leads[None, :] - 1])
 
 
+class _BreaksOnAll(_BreaksLater):
+    """It learns from a part, and not from all."""
+
+    name = "breaks-on-all"
+
+    def fit(self, view: SeriesView, rng: np.random.Generator) -> Fitted:
+        if len(view.values) == self._end:
+            raise ArithmeticError("too much")
+        return super().fit(view, rng)
+
+
+def test_a_chosen_model_that_cannot_learn_from_all_goes_on_as_it_was_tested_and_that_is_told() -> None:
+    values, end = daily(24 * 20), 24 * 18
+    best, past = _BreaksOnAll(values, end, None), history(values[:end])
+    kept = fit(past, horizon=4, forecasters=[*CHEAP, best], rng=np.random.default_rng(0))
+    assert kept.choice.used == ["breaks-on-all"]
+    assert "breaks-on-all failed: ArithmeticError: too much (on all values" in speak(
+        kept, past, horizon=4, level=0.8
+    ).note
+
+
 @pytest.mark.parametrize("broken", [None, np.nan])
 def test_a_chosen_model_that_breaks_later_is_left_out_and_the_others_answer(
     broken: float | None, monkeypatch: pytest.MonkeyPatch
