@@ -28,6 +28,7 @@ from tests.support.topics import MemoryTopic
 from tests.support.waiting import until
 
 TOOLS = Path(__file__).parents[3] / "shared" / "tools"
+ATTEMPTS = 3
 T = TypeVar("T")
 Put = Callable[[int, bytes, float], None]
 """partition, value, time of the event in unix seconds."""
@@ -62,13 +63,27 @@ def _broker(folder: Path, **settings: str) -> Iterator[str]:
     if not start.exists() or shutil.which("java") is None:
         pytest.skip("needs shared/tools/kafka-broker and a Java runtime")
     more = [word for name, value in settings.items() for word in ("--set", f"{name.replace('_', '.')}={value}")]
-    up = subprocess.run(
-        [start, "up", folder, "--ttl", "900", *more], capture_output=True, text=True, timeout=120, check=True
-    )
+    folder, address = _started(start, folder, more)
     try:
-        yield up.stdout.strip().splitlines()[-1].split()[-1]
+        yield address
     finally:
         subprocess.run([start, "down", folder], capture_output=True, timeout=60, check=False)
+
+
+def _started(start: Path, folder: Path, more: list[str]) -> tuple[Path, str]:
+    """Its folder and address. The port is picked seconds before Java takes it, so another may have: once more, then."""
+    told = []
+    for attempt in range(ATTEMPTS):
+        home = folder / str(attempt)
+        up = subprocess.run(
+            [start, "up", home, "--ttl", "900", *more], capture_output=True, text=True, timeout=120, check=False
+        )
+        if up.returncode == 0:
+            return home, up.stdout.strip().splitlines()[-1].split()[-1]
+        log = home / "broker.log"
+        told += [up.stderr.strip(), log.read_text()[-2000:] if log.exists() else "no broker.log"]
+        subprocess.run([start, "down", home], capture_output=True, timeout=60, check=False)
+    pytest.fail("\n".join(["the broker did not start", *told]))
 
 
 @pytest.fixture(scope="module")
