@@ -1,8 +1,8 @@
-"""`python -m bench NAME [--quick] [--json]`; without a name, what there is."""
+"""`python -m bench NAME [--quick] [--json]`; without a name, or with `--list`, what there is."""
 
 import argparse
+import ast
 import importlib
-import inspect
 import pkgutil
 import signal
 import sys
@@ -29,17 +29,25 @@ def main(argv: list[str]) -> int:
     parser.add_argument("name", nargs="?", choices=names(), help="which figures")
     parser.add_argument("--quick", action="store_true", help="within a minute, with smaller sizes")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--list", action="store_true", help="each benchmark with a line of what it measures")
     options = parser.parse_args(argv)
-    if options.name is None:
-        for name in names():
-            doc = inspect.getdoc(importlib.import_module(f"bench.{name}")) or ""
-            print(f"{name:<12} {doc.splitlines()[0] if doc else ''}")
+    if options.list or options.name is None:
+        listed = names()
+        width = max(map(len, listed))
+        for name in listed:
+            print(f"{name:<{width}}  {_first_line(name)}")
         return 0
     for number in (signal.SIGTERM, signal.SIGINT):     # a shell's background jobs ignore SIGINT by default
         signal.signal(number, _end)                    # unwinds, so that the mesh is taken down
     result: Result = importlib.import_module(f"bench.{options.name}").run(quick=options.quick)
     print(result.as_json() if options.json else result.as_table())
     return 0
+
+
+def _first_line(name: str) -> str:
+    """Of the module's docstring; nothing of it is imported, as that would ask for all that benchmarks need."""
+    source = Path(__file__).with_name(f"{name}.py").read_text()
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def _end(number: int, _: FrameType | None) -> None:

@@ -1,11 +1,13 @@
 """submit, jobs, describe, events, stop, scale, resize, delete, top."""
 
 import json as json_module
+import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recmesh.cli import output
+from recmesh.cli import narration, output
 from recmesh.cli.connect import connect
 from recmesh.cli.exit_codes import ExitCode
 from recmesh.cli.options import FileArgument, HomeOption, JobArgument, JsonOption
@@ -13,7 +15,7 @@ from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violatio
 
 if TYPE_CHECKING:
     from recmesh.client import Client, Job, Role
-    from recmesh.client.views import Event, Serving
+    from recmesh.client.views import Serving
 
 _JOB_COLUMNS = [
     "id",
@@ -155,13 +157,28 @@ def describe(job: JobArgument, home: HomeOption = None, json: JsonOption = False
 def events(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what is measured every few seconds: lag, progress, AUC by the minute.")
+    ] = False,
+    type_: Annotated[
+        list[str] | None,
+        typer.Option("--type", help="Only these: job.decided, topic.observed, 'job.*'.", metavar="TYPE"),
+    ] = None,
     home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what has happened to a job."""
+    """Show what has happened to a job; what is only measured now and then is hidden unless it is asked for."""
+    wanted = type_ or []
+    narration.check_types(wanted)
+    hidden: Counter[str] = Counter()
     with connect(home) as mesh:
         for event in mesh.follow(mesh.find_job(job)) if follow else mesh.events(mesh.find_job(job)):
-            print(json_module.dumps(event.model_dump()) if json else event_line(event), flush=follow)
+            if not narration.is_wanted(event.type, wanted, everything=everything or json):
+                hidden[event.type] += not wanted
+                continue
+            print(json_module.dumps(event.model_dump()) if json else narration.line(event), flush=follow)
+    if told := ", ".join(f"{count:,} {name}" for name, count in sorted(hidden.items()) if count):
+        print(f"hidden: {told} (--all or --type shows them)", file=sys.stderr)
 
 
 def stop(
@@ -337,33 +354,11 @@ def _metric(job: "Job", name: str) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def event_line(event: "Event") -> str:
-    """One line: when, what, and the facts that are known."""
-    at = output.clock(event.time) if isinstance(event.time, float) else event.time
-    known = {key: value for key, value in event.data.items() if value not in (None, "") and key != "job_id"}
-    facts = " ".join(f"{key}={_short(value)}" for key, value in known.items())
-    return f"{at}  {event.type:<24}  {facts}".rstrip()
-
-
-def _short(value: Any) -> str:
-    match value:
-        case bool():
-            text = "yes" if value else "no"
-        case float():
-            text = output.number(value)
-        case dict():
-            text = ",".join(f"{key}:{_short(item)}" for key, item in value.items())
-        case str() if len(value) == 32 and not value.strip("0123456789abcdef"):
-            text = value[:8]  # an incarnation
-        case _:
-            text = str(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
 def _wait(mesh: "Client", job_id: str, *, json: bool) -> None:
     for event in mesh.follow(job_id):
         if not json:
-            print(event_line(event), flush=True)
+            if event.type == "job.progressed" or narration.is_wanted(event.type, (), everything=False):
+                print(narration.line(event), flush=True)
     job = mesh.job(job_id)
     if json:
         output.print_json(job.model_dump())

@@ -3,7 +3,7 @@
 import os
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,11 @@ from recmesh.cli.exit_codes import ExitCode
 from recmesh.cli.mesh import exits, state, stop
 from recmesh.cli.mesh.home import Home
 from recmesh.cli.options import HomeOption, JsonOption, home_of
+from recmesh.runtime import variables
 from recmesh.runtime.errors import MeshError
+
+if TYPE_CHECKING:
+    from recmesh.cli.mesh.start import UpResult
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +42,8 @@ def up(
     timeout: Annotated[float, typer.Option(help="Seconds until everything must be ready.")] = 180.0,
     json: JsonOption = False,
 ) -> None:
-    """Start the mesh on this machine, or find it running."""
+    """Start the mesh on this machine, or find it running; what changed settings come to is told."""
+    from recmesh.cli.mesh import config as configuration
     from recmesh.cli.mesh.start import UpOptions
     from recmesh.cli.mesh.start import up as start
 
@@ -46,18 +51,29 @@ def up(
     ours = {name for name in os.environ if name.startswith("RECMESH_") and not name.startswith("RECMESH_BENCH_")}
     if listed := ", ".join(sorted(ours - _OF_THE_SHELL)):
         print(f"note: {listed}: services get none of the shell's; write [env] in {folder.config_file}", file=sys.stderr)
+    for name, nearest in variables.unknown(ours).items():
+        print(f"warning: {variables.complaint(name, nearest)}", file=sys.stderr)
+    given = configuration.read(folder.config_file).get("env", {})
+    for name, nearest in variables.unknown(given).items():
+        print(f"warning: {folder.config_file}, [env]: {variables.complaint(name, nearest)}", file=sys.stderr)
     progress = _Progress(quiet=json)
     try:
         result = start(folder, os.environ, UpOptions(listen=listen, timeout_s=timeout), on_progress=progress)
     finally:
         progress.end()
     if json:
-        output.print_json(_document(folder, result.mesh) | {"ran_already": result.ran_already})
+        done = {name: getattr(result, name) for name in ("ran_already", "changed", "restarted", "kept")}
+        output.print_json(_document(folder, result.mesh) | done)
         return
     if result.ran_already:
-        print(f"The mesh in {folder.root} is running.")
+        print(f"The mesh in {folder.root} is running, with these settings: nothing was done.")
+    elif result.changed or result.restarted:
+        print(f"The mesh in {folder.root} was running, and has other settings now ({result.seconds:.1f} s).")
+        print(_done(result))
     else:
         print(f"The mesh in {folder.root} is up ({result.seconds:.1f} s).")
+    for name in result.kept:
+        print(f"note: {name} of {folder.config_file} waits: `up` was told otherwise, which `recmesh down` forgets")
     _print_components(result.mesh)
     if result.mesh.gateway:
         print(f"\nREST API  {result.mesh.gateway}/v1  (described at {result.mesh.gateway}/docs)")
@@ -160,6 +176,14 @@ def version(json: JsonOption = False) -> None:
         output.print_json({"recmesh": mine, "python": sys.version.split()[0]})
     else:
         print(f"recmesh {mine} (Python {sys.version.split()[0]})")
+
+
+def _done(result: "UpResult") -> str:
+    """What a change of settings came to."""
+    what = f"Changed: {', '.join(result.changed) or 'how they are started'}. "
+    if not result.restarted:
+        return what + "No process had to be started again."
+    return f"{what}Started again for it: {', '.join(result.restarted)}; jobs go on."
 
 
 def _document(folder: Home, mesh: state.MeshState) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from pydantic import ValidationError
 from recmesh.client.packing import pack
 from recmesh.client.problems import error_of
 from recmesh.client.views import OVER, Checkpoint, Event, Job, JobPage, Model, RoleLog, View
-from recmesh.runtime.errors import DeadlineExceeded, Internal, NotFound, Unavailable
+from recmesh.runtime.errors import DeadlineExceeded, Internal, MeshError, NotFound, Unavailable
 
 V = TypeVar("V", bound=View)
 _FIRST_RETRY_S = 0.1
+_AWAY = "SERVICE_AWAY"
+"""gateway has looked for the service behind it for a while, and somebody waits: no second look."""
 _REOPEN_S = 0.5
 _LAST_LOOKS = 4
 _RETRIED = frozenset({502, 503})
@@ -293,6 +295,7 @@ class Client:
         timeout_s = timeout_s or self._timeout_s
         deadline = time.monotonic() + timeout_s
         may_retry = retry or method == "GET"
+        error: MeshError | None = None
         delay_s = _FIRST_RETRY_S
         while True:
             try:
@@ -301,9 +304,10 @@ class Client:
                 if response.is_success:
                     return response
                 error = error_of(response)
-                again = may_retry and response.status_code in _RETRIED
+                again = may_retry and response.status_code in _RETRIED and error.reason != _AWAY
             except httpx.TimeoutException as cause:
-                raise DeadlineExceeded(f"{self.url} did not answer within {timeout_s:g} s") from cause
+                # What an earlier try was told says more than that the last one had no time left.
+                raise error or DeadlineExceeded(f"{self.url} did not answer within {timeout_s:g} s") from cause
             except httpx.TransportError as cause:
                 error = Unavailable(f"{self.url} cannot be reached: {cause}")
                 again = may_retry

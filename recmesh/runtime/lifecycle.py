@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 import orjson
 
-from recmesh.runtime import clock, gates, telemetry
+from recmesh.runtime import clock, gates, telemetry, variables
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import (
     FailedPrecondition,
@@ -232,6 +232,8 @@ def _main(
     try:
         settings = ServiceSettings.from_env(env, "RECMESH_")
         telemetry.setup(service, settings)
+        for name, nearest in variables.unknown(env).items():
+            _log.warning("%s", variables.complaint(name, nearest))
         gates.install(env, who=service)
         clock.install(env, who=service)
     except MeshError as error:

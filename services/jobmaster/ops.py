@@ -96,7 +96,7 @@ def page(jobs: Jobs, charts: Recorder) -> Page:
                 lambda: _job_rows(jobs), empty="no job yet: recmesh submit job.yaml",
             ),
             Chart("Throughput", lambda: _points(charts, RATE), unit="samples/s"),
-            Chart("AUC by the minute, test-then-train", lambda: _auc(jobs), unit=""),
+            Chart("AUC by the minute, test-then-train", lambda: _auc(jobs), from_zero=False),
             Chart("Lag of jobs on topics", lambda: _points(charts, LAG), unit="s"),
             Chart("A step of the newest job's workers", lambda: _points(charts, STEP), unit="s"),
             Table(
@@ -164,7 +164,7 @@ def _job_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
         share = status.samples / status.total if is_known else 0.0
         yield [
             run.job_id, run.spec.owner, state(status.phase),
-            Cell(f"{share:.0%}" if is_known else "", share=min(1.0, share)),
+            Cell(f"{share:.0%}", share=min(1.0, share)) if is_known else "",
             "" if status.has_ended else text.count(status.samples_per_s),
             _metric(status.metrics, "eval_logloss", "eval_loss", "loss"),
             _metric(status.metrics, "eval_auc", "auc"),

@@ -11,6 +11,7 @@ from recmesh.runtime.ops.panels import Points, Value
 from recmesh.runtime.readiness import Readiness
 from services.shardsvc.app import Datasets, Lags, RunProgress, Runs
 from services.shardsvc.config import Config
+from services.shardsvc.domain.alignment import Lag
 from services.shardsvc.domain.dataset import Dataset
 from services.shardsvc.domain.lease import Cause
 
@@ -105,7 +106,7 @@ class View:
         for job_id, lags in sorted(self._lags.known.items()):
             for lag in sorted(lags, key=lambda each: -each.lag_s)[:MOST_HOLDERS]:
                 yield [
-                    job_id, lag.uri, state("assigned" if lag.assigned else "unassigned"), lag.offset, lag.end,
+                    job_id, lag.uri, _standing(lag), lag.offset, lag.end,
                     text.count(lag.end - lag.offset), text.duration(lag.lag_s),
                 ]  # fmt: skip
 
@@ -143,6 +144,15 @@ class View:
             ]
             for dataset in self._known
         ]  # fmt: skip
+
+
+def _standing(lag: Lag) -> Cell:
+    """How a partition is: a job has it for as long as it is listed, also while it has nothing to train of it."""
+    if lag.offset >= lag.end:
+        return Cell("caught up", Tone.OK)
+    if lag.assigned:
+        return Cell("in training", Tone.OK)
+    return Cell("just arrived", Tone.IDLE)       # its messages are no tasks yet
 
 
 def _state(run: RunProgress) -> Cell:

@@ -44,7 +44,14 @@ class UpResult:
 
     mesh: state.MeshState
     ran_already: bool
+    """With these settings: nothing was done."""
     seconds: float
+    changed: tuple[str, ...] = ()
+    """Settings of a running mesh that are others than before: `listen`, `env.RECMESH_CORES`."""
+    restarted: tuple[str, ...] = ()
+    """Components that therefore were started again, or for the first time."""
+    kept: tuple[str, ...] = ()
+    """Settings of config.toml that do not hold, as an earlier `up` was told otherwise."""
 
 
 def up(
@@ -87,7 +94,26 @@ def up(
             if not before:  # a mesh that lived before stays in the supervisor's hands
                 stop.down(home)
             raise
-        return UpResult(mesh, bool(before) and unchanged, time.monotonic() - began)
+        changed, restarted = _difference(previous, wanted) if previous and before else ((), ())
+        kept = tuple(sorted(name for name in told if name in file_values and file_values[name] != told[name]))
+        return UpResult(mesh, bool(before) and unchanged, time.monotonic() - began, changed, restarted, kept)
+
+
+def _difference(previous: Round, wanted: Round) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of settings that differ, and of components that are started in another way, or were not there."""
+    old, new = _flat(previous.config), _flat(wanted.config)
+    changed = sorted(name for name in old | new if old.get(name) != new.get(name))
+    tags = {component.name: component.tag for component in previous.components}
+    again = [component.name for component in wanted.components if tags.get(component.name) != component.tag]
+    return tuple(changed), tuple(again)
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+    return found
 
 
 def check_listen(host: str) -> None:

@@ -89,6 +89,8 @@ class Chart:
     series: Callable[[], "Mapping[str, Points] | Awaitable[Mapping[str, Points]]"]
     unit: str = ""
     wide: bool = False
+    from_zero: bool = True
+    """False where changes matter and zero is far away, as it is of an AUC."""
     kind: str = field(default="chart", init=False)
 
 

@@ -86,7 +86,8 @@ class Renderer:
     async def _fragment(self, panel: Panel, choice: Choice) -> Fragment:
         try:
             if isinstance(panel, Chart):
-                return Fragment(chart=columns(await _ask(panel.series)))
+                scale = {} if panel.from_zero else {"from_zero": False}
+                return Fragment(chart=columns(await _ask(panel.series)) | scale)
             template = self._templates.get_template(f"{panel.kind}.html")
             return Fragment(html=template.render(**await _context(panel, choice)))
         except Exception as error:   # one broken panel must not hide the others

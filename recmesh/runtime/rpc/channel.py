@@ -20,25 +20,28 @@ from recmesh.runtime.tls import Tls
 Codec = Callable[[Any], Any] | None
 
 
-def channel(address: str, *, tls: Tls | None = None, token: str | None = None) -> grpc.aio.Channel:
+def channel(
+    address: str, *, tls: Tls | None = None, token: str | None = None, who: str = ""
+) -> grpc.aio.Channel:
     """A channel for the generated stubs; connects lazily, reconnects by itself, for ever.
 
     A call without a timeout gets 10 s (not streams), never more than what is left of the inbound call
-    being answered. UNAVAILABLE is retried by the service config within that time.
+    being answered. UNAVAILABLE is retried by the service config within that time. `who` is there: errors of the way
+    there name it beside the address.
     """
     options = channel_options(tls)
     if tls is None:
         inner = grpc.aio.insecure_channel(address, options=options)
     else:
         inner = grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
-    return MeshChannel(address, inner, token)
+    return MeshChannel(address, inner, token, who)
 
 
 class MeshChannel(grpc.aio.Channel):
     """gRPC's channel with deadline, token, trace, histogram and errors around each call."""
 
-    def __init__(self, address: str, inner: grpc.aio.Channel, token: str | None) -> None:
-        self.target = address
+    def __init__(self, address: str, inner: grpc.aio.Channel, token: str | None, who: str = "") -> None:
+        self.target = f"{who} at {address}" if who else address
         self.token = token
         self._inner = inner
 
@@ -106,6 +109,8 @@ class MeshChannel(grpc.aio.Channel):
         away = self.get_state() is not grpc.ChannelConnectivity.READY
         if isinstance(found, DeadlineExceeded) and away and not is_answer(error):
             return Unavailable(f"{self.target} cannot be reached", reason="UNREACHABLE")
+        if isinstance(found, DeadlineExceeded) and not is_answer(error):
+            return DeadlineExceeded(f"{self.target} did not answer in time")
         return found
 
 

@@ -61,7 +61,7 @@ class View:
                     empty="no external scaler has asked yet",
                 ),
                 Table(
-                    "Forecasts",
+                    "Newest forecasts",
                     ["made", "series", "model", "season", "history", "steps", "level", "backtest", "note"],
                     self._forecasts, empty="nobody has asked yet",
                 ),
@@ -143,7 +143,10 @@ class View:
             ]  # fmt: skip
 
     def _forecasts(self) -> Iterable[Sequence[Value]]:
-        for each in reversed(self._app.made):
+        newest: dict[tuple[str, int, float], Forecast] = {}
+        for each in reversed(self._app.made):       # one asker asks again and again: the last answer is of interest
+            newest.setdefault((each.series, len(each.points), each.level), each)
+        for each in newest.values():
             tone = Tone.OK if each.error_wape <= GOOD_WAPE else Tone.WARN if each.error_wape <= BAD_WAPE else Tone.BAD
             yield [
                 plots.moment(each.made), _link(each.series), each.model,

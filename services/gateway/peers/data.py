@@ -51,7 +51,7 @@ class DataPeer:
 
 
 class PlanningPeer:
-    """Forecasts and plans."""
+    """Forecasts and plans. Unavailable, soon, where the service that knows them is away."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -60,7 +60,7 @@ class PlanningPeer:
         self, series: str, *, horizon: int, step_s: float, level: float, season_s: float
     ) -> Document:
         """What is expected of a series, by forecaster."""
-        stub = forecaster_pb2_grpc.ForecasterStub(self._mesh.channel("forecaster"))
+        stub = forecaster_pb2_grpc.ForecasterStub(await self._mesh.present("forecaster"))
         request = forecaster_pb2.ForecastRequest(
             series=series, horizon=horizon, step_s=step_s, level=level, season_s=season_s
         )
@@ -68,18 +68,18 @@ class PlanningPeer:
 
     async def series(self, *, prefix: str, limit: int) -> Document:
         """The series that forecaster knows."""
-        stub = forecaster_pb2_grpc.ForecasterStub(self._mesh.channel("forecaster"))
+        stub = forecaster_pb2_grpc.ForecasterStub(await self._mesh.present("forecaster"))
         return document(
             await stub.Series(forecaster_pb2.SeriesRequest(prefix=prefix, limit=limit), timeout=QUICK_S)
         )
 
     async def rates(self, series: str, *, since: float, until: float, step_s: float, limit: int) -> Document:
         """What was measured of a series, by forecaster."""
-        stub = forecaster_pb2_grpc.ForecasterStub(self._mesh.channel("forecaster"))
+        stub = forecaster_pb2_grpc.ForecasterStub(await self._mesh.present("forecaster"))
         request = forecaster_pb2.HistoryRequest(series=series, since=since, until=until, step_s=step_s, limit=limit)
         return document(await stub.History(request, timeout=QUICK_S))
 
     async def explain(self, job_id: str) -> Document:
         """Why a job has the resources it has, by brain."""
-        stub = brain_pb2_grpc.BrainStub(self._mesh.channel("brain"))
+        stub = brain_pb2_grpc.BrainStub(await self._mesh.present("brain"))
         return document(await stub.Explain(brain_pb2.ExplainRequest(job_id=job_id), timeout=QUICK_S))

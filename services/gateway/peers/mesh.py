@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from recmesh.runtime.errors import MeshError
+from recmesh.runtime.errors import MeshError, Unavailable
 from recmesh.runtime.rpc import Tls, channel
 
 PROBE_S = 2.0
+PRESENT_S = 2.0
+"""A service that was killed is back within so long, mostly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Mesh:
     def __init__(self, addresses: Mapping[str, str], *, token: str | None, tls: Tls | None) -> None:
         self._addresses = dict(addresses)
         self._channels = {
-            service: channel(address, token=token, tls=tls)
+            service: channel(address, token=token, tls=tls, who=service)
             for service, address in addresses.items()
             if address
         }
@@ -49,6 +51,23 @@ class Mesh:
     def channel(self, service: str) -> grpc.aio.Channel:
         """The channel to a service that has an address."""
         return self._channels[service]
+
+    async def present(self, service: str) -> grpc.aio.Channel:
+        """The channel to a service that has an address, once it is connected; Unavailable says soon that it is not.
+
+        For calls that somebody waits for, and nothing is lost without: others wait as long as their deadline allows.
+        """
+        found = self._channels[service]
+        try:
+            async with asyncio.timeout(PRESENT_S):
+                await found.channel_ready()
+        except TimeoutError:
+            raise Unavailable(
+                f"{service} at {self._addresses[service]} does not run, or cannot be reached: `recmesh status` tells "
+                f"how it is, `recmesh logs {service}` why, and `recmesh up` starts it",
+                reason="SERVICE_AWAY",
+            ) from None
+        return found
 
     async def health(self) -> list[ServiceHealth]:
         """All services, asked at the same time."""

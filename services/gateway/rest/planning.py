@@ -36,7 +36,7 @@ def router(planning: PlanningPeer, mesh: Mesh, *, dashboards: Mapping[str, str],
         series: Annotated[str, Path(examples=["model/flights"], max_length=200)],
         horizon: Annotated[int, Query(ge=1, le=10_000, description="Steps ahead")] = 24,
         step_s: Annotated[float, Query(ge=0, description="Seconds of a step; 0: as measured")] = 0,
-        level: Annotated[float, Query(gt=0, lt=1, description="Of the interval")] = 0.9,
+        level: Annotated[float, Query(ge=0.5, le=0.999, description="Of the interval")] = 0.8,
         season_s: Annotated[float, Query(ge=0, description="Seconds of a season; 0: found")] = 0,
     ) -> Document:
         """Mean and interval of each step; of a watched series also how wrong forecasts were before, by lead."""

@@ -1,5 +1,6 @@
 """`/v1/forecasts` and `/v1/rates`: REST, through gateway's own peer, to forecaster's own gRPC."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from services.gateway.peers.mesh import Mesh
 from tests.support.forecasts import KnownFuture, SetClock
 from tests.support.gateway import gateway
 from tests.support.gateway import http as rest
+from tests.support.servers import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
 NOW = 1_700_000_040.0
@@ -66,3 +68,16 @@ async def test_refusals_are_problems_that_name_the_field(app: KnownFuture, http:
     assert unknown.status_code == 404 and "did you mean model/ctr" in unknown.text
     wrong = await http.get("/v1/rates/model/ctr", params={"step_s": 7})
     assert wrong.status_code == 400 and "step_s" in wrong.text
+
+
+async def test_a_forecaster_that_is_down_is_named_within_seconds_with_what_to_do(tmp_path: Path) -> None:
+    mesh = Mesh({"forecaster": f"127.0.0.1:{free_port()}"}, token=None, tls=None)
+    try:
+        async with asyncio.timeout(8), rest(gateway(tmp_path), planning=PlanningPeer(mesh)) as http:
+            answers = await asyncio.gather(*(
+                http.get(path) for path in ("/v1/forecasts", "/v1/forecasts/topic/flights", "/v1/rates/topic/flights")
+            ))    # calls wait 10 s for a server where nothing looks first
+    finally:
+        await mesh.stop()
+    assert {(each.status_code, each.json()["reason"]) for each in answers} == {(503, "SERVICE_AWAY")}
+    assert all("forecaster at 127.0.0.1" in each.text and "recmesh logs forecaster" in each.text for each in answers)

@@ -188,6 +188,16 @@ def test_changed_settings_restart_only_what_they_concern(home: Home) -> None:
     after = pids(home)
     assert result.mesh.ready and not result.ran_already
     assert after["valkey"] == before["valkey"] and after["one"] != before["one"]
+    assert (result.changed, result.restarted, result.kept) == (("log_level",), ("one", "two"), ())
+    home.config_file.write_text('log_level = "debug"\nrestart_delay_s = 7.0\n')
+    result = start(home)
+    assert (result.changed, result.restarted, pids(home)) == (("restart_delay_s",), (), after)
+
+
+def test_a_setting_that_an_earlier_up_was_told_otherwise_is_named(home: Home) -> None:
+    start(home, listen="127.0.0.1")
+    home.config_file.write_text('listen = "localhost"\n')
+    assert start(home).kept == ("listen",)
 
 
 def test_a_service_that_does_not_start_is_one_error_with_its_last_word(home: Home) -> None:

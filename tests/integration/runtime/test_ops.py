@@ -193,3 +193,13 @@ async def test_a_recorder_keeps_the_newest_values() -> None:
     await recorder.stop()
     assert len(recorder.points()["rate"]) == 5
     assert recorder.recent("rate", 2)[-1] == figures["rate"]
+
+
+async def test_a_chart_says_where_its_scale_does_not_begin_at_zero() -> None:
+    charts = [Chart("AUC", lambda: {"late": [(1.0, 0.7)]}, from_zero=False), Chart("pace", dict)]
+    async with shown(Page("small", charts)) as server, httpx.AsyncClient(trust_env=False, timeout=20) as client:
+        async with client.stream("GET", server.address + "/events") as response:
+            heard = events(response.aiter_lines())
+            await anext(heard)
+            _, panels = await anext(heard)
+    assert [panels[key]["chart"].get("from_zero", True) for key in ("0", "1")] == [False, True]

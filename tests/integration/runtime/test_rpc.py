@@ -316,11 +316,11 @@ async def test_a_call_without_a_deadline_gets_one() -> None:
 
 @pytest.mark.asyncio
 async def test_a_slow_server_is_told_apart_from_one_that_is_not_there() -> None:
-    async with served() as server, channel(server.address) as mesh:
-        with pytest.raises(DeadlineExceeded):
+    async with served() as server, channel(server.address, who="jobmaster") as mesh:
+        with pytest.raises(DeadlineExceeded, match=r"jobmaster at [0-9.:]+ did not answer in time"):
             await jobmaster_pb2_grpc.JobsStub(mesh).Get(job("slow"), timeout=0.3)
-    async with channel(f"127.0.0.1:{free_port()}") as nobody:
-        with pytest.raises(Unavailable, match="cannot be reached"):
+    async with channel(f"127.0.0.1:{free_port()}", who="jobmaster") as nobody:
+        with pytest.raises(Unavailable, match=r"jobmaster at [0-9.:]+ cannot be reached"):
             await jobmaster_pb2_grpc.JobsStub(nobody).Get(job("x"), timeout=0.3)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from recmesh.cli import checkpoint_verbs, data_verbs, job_verbs, log_verbs, output
+from recmesh.cli import checkpoint_verbs, data_verbs, job_verbs, log_verbs, narration, output
 from recmesh.cli.exit_codes import ExitCode, exit_code
 from recmesh.client.views import Checkpoint, Event, Job, Role, RoleLog
 from recmesh.runtime.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, Unavailable
@@ -135,10 +135,10 @@ def test_an_event_is_one_line_of_what_is_known() -> None:
         "role": "ps", "index": 0, "incarnation": "054f31ec81cd4205b287e5879dc23587", "exit_code": None, "reason": "",
         "expected": True, "metrics": {"auc": 0.58516}, "rate": 5219.37, "job_id": "j",
     }
-    line = job_verbs.event_line(Event(type="job.role_exited", time="12:00:00", data=data))
+    line = narration.line(Event(type="role.seen", time="12:00:00", data=data))
     assert line == (
-        "12:00:00  job.role_exited         "
-        "  role=ps index=0 incarnation=054f31ec expected=yes metrics=auc:0.585 rate=5,219"
+        "12:00:00  role.seen                 "
+        "role ps, index 0, incarnation 054f31ec, expected yes, metrics auc 0.585, rate 5,219"
     )
 
 

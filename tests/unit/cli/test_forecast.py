@@ -1,13 +1,18 @@
 """`recmesh forecast`: series, a forecast with its chart, and how wrong it was; as text and as JSON."""
 
+import inspect
 import json
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from recmesh.cli import forecast_verbs
 from recmesh.cli.charts import bars
+from recmesh.client import Client
 from recmesh.runtime.errors import InvalidArgument, NotFound
+from services.forecaster.domain.forecast import DEFAULT_LEVEL, MAX_LEVEL, MIN_LEVEL, Ask, checked_ask
+from services.gateway.rest.planning import router
 
 AT = 1_700_000_000.0
 TOLD: dict[str, Any] = {
@@ -103,3 +108,18 @@ def test_bars_rise_with_their_values_and_fit_the_width() -> None:
     assert lines == ["       8    █|·", "            █|·", "           ██|▒", "       0  ▄██|▒"]
     assert max(map(len, bars([1.0] * 1000, [(1.0, 2.0)] * 1000, width=60))) <= 60
     assert bars([], []) == [] and bars([0.0], [])[-1] == "       0"
+
+
+def test_the_level_of_an_interval_has_one_default_wherever_it_is_asked_for() -> None:
+    app = FastAPI()
+    app.include_router(router(None, None, dashboards={}, version=""))    # type: ignore[arg-type]  # no call is made
+    asked = app.openapi()["paths"]["/v1/forecasts/{series}"]["get"]["parameters"]
+    rest = next(each["schema"] for each in asked if each["name"] == "level")
+    defaults = {
+        "CLI": inspect.signature(forecast_verbs.forecast).parameters["level"].default,
+        "client": inspect.signature(Client.forecast).parameters["level"].default,
+        "REST": rest["default"],
+        "forecaster": checked_ask(Ask("s", 1, level=0.0)).level,
+    }
+    assert set(defaults.values()) == {DEFAULT_LEVEL}, defaults
+    assert (rest["minimum"], rest["maximum"]) == (MIN_LEVEL, MAX_LEVEL)

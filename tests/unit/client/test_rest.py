@@ -110,6 +110,30 @@ def test_a_mesh_that_cannot_be_reached_is_unavailable_within_the_deadline() -> N
         mesh.jobs()
 
 
+def test_a_service_that_gateway_says_is_away_is_named_at_once() -> None:
+    calls: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        calls.append(request.url.path)
+        return problem(503, "SERVICE_AWAY", "forecaster at x does not run")
+
+    with client(handler) as mesh, pytest.raises(Unavailable, match="forecaster at x"):
+        mesh.forecast("topic/flights")
+    assert len(calls) == 1
+
+
+def test_where_tries_end_without_an_answer_the_one_before_is_told() -> None:
+    answers = iter([problem(503, "UNREACHABLE", "jobmaster at x cannot be reached")])
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        for answer in answers:
+            return answer
+        raise httpx.ReadTimeout("no time left", request=request)
+
+    with client(handler) as mesh, pytest.raises(Unavailable, match="jobmaster at x"):
+        mesh.job("j")
+
+
 def test_the_api_key_goes_along() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         assert request.headers["Authorization"] == "Bearer k3y"

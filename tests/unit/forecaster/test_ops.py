@@ -7,9 +7,11 @@ import pytest
 import pytest_asyncio
 
 from recmesh.runtime.ops.plots import svg
+from services.forecaster.domain.forecast import Ask
 from services.forecaster.domain.scaling import scaling
 from services.forecaster.domain.series import Point
 from services.forecaster.ops import View
+from services.forecaster.ops.plots import moment
 from services.forecaster.scaling import Scaler
 from tests.support.forecasts import KnownFuture, SetClock
 
@@ -74,3 +76,14 @@ async def test_those_who_scale_are_listed_with_why_there_is_no_forecast(app: Kno
     assert rows[0][3:] == ["7/s", "measured last", "no model answers"] and rows[1][4] == "forecast"
     assert shown.figures()["scaler_streams"] == 0
     await scaler.stop()
+
+
+async def test_who_asks_again_and_again_has_one_line_with_the_newest_answer(app: KnownFuture) -> None:
+    app.measured("qps")
+    for _ in range(5):
+        await app.forecast(Ask("qps", horizon=4))
+        app.clock.at += 10
+    await app.forecast(Ask("qps", horizon=8))
+    rows = list(view(app)._forecasts())
+    assert [row[5] for row in rows] == [8, 4]
+    assert rows[1][0] == moment(app.clock.at - 10)

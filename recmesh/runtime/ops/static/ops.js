@@ -46,7 +46,7 @@
     return "–";
   }
 
-  function options(names, rows, width) {
+  function options(names, rows, width, fromZero) {
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 },
                    ticks: { stroke: colour("--line"), width: 1, size: 5 }, font: "11px system-ui, sans-serif" };
     return {
@@ -55,7 +55,7 @@
         { ...axis, space: 70, size: 30, values: (_, ticks, __, ___, step) => ticks.map((at) => clock(at, step)) },
         { ...axis, size: 54, values: (_, ticks) => ticks.map(short) },
       ],
-      scales: { y: { range: (_, low, high) => low === null ? [0, 1] : uPlot.rangeNum(Math.min(low, 0), high || 1, 0.1, true) } },
+      scales: { y: { range: (_, low, high) => low === null ? [0, 1] : uPlot.rangeNum(fromZero ? Math.min(low, 0) : low, fromZero ? high || 1 : high, 0.1, fromZero) } },
       series: [{}, ...names.map((name, n) => ({ label: name, stroke: colour("--s" + (n % 6)), width: 1.7,
         points: { show: rows < 3 }, value: shown }))],
     };
@@ -84,7 +84,7 @@
     }
     if (known && known.plot) known.plot.destroy();
     body.replaceChildren();
-    const plot = new uPlot(options(columns.names, data[0].length, body.clientWidth), data, body);
+    const plot = new uPlot(options(columns.names, data[0].length, body.clientWidth, columns.from_zero !== false), data, body);
     charts.set(index, { plot, names, theme: root.dataset.theme, columns });
   }
 
