@@ -22,7 +22,7 @@ from recmesh.data.taskgraph import GROUP_BYTES, GROUP_FILES, TaskGraph
 from recmesh.data.windows import active, filled, turns
 from recmesh.spec.dataset import DatasetSpec
 
-DAYS, QUICK_DAYS, NAIVE_HOURS = 20, 1, 3
+DAYS, QUICK_DAYS, NAIVE_HOURS = 20, 1, 6
 TABLES, PER_FOLDER = 2, 58_333
 LISTING_S = 0.002
 BEGIN = 1_704_067_200
