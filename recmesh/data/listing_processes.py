@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -53,9 +54,13 @@ def written(fs: Any) -> str | None:
 class ListingProcesses:
     """A bounded number of them. Safe to share between threads."""
 
-    def __init__(self, *, most: int | None = None, idle_s: float = IDLE_S) -> None:
-        """`most`: None: one per core that this process may use."""
-        self._most = min(MOST, len(os.sched_getaffinity(0))) if most is None else most
+    def __init__(
+        self, *, most: int | None = None, idle_s: float = IDLE_S, load: Callable[[], float] = lambda: os.getloadavg()[0]
+    ) -> None:
+        """`most`: None: one per core that this process may use. `load`: of the machine, in threads that run."""
+        self._cores = len(os.sched_getaffinity(0))
+        self._most = min(MOST, self._cores) if most is None else most
+        self._load = load
         self._idle_s = idle_s
         self._free: list[tuple[float, _Process]] = []
         """Since when."""
@@ -70,7 +75,8 @@ class ListingProcesses:
 
         `fs`: as `written` tells it. `witness`: a file that is there.
         """
-        if fs in self._cannot:
+        # All together they take half as much again of a core per file: where no core is idle they slow the asker down.
+        if fs in self._cannot or self._load() - self._count - 1 >= self._cores:
             return None
         question = orjson.dumps({"fs": orjson.loads(fs), "way": way, "path": path, "witness": asdict(witness)})
         process = self._taken()

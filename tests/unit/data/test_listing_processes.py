@@ -22,8 +22,9 @@ PATIENCE_S = 60.0
 LISTS = """
 import sys, time
 from recmesh.data.listing import Lister
-from recmesh.data.listing_processes import beside
-lister = Lister(many_files=1)
+from recmesh.data.listing_processes import ListingProcesses
+beside = ListingProcesses(load=lambda: 0.0)
+lister = Lister(many_files=1, processes=beside)
 for folder in sys.argv[1:]:
     lister.files(folder + "/*")
 print(*beside.pids(), flush=True)
@@ -33,7 +34,7 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ListingProcesses]:
-    made = ListingProcesses(most=2)
+    made = ListingProcesses(most=2, load=lambda: 0.0)
     yield made
     made.close()
     assert not made.pids()
@@ -117,8 +118,16 @@ def test_few_files_start_no_process(folders: list[str]) -> None:
     assert not none.pids()
 
 
+def test_a_machine_without_a_core_to_spare_starts_none(folders: list[str]) -> None:
+    busy = ListingProcesses(load=lambda: 2.0 * len(os.sched_getaffinity(0)) + 1)
+    lister = Lister(processes=busy, many_files=1)
+    for folder in folders:
+        assert len(lister.files(f"{folder}/*")) == 3
+    assert not busy.pids()
+
+
 def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(folders: list[str]) -> None:
-    own = ListingProcesses(most=1, idle_s=0.5)
+    own = ListingProcesses(most=1, idle_s=0.5, load=lambda: 0.0)
     asked = Counting(own)
     lister = Lister(processes=asked, many_files=1)
     for folder in folders[:2]:
