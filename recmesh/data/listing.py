@@ -1,70 +1,39 @@
 """Listings of folders: each is asked for once, however many patterns, sources and streams need it.
 
-A listing is columns, not objects: a folder of an hour may have a hundred thousand files. What file systems tell of each
-of them is read once, and all else is done by Arrow and NumPy.
+Who lists many files has processes beside this one list them (`listing_processes`): one interpreter makes a million
+dictionaries of files per second, however many threads it has.
 """
 
 import fnmatch
 import re
 import threading
+import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import fsspec
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
-from fsspec.implementations.local import LocalFileSystem
 
-from recmesh.data.files import FileInfo, naming, tag_key, tag_of, tells_all
+from recmesh.data.filecolumns import WAYS, Files, Way
+from recmesh.data.files import FileInfo, naming
+from recmesh.data.listing_processes import ListingProcesses, beside, written
 from recmesh.data.tables import table_files
 from recmesh.spec.dataset import Source
 
 KEPT_FILES = 500_000
 """Files of listings that are kept, of all folders together; the newest listing always is."""
+MANY_FILES = 300_000
+"""Listed by one lister in a row: more of them are for other processes. They take this one .3 s, and a start as much."""
+IN_A_ROW_S = 60.0
 _MAGIC = re.compile(r"[*?\[]")
 
 Opened = Callable[[str], tuple[Any, str]]
 """A URL -> its file system, and the path there."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Files:
-    """Files in name order, by columns."""
-
-    uris: pa.LargeStringArray
-    sizes: npt.NDArray[np.int64]
-    tags: pa.LargeStringArray
-
-    @classmethod
-    def of(cls, uris: Iterable[str], sizes: Iterable[int], tags: Iterable[str]) -> "Files":
-        """From values of Python."""
-        return cls(_strings(uris), np.array([*sizes], np.int64), _strings(tags))
-
-    def __len__(self) -> int:
-        return len(self.uris)
-
-    def part(self, lo: int, hi: int) -> "Files":
-        """Files [lo, hi)."""
-        return self if (lo, hi) == (0, len(self)) else Files(self.uris[lo:hi], self.sizes[lo:hi], self.tags[lo:hi])
-
-    def take(self, order: npt.NDArray[np.int64]) -> "Files":
-        """File i of the answer is file order[i] of this."""
-        return Files(self.uris.take(pa.array(order)), self.sizes[order], self.tags.take(pa.array(order)))
-
-    def infos(self, lo: int, hi: int) -> list[FileInfo]:
-        """Files [lo, hi)."""
-        uris, tags = self.uris[lo:hi].to_pylist(), self.tags[lo:hi].to_pylist()
-        return [FileInfo(*each) for each in zip(uris, self.sizes[lo:hi].tolist(), tags, strict=True)]
-
-
-def _strings(values: Iterable[Any]) -> pa.LargeStringArray:
-    return pa.array([*values], pa.large_string())
 
 
 @dataclass
@@ -74,8 +43,14 @@ class Lister:
     open: Opened = fsspec.core.url_to_fs
     calls: int = 0
     """Listings that file systems were asked for."""
+    processes: ListingProcesses = beside
+    many_files: int = MANY_FILES
+    _row: tuple[float, int] = (0.0, 0)
+    """When this process listed last, and how many files so far in a row."""
     _kept: "OrderedDict[str, Future[Files]]" = field(default_factory=OrderedDict)
     _sizes: dict[str, int] = field(default_factory=dict)
+    _witnesses: dict[str, FileInfo] = field(default_factory=dict)
+    """A file that this process saw, by its file system as it is written down."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def files(self, pattern: str) -> Files:
@@ -87,8 +62,8 @@ class Lister:
             fs, path = self.open(pattern)
             folder, _, name = path.rpartition("/")
             if _MAGIC.search(folder) or "**" in name:
-                return self._once(pattern, lambda: self._matched(fs, path))
-            return matching(self._once(fs.unstrip_protocol(folder), lambda: self._listed(fs, folder)), name)
+                return self._once(pattern, lambda: self._listed(fs, "pattern", path))
+            return matching(self._once(fs.unstrip_protocol(folder), lambda: self._listed(fs, "folder", folder)), name)
 
     def table(self, source: Source, partition: Mapping[str, str]) -> Files:
         """The files of a table's newest snapshot that are of the partition."""
@@ -120,16 +95,26 @@ class Lister:
                     self._sizes.pop(key, None)
             fs.invalidate_cache(folder)
 
-    def _matched(self, fs: Any, path: str) -> Files:
-        fs.invalidate_cache()                   # of what file systems keep themselves: which folders, nobody knows
-        return _columns(fs, fs.glob(path, detail=True).values())
-
-    def _listed(self, fs: Any, folder: str) -> Files:
-        fs.invalidate_cache(folder)
-        try:
-            return _columns(fs, fs.ls(folder, detail=True))
-        except (FileNotFoundError, NotADirectoryError):
-            return Files.of((), (), ())
+    def _listed(self, fs: Any, way: Way, path: str) -> Files:
+        began, name = time.monotonic(), written(fs)
+        with self._lock:
+            last, count = self._row
+            are_many = count >= self.many_files and began < last + IN_A_ROW_S
+            witness = self._witnesses.get(name) if are_many and name is not None else None
+        if witness is not None and name is not None:
+            fs.invalidate_cache(*([path] if way == "folder" else []))       # what it had kept may be older
+            found = self.processes.ask(name, way, path, witness=witness)
+            if found is not None:
+                with self._lock:
+                    self._row = time.monotonic(), self._row[1]
+                return found
+        files = WAYS[way](fs, path)
+        with self._lock:
+            last, count = self._row
+            self._row = time.monotonic(), len(files) + (count if began < last + IN_A_ROW_S else 0)
+            if len(files) and name is not None:
+                self._witnesses[name] = files.infos(0, 1)[0]
+        return files
 
     def _once(self, key: str, listed: Callable[[], Files]) -> Files:
         with self._lock:
@@ -195,31 +180,3 @@ def matching(files: Files, name: str) -> Files:
 def _place(files: Files, text: str) -> int:
     """The first file that does not sort before the text."""
     return bisect_left(files.uris, text, key=lambda uri: str(uri.as_py()))
-
-
-def _columns(fs: Any, details: "Iterable[Mapping[str, Any]]") -> Files:
-    """Files, not folders, in name order."""
-    found = [each for each in details if each["type"] != "directory"]
-    if not found:
-        return Files.of((), (), ())
-    if not tells_all(fs, found[0]):
-        found = [fs.info(each["name"]) for each in found]
-    first = found[0]["name"]
-    prefix = "" if isinstance(fs, LocalFileSystem) else fs.unstrip_protocol(first).removesuffix(first)
-    uris = _strings([each["name"] for each in found])
-    if prefix:
-        uris = pc.binary_join_element_wise(pa.scalar(prefix, uris.type), uris, pa.scalar("", uris.type))
-    sizes = np.array([each["size"] or 0 for each in found], np.int64)
-    files = Files(uris, sizes, _tags(fs, found))
-    return files.take(pc.sort_indices(uris).to_numpy().astype(np.int64))
-
-
-def _tags(fs: Any, found: Sequence[Mapping[str, Any]]) -> pa.LargeStringArray:
-    """As `tag_of` each; most file systems' tags are plain text."""
-    key = tag_key(fs, found[0])
-    tags = [each.get(key) for each in found]
-    if set(map(type, tags)) == {str}:
-        plain = _strings(tags)
-        if not pc.any(pc.or_(pc.equal(plain, ""), pc.starts_with(plain, '"'))).as_py():
-            return plain
-    return _strings(tag_of(fs, each["name"], each) for each in found)

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recmesh.data.faults import in_stream, wrong
+from recmesh.data.filecolumns import Files
 from recmesh.data.files import FileInfo
-from recmesh.data.listing import Files, Lister
+from recmesh.data.listing import Lister
 from recmesh.data.windows import Turn, active, filled, shown, turns
 from recmesh.formats import mix, permutation
 from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec, Stream
@@ -114,7 +115,7 @@ class TaskGraph:
     def listed(self, turn: Turn, ahead: Iterable[Turn] = ()) -> Window:
         """A window as its files are now, whether it is complete or not; those that are ahead are listed meanwhile."""
         for each in (turn, *ahead):
-            for index in _of_files(self._spec.streams[each.stream], each.begin):
+            for index in _shared_last(self._spec.streams[each.stream], each.begin):
                 if (each, index) not in self._sources:
                     self._sources[each, index] = self._pool.submit(self._source, each, index)
         sources = _of_files(self._spec.streams[turn.stream], turn.begin)
@@ -188,6 +189,17 @@ class TaskGraph:
 def _of_files(stream: Stream, begin: int) -> list[int]:
     """The sources of files that have data in the window."""
     return [index for index in active(stream, begin) if not stream.sources[index].is_topic]
+
+
+def _shared_last(stream: Stream, begin: int) -> list[int]:
+    """The same, but who needs folders of others comes after them: threads list, and do not wait for listings."""
+    known: set[str] = set()
+    order: list[tuple[bool, int]] = []
+    for index in _of_files(stream, begin):
+        folders = {pattern.rpartition("/")[0] for pattern in stream.sources[index].files}
+        order.append((folders <= known, index))
+        known |= folders
+    return [index for _, index in sorted(order)]
 
 
 def grouped(view: int, files: Files) -> list[Group]:

@@ -29,12 +29,13 @@ class MixedTowers(nn.Module):
 
     `memory` maps a batch to `Memory`. `adapt` maps a batch and that to what is added to the memory tower's logits; it
     had best begin as zero (`correction`), so that the model answers as the memory tower until it has seen the stream.
-    Embeddings that both towers look up in are trained by both.
+    With `own_answer` what it gives are the logits themselves, and the memory is an input like others: for data where
+    what was learned long ago may mislead. Embeddings that both towers look up in are trained by both.
     """
 
-    def __init__(self, memory: nn.Module, adapt: nn.Module) -> None:
+    def __init__(self, memory: nn.Module, adapt: nn.Module, *, own_answer: bool = False) -> None:
         super().__init__()
-        self.memory, self.adapt = memory, adapt
+        self.memory, self.adapt, self.own_answer = memory, adapt, own_answer
 
     def forward(self, batch: Batch) -> Tensor:
         """See the class."""
@@ -42,8 +43,8 @@ class MixedTowers(nn.Module):
             logits: Tensor = self.memory(batch).logits
             return logits
         told = self.recall(batch)
-        answer: Tensor = told.logits + self.adapt(batch, told)
-        return answer
+        answer: Tensor = self.adapt(batch, told)
+        return answer if self.own_answer else told.logits + answer
 
     def recall(self, batch: Batch) -> Memory:
         """What the memory tower would answer in serving (no dropout, no statistics of the batch), without gradients."""

@@ -43,6 +43,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         **_DEEP,                    # of the memory tower
         "adapt_hidden": [64],
         "embedding": "separate",    # separate | shared: whether the towers have tables of their own
+        "answer": "corrected",      # corrected | own: the memory's logits plus the adapt tower's, or the latter alone
         "adapt_rate": 1.0,          # the adapt tower's learning rate, in those of training.optimizer
     },
 }

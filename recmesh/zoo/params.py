@@ -9,7 +9,8 @@ NORM_MOMENTUM, NORM_EPSILON = 0.95, 1e-3
 """Of `dense_norm`: averages over some 20 batches, as short jobs are judged by them too."""
 _SIZES = frozenset({"hidden", "cin", "bottom", "top", "expert_hidden", "tower_hidden", "attention_hidden",
                     "adapt_hidden"})
-_CHOICES = {"structure": ("parallel", "stacked"), "embedding": ("separate", "shared")}
+_CHOICES = {"structure": ("parallel", "stacked"), "embedding": ("separate", "shared"),
+            "answer": ("corrected", "own")}
 
 
 def embedding_scale(params: Mapping[str, Any]) -> float:

@@ -34,7 +34,11 @@ class MemoryTower(nn.Module):
 
 
 class AdaptTower(nn.Module):
-    """A deep network of the features and the memory tower's last layer, which corrects its logits."""
+    """A deep network of the features and what the memory tower says of them.
+
+    It corrects the memory's logits, and reads its last hidden layer; or it has an answer of its own, and reads those
+    logits: a hidden layer that goes on changing under it, with what it means, was worse.
+    """
 
     def __init__(self, job: Job, params: Mapping[str, Any], memory: MemoryTower) -> None:
         """Looks up in the memory tower's tables where `embedding` is shared."""
@@ -43,15 +47,18 @@ class AdaptTower(nn.Module):
             tables_of(job, params, called=adapt_table, optimizer=_faster(job, params))
         )
         self.inputs = Inputs(job, params, embeddings=embeddings)
-        hidden = params["adapt_hidden"]
-        width = self.inputs.width + memory.width
+        hidden, labels = params["adapt_hidden"], len(job.labels)
+        self.own_answer = params["answer"] == "own"
+        width = self.inputs.width + (labels if self.own_answer else memory.width)
         self.deep = mlp(width, hidden, dropout=params["dropout"])
-        self.head = correction(hidden[-1] if hidden else width, len(job.labels))
+        last = hidden[-1] if hidden else width
+        self.head = nn.Linear(last, labels) if self.own_answer else correction(last, labels)
 
     def forward(self, batch: Batch, told: Memory) -> Tensor:
-        """What is to be added to the memory tower's logits."""
-        correct: Tensor = self.head(self.deep(torch.cat([self.inputs(batch), told.hidden], dim=1)))
-        return correct
+        """Logits, or what is to be added to the memory tower's."""
+        heard = told.logits if self.own_answer else told.hidden
+        answer: Tensor = self.head(self.deep(torch.cat([self.inputs(batch), heard], dim=1)))
+        return answer
 
 
 class MTRM(MixedTowers):
@@ -60,7 +67,8 @@ class MTRM(MixedTowers):
     def __init__(self, job: Job) -> None:
         params = with_defaults(job.params, DEFAULTS["mtrm"])
         memory = MemoryTower(job, params)
-        super().__init__(memory, AdaptTower(job, params, memory))
+        adapt = AdaptTower(job, params, memory)
+        super().__init__(memory, adapt, own_answer=adapt.own_answer)
 
 
 def optimizer_of(job: Job, model: MTRM) -> torch.optim.Optimizer | None:

@@ -89,6 +89,7 @@ class ValkeyQueue:
 
     async def stop(self) -> None:
         """Drops all connections."""
+        await self._funnel.stop()
         await self._client.aclose()
 
     async def _run(

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmesh.data import index_dataset, preview
-from recmesh.data.listing import Files, Lister, matching
+from recmesh.data.filecolumns import Files
+from recmesh.data.listing import Lister, matching
 from recmesh.data.taskgraph import GROUP_BYTES, Group, NotYet, TaskGraph, Window, grouped, joined
 from recmesh.data.windows import turns
 from recmesh.datasets import Dataset, DataStream, Source

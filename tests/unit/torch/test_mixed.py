@@ -89,9 +89,10 @@ def one_batch(job: LocalJob) -> Batch:
     return next(iter(whole_dataset(job.data, batch_size=24)))
 
 
-def test_a_step_leaves_the_other_tower_and_its_tables_bit_for_bit_as_they_are(hours: Path) -> None:
+@pytest.mark.parametrize("answer", ["corrected", "own"])
+def test_a_step_leaves_the_other_tower_and_its_tables_bit_for_bit_as_they_are(hours: Path, answer: str) -> None:
     seen = set()
-    for kind, moved in steps(job_on(hours, "mixed")):
+    for kind, moved in steps(job_on(hours, "mixed", answer=answer)):
         seen.add(kind)
         assert moved and all(of_memory(name) == (kind == "batch") for name in moved), (kind, moved)
     assert seen == {"batch", "stream"}
@@ -105,6 +106,26 @@ def test_shared_embeddings_learn_from_both_but_the_memory_towers_own_parameters_
     assert tables < learned["batch"] and tables < learned["stream"]
     assert not any(name.startswith("memory.") for name in learned["stream"])
     assert not any(name.startswith("adapt.") for name in learned["batch"])
+
+
+@pytest.mark.parametrize(("answer", "said"), [("corrected", 3.0), ("own", 0.0)])
+def test_what_the_memory_says_is_the_answer_or_an_input_of_who_answers(hours: Path, answer: str, said: float) -> None:
+    """Nothing but what the memory tower says is left: its logits are 3, and weights of the adapt tower are zero."""
+    job = job_on(hours, "mixed", answer=answer, dropout=0.0, embedding_dropout=0.0)
+    model = mtrm.MTRM(job)
+    for batch in recmesh.torch.attach(job, model):
+        with torch.no_grad():
+            for head in (model.memory.head, model.adapt.head):
+                head.weight.zero_()
+                head.bias.zero_()
+            model.memory.head.bias.fill_(3.0)
+            assert torch.equal(model.eval()(batch), torch.full((batch.size, 1), said))
+            model.adapt.deep[0].weight.fill_(1.0)
+            model.adapt.head.weight.fill_(1.0)
+            before = model(batch)
+            model.memory.head.bias.fill_(4.0)
+            assert bool((model(batch) > before).all())
+        break
 
 
 def test_all_of_each_tower_learns_when_it_has_its_turn(hours: Path) -> None:

@@ -1,6 +1,6 @@
 -- KEYS 8 answer to this request   ARGV 2 worker  3 shards wanted  4 request known for ms (0: not kept)  5 most held
 --                                 6 only below this position (0: any)
-local no = refusal()
+local no, run = refusal('ttl_ms', 'batch', 'shard', 'next', 'queued', 'granted', 'size:' .. ARGV[2])
 if no then return json({no}) end
 local REQUEST, worker, wanted, keep_ms = KEYS[8], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local told, granted = {}, {digits = true}
@@ -8,9 +8,9 @@ local function give(epoch, lo, hi, progress)
   granted[#granted + 1] = epoch .. ',' .. lo .. ',' .. hi .. ',' .. progress
 end
 expire(told)
-local settings = call('HMGET', RUN, 'ttl_ms', 'batch', 'shard', 'next', 'queued')
-local ttl_ms, batch, most = tonumber(settings[1]), tonumber(settings[2]), tonumber(settings[3])
-local next_epoch, queued = tonumber(settings[4]), tonumber(settings[5])
+local ttl_ms, batch, most = tonumber(run[3]), tonumber(run[4]), tonumber(run[5])
+local next_epoch, queued, handed_out = tonumber(run[6]), tonumber(run[7]), tonumber(run[8] or 0)
+if #told > 0 then queued = tonumber(call('HGET', RUN, 'queued')) end
 
 -- 1. A request repeated because its answer was lost gets those of its leases that still live.
 local before = keep_ms > 0 and call('GET', REQUEST)
@@ -32,7 +32,7 @@ wanted = math.min(wanted, tonumber(ARGV[5]) - mine)            -- nobody hoards:
 local holders = call('HLEN', WORKERS)
 if mine == 0 then holders = holders + 1 end
 local below = tonumber(ARGV[6])
-local own = below == 0 and tonumber(call('HGET', RUN, 'size:' .. worker))   -- what all wait for is anyone's
+local own = below == 0 and run[9] and tonumber(run[9])          -- what all wait for is anyone's
 if own then                                                    -- a slow worker holds no more than one of its shards
   most = math.min(most, own)
   local left = most
@@ -109,8 +109,7 @@ if #granted > 0 then
   call('ZADD', EXPIRY, unpack(expiries))
   call('HINCRBY', WORKERS, worker, #granted)
   call('HDEL', LAPSED, worker)
-  call('HSET', RUN, 'next', int(next_epoch), 'queued', int(queued))
-  call('HINCRBY', RUN, 'granted', #granted)
+  call('HSET', RUN, 'next', int(next_epoch), 'queued', int(queued), 'granted', int(handed_out + #granted))
   if keep_ms > 0 then call('SET', REQUEST, table.concat(epochs, ' '), 'PX', int(keep_ms)) end
   return json({'granted', ttl_ms, 0, granted, told})
 end

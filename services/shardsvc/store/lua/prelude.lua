@@ -37,14 +37,15 @@ local function json(value)
   return '[' .. table.concat(parts, ',') .. ']'
 end
 
--- nil when the queue is this generation's and was opened in this life of the server.
-local function refusal()
-  local have = call('HMGET', RUN, 'gen', 'life')
-  if not have[1] then return 'reopen' end
+-- nil when the queue is this generation's and was opened in this life of the server; and more fields of the run, from
+-- the third on.
+local function refusal(...)
+  local have = call('HMGET', RUN, 'gen', 'life', ...)
+  if not have[1] then return 'reopen', have end
   local gen = tonumber(have[1])
-  if gen > GEN then return 'stale' end
-  if gen < GEN or have[2] ~= LIFE then return 'reopen' end
-  return nil
+  if gen > GEN then return 'stale', have end
+  if gen < GEN or have[2] ~= LIFE then return 'reopen', have end
+  return nil, have
 end
 
 local function parse(text)
