@@ -135,8 +135,8 @@ class PlannedTasks(Sequence[TaskRecord]):
             number = bisect_right(ranks, rank) - 1
             first, last = rank - ranks[number], min(ranks[number + 1], rank + hi - lo) - ranks[number]
             page = self._page(epoch, number)
-            columns = page.bases[first:last].tolist(), page.seeds[first:last].tolist()
-            for base, seed, piece in zip(*columns, self._slices.made(page.table[first:last]), strict=True):
+            bases, seeds = page.bases[first:last].tolist(), page.seeds[first:last].tolist()
+            for base, seed, piece in zip(bases, seeds, self._slices.made(page.table[first:last]), strict=True):
                 yield TaskRecord(self._sequence, LINE, base, piece.rows, epoch, seed, piece)
             lo += last - first
 

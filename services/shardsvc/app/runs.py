@@ -218,7 +218,7 @@ class Runs:
             raise log_short(job_id, line)
         _granted.inc(len(granted.leases))
         self.active.setdefault(job_id, gen)
-        tasks = await self._tasks.tasks_of(line, [(lease.progress, lease.hi) for lease in granted.leases])
+        tasks = await self._tasks.tasks_of(line, ((lease.progress, lease.hi) for lease in granted.leases))
         end = line.end if line.closed else 0
         return LeaseAnswer(State.GRANTED, granted.leases, tasks, granted.ttl_s, line_end=end)
 

@@ -5,12 +5,13 @@ trains."""
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from recmesh.data.planned import Shape
 from recmesh.data.records import TaskRecord
 from recmesh.data.slices import Slices
 from recmesh.data.topics import topic_of
+from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import Aborted, DataLoss, FailedPrecondition
 from recmesh.spec.dataset import DatasetSpec
@@ -112,8 +113,9 @@ class TaskLog:
         message = wire.plan_to_bytes(Planned(shape, len(slices), slices.rows), fingerprint=print_)
         await self.append(job_id, message, after=last)
 
-    async def tasks_of(self, line: Line, pieces: Sequence[tuple[int, int]]) -> Sequence[TaskRecord]:
+    async def tasks_of(self, line: Line, pieces: Iterable[tuple[int, int]]) -> Sequence[TaskRecord]:
         """See Line.tasks_of_all. What takes time is done in a thread."""
+        pieces = IntervalSet(pieces).pairs()    # leases mostly follow each other
         if not line.is_at_hand(pieces):
             async with self._making:
                 if not line.is_at_hand(pieces):
