@@ -171,6 +171,7 @@ class Runs:
         if run and not forget:
             await self._change(job_id, _closed)
         await self._queue.forget(job_id, run.gen if run else 0)
+        self._tasks.let_go(job_id)
         if forget:
             await self._tasks.forget(job_id)
             await self._runs.delete(job_id)

@@ -162,6 +162,10 @@ class TaskLog:
             self._journals.popitem(last=False)
         return known
 
+    def let_go(self, job_id: str) -> None:
+        """What is held in memory of a job that ended; its log has it all."""
+        self._journals.pop(job_id, None)
+
     async def forget(self, job_id: str) -> None:
         """Removes the log."""
         self._journals.pop(job_id, None)

@@ -337,6 +337,7 @@ async def test_a_closed_run_tells_everybody_that_it_is_over(data: DatasetSpec) -
     house = House()
     await house.runs.open(request(data))
     await house.runs.close(JOB, forget=False)
+    assert not house.runs._tasks._journals, "nothing is held of it"
     assert (await house.replica().lease(JOB, 1, worker="w0", shards=1, request_id="")).state is State.STALE_GEN
     await house.runs.close(JOB, forget=False)
     await house.runs.close(JOB, forget=True)
