@@ -1,8 +1,8 @@
 """What a dataset holds: columns, rows, and the slices that become tasks."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from recmesh.data.faults import in_stream, wrong
@@ -10,6 +10,7 @@ from recmesh.data.fileformats import FileFormat, Indexed, format_named
 from recmesh.data.files import FileInfo, resolve_files
 from recmesh.data.records import FileSlice
 from recmesh.data.schema import Kind, check_agreement, check_columns
+from recmesh.data.slices import Slices
 from recmesh.data.tables import table_files
 from recmesh.data.taskgraph import Group, NotYet, TaskGraph
 from recmesh.data.topics import topic_of
@@ -19,6 +20,8 @@ from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound
 from recmesh.spec.dataset import TABLE_FORMATS, DatasetSpec, Source, SourceSpec, StreamSource
 
 _THREADS = 8
+_AHEAD = 4 * _THREADS
+"""Files whose slices, which are objects then, may wait until those before them are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,14 @@ class Index:
     files: tuple[FileInfo, ...]
     columns: Mapping[str, Kind]
     """Of the first file."""
-    slices: tuple[FileSlice, ...]
-    """In file order, of streams in the order in which they are served; at most `task_rows` rows each."""
+    slices: Sequence[FileSlice]
+    """In file order, of streams in the order in which they are served; at most `task_rows` rows each. Of a dataset
+    without streams they are `Slices`."""
 
     @property
     def rows(self) -> int:
         """Exact."""
-        return sum(piece.rows for piece in self.slices)
+        return self.slices.rows if isinstance(self.slices, Slices) else sum(piece.rows for piece in self.slices)
 
     @property
     def size_bytes(self) -> int:
@@ -56,13 +60,16 @@ def index_dataset(spec: DatasetSpec, *, seed: int = 0) -> Index:
         return _index_windows(spec, seed)
     view = spec.views()[0]
     files = files_of(view.source)
-    first, slices = index_files(view, files)
+    first, slices = None, Slices()
+    for each in _indexed(view, files):
+        first = first or each.kinds
+        slices.extend(each.slices)
     if view.source.rows is not None:
-        slices = take_share(slices, view.source.rows, view)
+        slices = Slices(take_share(slices, view.source.rows, view))
     if not slices:
         what = "the files hold" if view.source.rows is None else "this part of the files holds"
         raise wrong("data.source", f"{what} no rows" + (" for which `where` can hold" if spec.where else ""))
-    return Index(tuple(files), first, tuple(slices))
+    return Index(tuple(files), first or {}, slices)
 
 
 def files_of(source: Source) -> list[FileInfo]:
@@ -203,13 +210,28 @@ class Agreement:
 
 def index_files(spec: SourceSpec, files: Sequence[FileInfo]) -> tuple[Mapping[str, Kind], list[FileSlice]]:
     """Columns of the first file, and the slices of all, in order; the files must agree."""
-    kind = format_named(spec.source.format)
+    indexed = list(_indexed(spec, files))
+    return indexed[0].kinds, [piece for each in indexed for piece in each.slices]
+
+
+def _indexed(spec: SourceSpec, files: Sequence[FileInfo]) -> Iterator[Indexed]:
+    """Each file in order, once it agrees with the first. Few are held at once."""
+    kind, following = format_named(spec.source.format), deque[Future[Indexed]]()
+    first: Mapping[str, Kind] | None = None
     with ThreadPoolExecutor(min(_THREADS, len(files))) as pool:
-        indexed = list(pool.map(lambda file: _index_file(kind, file, spec), files))
-    first = indexed[0].kinds
-    for file, other in zip(files[1:], indexed[1:], strict=True):
-        check_agreement(spec, first, other.kinds, uris=(files[0].uri, file.uri))
-    return first, [piece for each in indexed for piece in each.slices]
+        try:
+            at = 0
+            for file in files:
+                while at < len(files) and len(following) < _AHEAD:
+                    following.append(pool.submit(_index_file, kind, files[at], spec))
+                    at += 1
+                each = following.popleft().result()
+                if first is None:
+                    first = each.kinds
+                check_agreement(spec, first, each.kinds, uris=(files[0].uri, file.uri))
+                yield each
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def index_tasks(spec: DatasetSpec, *, seed: int = 0) -> list[FileSlice]:
@@ -223,16 +245,16 @@ def _index_file(kind: FileFormat, file: FileInfo, spec: SourceSpec) -> Indexed:
     return found
 
 
-def take_share(slices: Iterable[FileSlice], share: tuple[float, float], spec: SourceSpec) -> list[FileSlice]:
+def take_share(
+    slices: Sequence[FileSlice], share: tuple[float, float], spec: SourceSpec
+) -> Iterator[FileSlice]:
     """Rows [share0, share1) of all; neighbours such as [0, 0.8] and [0.8, 1] are disjoint and complete."""
-    pieces, kind = list(slices), format_named(spec.source.format)
-    total = sum(piece.rows for piece in pieces)
+    kind = format_named(spec.source.format)
+    total = sum(piece.rows for piece in slices)
     lo, hi = (round(bound * total) for bound in share)
-    kept: list[FileSlice] = []
     start = 0
-    for piece in pieces:
+    for piece in slices:
         first, last = max(lo - start, 0), min(hi - start, piece.rows)
         if first < last:
-            kept.append(piece if (first, last) == (0, piece.rows) else kind.trim(piece, first, last, spec))
+            yield piece if (first, last) == (0, piece.rows) else kind.trim(piece, first, last, spec)
         start += piece.rows
-    return kept

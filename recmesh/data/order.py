@@ -1,6 +1,6 @@
 """Which task records a bounded dataset gives, in which order, with which seeds: the same in a mesh and outside."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ _ORDER, _ROWS = 0x7461736B, 0x726F7773
 class Plan:
     """All that decides a job's positions. Equal plans give equal records, whoever generates them."""
 
-    slices: tuple[FileSlice, ...]
+    slices: Sequence[FileSlice]
     epochs: int
     seed: int
     shuffle: bool
@@ -53,7 +53,12 @@ def generate(plan: Plan) -> Iterator[TaskRecord]:
 def _order(plan: Plan, epoch: int) -> list[int]:
     if not plan.shuffle or plan.in_time:
         return list(range(len(plan.slices)))
-    return [int(index) for index in permutation(_seed(plan.seed, epoch, 0, _ORDER), len(plan.slices))]
+    return [int(index) for index in permutation(order_seed(plan.seed, epoch), len(plan.slices))]
+
+
+def order_seed(seed: int, epoch: int) -> int:
+    """Of the permutation of an epoch's slices."""
+    return _seed(seed, epoch, 0, _ORDER)
 
 
 def row_seed(seed: int, epoch: int, index: int) -> int:
@@ -61,29 +66,18 @@ def row_seed(seed: int, epoch: int, index: int) -> int:
     return _seed(seed, epoch, index, _ROWS)
 
 
+def row_seeds(seed: int, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`row_seed` of many slices of an epoch, at once."""
+    of_epoch = np.uint64(mix(mix(seed ^ _ROWS) ^ epoch))
+    return np.maximum(splitmix64(indices.astype(np.uint64) ^ of_epoch), np.uint64(1))
+
+
 def _row_seeds(plan: Plan, epoch: int) -> NDArray[np.uint64]:
-    """`row_seed` of all slices of an epoch, at once; 0 where nothing is shuffled."""
+    """0 where nothing is shuffled."""
     count = len(plan.slices)
-    if not plan.shuffle:
-        return np.zeros(count, np.uint64)
-    of_epoch = np.uint64(mix(mix(plan.seed ^ _ROWS) ^ epoch))
-    return np.maximum(splitmix64(np.arange(count, dtype=np.uint64) ^ of_epoch), np.uint64(1))
+    return row_seeds(plan.seed, epoch, np.arange(count)) if plan.shuffle else np.zeros(count, np.uint64)
 
 
 def _seed(seed: int, epoch: int, index: int, use: int) -> int:
     """Never 0, which means file order."""
     return mix(mix(mix(seed ^ use) ^ epoch) ^ index) or 1
-
-
-def differs(logged: Iterable[TaskRecord], generated: Iterator[TaskRecord]) -> int | None:
-    """The first record at which the log is not what the generator gives; None when it is a prefix: then what the
-    generator has left is what follows."""
-    for at, record in enumerate(logged):
-        other = next(generated, None)
-        if other is None:
-            return at
-        if (record.base, record.rows, record.epoch, record.order_seed, record.file, record.close) != (
-            other.base, other.rows, other.epoch, other.order_seed, other.file, other.close
-        ):
-            return at
-    return None

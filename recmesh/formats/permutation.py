@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 from recmesh.formats.hashing import GOLDEN, mix, splitmix64
 
 
-def stream(seed: int, n: int) -> NDArray[np.uint64]:
-    """The first n outputs of SplitMix64 started at splitmix64(seed): n distinct 64-bit words."""
+def stream(seed: int, n: int, *, start: int = 0) -> NDArray[np.uint64]:
+    """n outputs of SplitMix64 started at splitmix64(seed), from the one with this number on: distinct 64-bit words."""
     with np.errstate(over="ignore"):
-        states = np.arange(n, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(mix(seed))
+        states = np.arange(start, start + n, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(mix(seed))
     return splitmix64(states)
 
 

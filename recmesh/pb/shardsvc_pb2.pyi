@@ -769,7 +769,9 @@ Global___Holder: typing_extensions.TypeAlias = Holder
 
 @typing.final
 class TaskChunk(google.protobuf.message.Message):
-    """One message of the task log: records in order of their bases, at most 1,000 and 512 KiB."""
+    """One message of the task log, at most 512 KiB: records in order of their bases, at most 1,000; or, of a dataset of files,
+    slices, and at last the plan from which all records follow.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -779,6 +781,8 @@ class TaskChunk(google.protobuf.message.Message):
     TURN_FIELD_NUMBER: builtins.int
     STARTS_FIELD_NUMBER: builtins.int
     TRIMMED_FIELD_NUMBER: builtins.int
+    SLICES_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
     fingerprint: builtins.str
     """of dataset, epochs, seed and shuffle: whoever goes on with the log must agree"""
     @property
@@ -799,6 +803,14 @@ class TaskChunk(google.protobuf.message.Message):
     def trimmed(self) -> Global___Trimmed:
         """what was logged before that is done for ever may be gone from the log"""
 
+    @property
+    def slices(self) -> Global___SliceTable:
+        """of a dataset of files, those that follow"""
+
+    @property
+    def plan(self) -> Global___TaskPlan:
+        """after the last slice"""
+
     def __init__(
         self,
         *,
@@ -808,11 +820,101 @@ class TaskChunk(google.protobuf.message.Message):
         turn: Global___Turn | None = ...,
         starts: collections.abc.Iterable[Global___PartitionStart] | None = ...,
         trimmed: Global___Trimmed | None = ...,
+        slices: Global___SliceTable | None = ...,
+        plan: Global___TaskPlan | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["begun", b"begun", "trimmed", b"trimmed", "turn", b"turn"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["begun", b"begun", "fingerprint", b"fingerprint", "starts", b"starts", "tasks", b"tasks", "trimmed", b"trimmed", "turn", b"turn"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["begun", b"begun", "plan", b"plan", "slices", b"slices", "trimmed", b"trimmed", "turn", b"turn"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "fingerprint", b"fingerprint", "plan", b"plan", "slices", b"slices", "starts", b"starts", "tasks", b"tasks", "trimmed", b"trimmed", "turn", b"turn"]) -> None: ...
 
 Global___TaskChunk: typing_extensions.TypeAlias = TaskChunk
+
+@typing.final
+class SliceTable(google.protobuf.message.Message):
+    """Slices of files in file order, at most 8,192, by columns; a column in which all is 0 may be left out."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URIS_FIELD_NUMBER: builtins.int
+    SIZES_FIELD_NUMBER: builtins.int
+    ETAGS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    ROW_GAPS_FIELD_NUMBER: builtins.int
+    BYTE_GAPS_FIELD_NUMBER: builtins.int
+    BYTE_SIZES_FIELD_NUMBER: builtins.int
+    @property
+    def uris(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def etags(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """by file"""
+
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """slices of each file; more of the last one may follow in the next message"""
+
+    @property
+    def rows(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """by slice"""
+
+    @property
+    def row_gaps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """from the end of the slice before it in the file and message, else from 0, to its first row"""
+
+    @property
+    def byte_gaps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """the same of its first byte"""
+
+    @property
+    def byte_sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        uris: collections.abc.Iterable[builtins.str] | None = ...,
+        sizes: collections.abc.Iterable[builtins.int] | None = ...,
+        etags: collections.abc.Iterable[builtins.str] | None = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+        rows: collections.abc.Iterable[builtins.int] | None = ...,
+        row_gaps: collections.abc.Iterable[builtins.int] | None = ...,
+        byte_gaps: collections.abc.Iterable[builtins.int] | None = ...,
+        byte_sizes: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["byte_gaps", b"byte_gaps", "byte_sizes", b"byte_sizes", "counts", b"counts", "etags", b"etags", "row_gaps", b"row_gaps", "rows", b"rows", "sizes", b"sizes", "uris", b"uris"]) -> None: ...
+
+Global___SliceTable: typing_extensions.TypeAlias = SliceTable
+
+@typing.final
+class TaskPlan(google.protobuf.message.Message):
+    """With the slices logged before it, all tasks of a line. Epoch e has a task of each slice, in the order of
+    permutation(seed of (seed, e)), or in file order; each stands where the one before it ends.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCHS_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    SHUFFLE_FIELD_NUMBER: builtins.int
+    SLICES_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    epochs: builtins.int
+    seed: builtins.int
+    shuffle: builtins.bool
+    slices: builtins.int
+    rows: builtins.int
+    """of an epoch"""
+    def __init__(
+        self,
+        *,
+        epochs: builtins.int = ...,
+        seed: builtins.int = ...,
+        shuffle: builtins.bool = ...,
+        slices: builtins.int = ...,
+        rows: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epochs", b"epochs", "rows", b"rows", "seed", b"seed", "shuffle", b"shuffle", "slices", b"slices"]) -> None: ...
+
+Global___TaskPlan: typing_extensions.TypeAlias = TaskPlan
 
 @typing.final
 class PartitionStart(google.protobuf.message.Message):

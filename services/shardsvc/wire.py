@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import orjson
 
 from recmesh.data.order import LINE
-from recmesh.data.records import FileSlice, TaskRecord
+from recmesh.data.planned import Shape
+from recmesh.data.records import FileSlice, Int64, TaskRecord
+from recmesh.data.slices import ROW, FileName, Slices
 from recmesh.data.windows import Turn
 from recmesh.formats import IntervalSet
 from recmesh.pb import common_pb2 as common
@@ -14,12 +17,15 @@ from recmesh.runtime.errors import DataLoss, InvalidArgument, Violation
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc.domain.alignment import Lag
 from services.shardsvc.domain.dataset import Dataset
-from services.shardsvc.domain.journal import Begun, Message, Served, Start, Trimmed
+from services.shardsvc.domain.journal import Begun, FileSpans, Message, Planned, Served, Start, Trimmed
 from services.shardsvc.domain.lease import Lease, State, View
 from services.shardsvc.domain.run import Run
 
 MOST_RECORDS = 1_000
 MOST_BYTES = 512 * 1024
+MOST_SLICES = 8_192
+MOST_FILE_BYTES = 128 * 1024
+"""Of files' names and tags in one message; its slices take 300 KiB at most beside them."""
 
 STATES = {
     State.GRANTED: pb.LeaseReply.GRANTED,
@@ -90,6 +96,69 @@ def chunks(
         yield made(chunk, is_last=True)
 
 
+def listing(slices: Slices, *, first: int, fingerprint: str) -> Iterator[bytes]:
+    """Messages of the task log that hold the slices from number `first` on."""
+    while first < len(slices):
+        table = slices.table(first, min(first + MOST_SLICES, len(slices)))
+        numbers, starts, counts = np.unique(table["file"], return_index=True, return_counts=True)
+        names = [slices.file(number) for number in numbers.tolist()]
+        ends = np.cumsum([len(name.uri.encode()) + len(name.etag.encode()) + 24 for name in names])
+        fitting = max(1, int(np.searchsorted(ends, MOST_FILE_BYTES, "right")))
+        if fitting < len(names):
+            table = table[: starts[fitting]]
+        names, counts = names[:fitting], counts[:fitting]
+        chunk = pb.TaskChunk(fingerprint=fingerprint, slices=pb.SliceTable(
+            uris=[name.uri for name in names], sizes=[name.size_bytes for name in names],
+            etags=[name.etag for name in names], counts=counts.tolist(), rows=table["rows"].tolist(),
+            row_gaps=_gaps(table["first_row"], table["first_row"] + table["rows"], starts[:fitting]),
+            byte_gaps=_gaps(table["byte_lo"], table["byte_hi"], starts[:fitting]),
+            byte_sizes=_unless_zero(table["byte_hi"] - table["byte_lo"]),
+        ))
+        data: bytes = chunk.SerializeToString()
+        yield data
+        first += len(table)
+
+
+def _gaps(begins: Int64, ends: Int64, starts: Int64) -> list[int]:
+    """From the end of the slice before it to its begin; of the first of a file from 0."""
+    before = np.concatenate(([0], ends[:-1]))
+    before[starts] = 0
+    return _unless_zero(begins - before)
+
+
+def _unless_zero(column: Int64) -> list[int]:
+    return column.tolist() if column.any() else []
+
+
+def _spans(table: pb.SliceTable) -> Iterator[FileSpans]:
+    """The inverse of `listing`, of one message."""
+    count = len(table.rows)
+    rows, row_gaps, byte_gaps, sizes = (
+        np.array(column, np.int64) if len(column) else np.zeros(count, np.int64)
+        for column in (table.rows, table.row_gaps, table.byte_gaps, table.byte_sizes)
+    )
+    found, at = np.zeros(count, ROW), 0
+    found["rows"] = rows
+    for *name, of_file in zip(table.uris, table.sizes, table.etags, table.counts, strict=True):
+        part = slice(at, at + of_file)
+        ends = np.cumsum(row_gaps[part] + rows[part])
+        found["first_row"][part] = ends - rows[part]
+        ends = np.cumsum(byte_gaps[part] + sizes[part])
+        found["byte_lo"][part], found["byte_hi"][part] = ends - sizes[part], ends
+        yield FileName(*name), found[part]
+        at += of_file
+
+
+def plan_to_bytes(planned: Planned, *, fingerprint: str) -> bytes:
+    """The message that ends a listing."""
+    shape = planned.shape
+    plan = pb.TaskPlan(
+        epochs=shape.epochs, seed=shape.seed, shuffle=shape.shuffle, slices=planned.slices, rows=planned.rows
+    )
+    data: bytes = pb.TaskChunk(fingerprint=fingerprint, plan=plan).SerializeToString()
+    return data
+
+
 def begin_to_bytes(begun: Begun, *, fingerprint: str, starts: Sequence[Start] = ()) -> bytes:
     """The first message of a line of streams."""
     chunk = pb.TaskChunk(fingerprint=fingerprint, begun=_begun_to_pb(begun), starts=map(_start_to_pb, starts))
@@ -134,7 +203,12 @@ def message_of(sequence: int, data: bytes) -> Message:
         served = Served(turn.epoch, Turn(turn.begin, turn.stream), turn.complete, turn.event_time)
     records = [task_from_pb(message, sequence=sequence) for message in chunk.tasks]
     starts = [Start(each.view, each.uri, each.tag, each.offset) for each in chunk.starts]
-    return Message(records, chunk.fingerprint, begun, served, starts, trimmed)
+    planned, part = None, chunk.plan
+    if chunk.HasField("plan"):
+        planned = Planned(Shape(part.epochs, part.seed, part.shuffle), part.slices, part.rows)
+    return Message(
+        records, chunk.fingerprint, begun, served, starts, trimmed, tuple(_spans(chunk.slices)), planned
+    )
 
 
 def ledger_from_pb(ledger: common.Ledger, *, path: str) -> IntervalSet:

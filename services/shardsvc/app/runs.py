@@ -171,6 +171,7 @@ class Runs:
         if run and not forget:
             await self._change(job_id, _closed)
         await self._queue.forget(job_id, run.gen if run else 0)
+        self._tasks.let_go(job_id)
         if forget:
             await self._tasks.forget(job_id)
             await self._runs.delete(job_id)
@@ -218,7 +219,7 @@ class Runs:
             raise log_short(job_id, line)
         _granted.inc(len(granted.leases))
         self.active.setdefault(job_id, gen)
-        tasks = line.tasks_of_all((lease.progress, lease.hi) for lease in granted.leases)
+        tasks = await self._tasks.tasks_of(line, ((lease.progress, lease.hi) for lease in granted.leases))
         end = line.end if line.closed else 0
         return LeaseAnswer(State.GRANTED, granted.leases, tasks, granted.ttl_s, line_end=end)
 

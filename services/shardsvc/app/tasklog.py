@@ -1,20 +1,24 @@
-"""The task log of a job. Of files it is written whole, before the first lease, by whoever gets there first; of streams
-it is begun, and `app.streaming` goes on with it while the job trains."""
+"""The task log of a job. Of files it tells the slices and the plan from which all tasks follow (ADR 16), written before
+the first lease by whoever gets there first; of streams it is begun, and `app.streaming` goes on with it while the job
+trains."""
 
 import asyncio
 import hashlib
 from collections import OrderedDict
-from itertools import islice
+from collections.abc import Iterable, Sequence
 
-from recmesh.data.order import Plan, differs, generate
+from recmesh.data.planned import Shape
+from recmesh.data.records import TaskRecord
+from recmesh.data.slices import Slices
 from recmesh.data.topics import topic_of
+from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import Aborted, DataLoss, FailedPrecondition
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
 from services.shardsvc.app.following import Opened, settled
 from services.shardsvc.app.indexing import Indexer
-from services.shardsvc.domain.journal import Begun, Journal
+from services.shardsvc.domain.journal import Begun, Journal, Planned
 from services.shardsvc.domain.line import Line
 from services.shardsvc.store.durable import AppendLog, task_subject
 
@@ -32,6 +36,8 @@ class TaskLog:
         self._log, self._clock, self._opened = log, clock, opened
         self._indexer = indexer
         self._journals: OrderedDict[str, Journal] = OrderedDict()
+        self._making = asyncio.Lock()
+        """One page of a plan is made at a time: whoever waits for it mostly wants the same."""
 
     async def ensure(
         self, job_id: str, spec: DatasetSpec, *, epochs: int, seed: int, shuffle: bool, fresh: bool
@@ -58,7 +64,7 @@ class TaskLog:
                 if spec.streams:
                     await self._begin(job_id, spec, epochs, seed, shuffle, print_, after=journal.last)
                 else:
-                    await self._go_on(job_id, spec, Plan((), epochs, seed, shuffle), journal, print_)
+                    await self._list(job_id, spec, Shape(epochs, seed, shuffle), journal, print_)
             except Aborted:
                 continue                        # somebody else writes too: read again
 
@@ -86,20 +92,35 @@ class TaskLog:
         await self._log.purge(task_subject(job_id), below=kept.sequence)
         return before - journal.line.tasks
 
-    async def _go_on(self, job_id: str, spec: DatasetSpec, plan: Plan, journal: Journal, print_: str) -> None:
-        index = await self._indexer.index(spec)
-        plan = Plan(index.slices, plan.epochs, plan.seed, plan.shuffle)
-        logged, last = len(journal.line.records), journal.last          # together: others here read the log, too
-        records = generate(plan)                # one by one: there may be millions
-        at = await asyncio.to_thread(differs, islice(journal.line.records, logged), records)
-        if at is not None:
+    async def _list(self, job_id: str, spec: DatasetSpec, shape: Shape, journal: Journal, print_: str) -> None:
+        if journal.line.tasks:
             raise FailedPrecondition(
-                f"the files of job {job_id} changed while its tasks were written: record {at} is another now",
-                reason="FILE_CHANGED",
+                f"an older release began to write the tasks of job {job_id} and did not end: submit it anew",
+                reason="OTHER_RELEASE",
             )
-        following = wire.chunks(records, fingerprint=print_)
-        while (chunk := await asyncio.to_thread(next, following, None)) is not None:
-            last = await self.append(job_id, chunk, after=last)
+        slices = (await self._indexer.index(spec)).slices
+        assert isinstance(slices, Slices), "of a dataset without streams"
+        logged, last = journal.slices, journal.last     # together: others here read the log, too
+        first = len(logged)
+        if not await asyncio.to_thread(logged.begins, slices):
+            raise FailedPrecondition(
+                f"the files of job {job_id} changed while its tasks were written: they are not those of {first} slices "
+                "that are logged", reason="FILE_CHANGED",
+            )
+        following = wire.listing(slices, first=first, fingerprint=print_)
+        while (message := await asyncio.to_thread(next, following, None)) is not None:
+            last = await self.append(job_id, message, after=last)
+        message = wire.plan_to_bytes(Planned(shape, len(slices), slices.rows), fingerprint=print_)
+        await self.append(job_id, message, after=last)
+
+    async def tasks_of(self, line: Line, pieces: Iterable[tuple[int, int]]) -> Sequence[TaskRecord]:
+        """See Line.tasks_of_all. What takes time is done in a thread."""
+        pieces = IntervalSet(pieces).pairs()    # leases mostly follow each other
+        if not line.is_at_hand(pieces):
+            async with self._making:
+                if not line.is_at_hand(pieces):
+                    return await asyncio.to_thread(line.tasks_of_all, pieces)
+        return line.tasks_of_all(pieces)
 
     async def append(self, job_id: str, message: bytes, *, after: int) -> int:
         """The next message; its sequence. `after` is the last sequence that its writer knew when it made the message:
@@ -140,6 +161,10 @@ class TaskLog:
         while len(self._journals) > _KEPT_LINES:
             self._journals.popitem(last=False)
         return known
+
+    def let_go(self, job_id: str) -> None:
+        """What is held in memory of a job that ended; its log has it all."""
+        self._journals.pop(job_id, None)
 
     async def forget(self, job_id: str) -> None:
         """Removes the log."""

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from recmesh.data.planned import PlannedTasks, Shape
 from recmesh.data.records import FileSlice, TaskRecord, is_partition
+from recmesh.data.slices import FileName, Slices, Table
 from recmesh.data.windows import Turn, turns
+from recmesh.runtime.errors import DataLoss
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc.domain.line import Line
 
@@ -53,6 +56,21 @@ class Trimmed:
     slices: int
 
 
+FileSpans = tuple[FileName, Table]
+"""A file, and slices of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """From the slices before it all tasks of a line of files follow."""
+
+    shape: Shape
+    slices: int
+    """Of an epoch."""
+    rows: int
+    """Of an epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a task log."""
@@ -63,6 +81,8 @@ class Message:
     served: Served | None = None
     starts: Sequence[Start] = ()
     trimmed: Trimmed | None = None
+    listed: Sequence[FileSpans] = ()
+    planned: Planned | None = None
 
 
 @dataclass
@@ -80,6 +100,8 @@ class Journal:
     offsets: dict[tuple[int, str], int] = field(default_factory=dict)
     """By view and partition of a topic: the first offset that is not on the line."""
     tags: dict[tuple[int, str], str] = field(default_factory=dict)
+    slices: Slices = field(default_factory=Slices)
+    """Of a dataset of files, as far as they are logged."""
     _rows: dict[tuple[int, str], int] = field(default_factory=dict)
     _newest: tuple[int, str] | None = None
     _window_base: int | None = None
@@ -106,10 +128,24 @@ class Journal:
         for record in message.records:
             if record.file is not None:
                 self._take(record.file, record.base)
+        for name, spans in message.listed:
+            self.slices.add(name, spans)
+        if message.planned is not None:
+            self._plan(sequence, message.planned)
         self.line.extend(message.records)
         if message.trimmed is not None:
             self.begun, self._slices = message.trimmed.begun, message.trimmed.slices
             self.line.forget(message.trimmed.base, end=message.trimmed.end)
+
+    def _plan(self, sequence: int, planned: Planned) -> None:
+        there = len(self.slices), self.slices.rows
+        if there != (planned.slices, planned.rows):
+            raise DataLoss(
+                f"a task log has {there[0]} slices of {there[1]} rows, and is to have {planned.slices} of "
+                f"{planned.rows}",
+                reason="LOG_SHORT",
+            )
+        self.line = Line.of(PlannedTasks(self.slices, planned.shape, sequence=sequence), sequence=sequence)
 
     def _take(self, piece: FileSlice, base: int) -> None:
         place = piece.view, piece.uri

@@ -1,18 +1,21 @@
 """A job's line as its task log tells it."""
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
+from recmesh.data.planned import PlannedTasks
 from recmesh.data.records import TaskRecord
 from recmesh.formats import IntervalSet
 from services.shardsvc.domain.tasks import Tasks
 
 
 class Line:
-    """The records of a log, found by position. It grows as its log does, and never changes otherwise."""
+    """The records of a log, found by position. It grows as its log does, and never changes otherwise.
+
+    Of a dataset of files it is planned: closed from its beginning on, and its records are made when they are asked for.
+    """
 
     def __init__(self, records: Iterable[TaskRecord] = ()) -> None:
-        self._tasks = Tasks()
+        self._tasks: Tasks | PlannedTasks = Tasks()
         self.closed = False
         self.base = 0
         """Tasks that end before it are gone for ever."""
@@ -20,9 +23,17 @@ class Line:
         self.last_sequence = 0
         self.extend(records)
 
+    @classmethod
+    def of(cls, planned: PlannedTasks, *, sequence: int) -> "Line":
+        """All of these, from the message of the log that has their plan."""
+        line = cls()
+        line._tasks, line.closed, line.end, line.last_sequence = planned, True, planned.end, sequence
+        return line
+
     def extend(self, records: Iterable[TaskRecord]) -> None:
         """What follows on the log."""
         for record in records:
+            assert isinstance(self._tasks, Tasks), "nothing follows a plan"
             self.closed, self.end, self.last_sequence = record.close, record.base + record.rows, record.sequence
             if not record.close:
                 self._tasks.append(record)
@@ -30,7 +41,8 @@ class Line:
     def forget(self, base: int, *, end: int = 0) -> None:
         """Tasks that end at this position or before it are not asked for any more. `end`: where the line ends, in case
         all that it had is gone."""
-        count = bisect_right(self._tasks.bases, base)
+        assert isinstance(self._tasks, Tasks), "of a plan nothing is held"
+        count = self._tasks.place(base)
         if count and self._tasks[count - 1].base + self._tasks[count - 1].rows > base:
             count -= 1
         self._tasks.forget(count)
@@ -49,7 +61,11 @@ class Line:
     @property
     def epochs(self) -> int:
         """That have begun."""
-        return self._tasks[-1].epoch + 1 if self._tasks else 0
+        return self._tasks.epochs
+
+    def is_at_hand(self, pieces: Iterable[tuple[int, int]]) -> bool:
+        """Whether `tasks_of_all` answers at once; else it reads and sorts, for some milliseconds or more."""
+        return self._tasks.is_at_hand(pieces)
 
     def tasks_of(self, lo: int, hi: int) -> list[TaskRecord]:
         """The tasks that positions [lo, hi) touch."""
@@ -60,19 +76,19 @@ class Line:
         found: list[TaskRecord] = []
         past = 0
         for lo, hi in IntervalSet(pieces):
-            first = max(past, bisect_right(self._tasks.bases, lo) - 1)
-            past = bisect_right(self._tasks.bases, hi - 1)
+            first = max(past, self._tasks.place(lo) - 1)
+            past = self._tasks.place(hi - 1)
             found += self._tasks[first:past]
         return found
 
     def from_position(self, position: int) -> Iterator[TaskRecord]:
         """The task at the position, and those that follow."""
-        first = max(0, bisect_right(self._tasks.bases, position) - 1)
+        first = max(0, self._tasks.place(position) - 1)
         return (self._tasks[at] for at in range(first, len(self._tasks)))
 
     def tasks_behind(self, position: int) -> int:
         """How many tasks have positions from this one on."""
-        return len(self._tasks) - max(0, bisect_right(self._tasks.bases, position) - 1) if position < self.end else 0
+        return len(self._tasks) - max(0, self._tasks.place(position) - 1) if position < self.end else 0
 
     def to_do(self, done: IntervalSet) -> list[tuple[int, int]]:
         """[0, end) without what is done."""

@@ -1,6 +1,7 @@
 """Task records in columns: some 75 bytes for each, where as objects they take ten times as much."""
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import overload
 
@@ -52,6 +53,19 @@ class Tasks(Sequence[TaskRecord]):
             number = self._numbers[file] = len(self._files)
             self._files.append(file)
         return number
+
+    @property
+    def epochs(self) -> int:
+        """That have begun."""
+        return self._epochs[-1] + 1 if self._epochs else 0
+
+    def place(self, position: int) -> int:
+        """How many begin at the position or before it."""
+        return bisect_right(self.bases, position)
+
+    def is_at_hand(self, pieces: Iterable[tuple[int, int]]) -> bool:
+        """They all are."""
+        return True
 
     def forget(self, count: int) -> None:
         """The first `count` are not asked for any more, nor are files that only they name."""

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from recmesh.chaos.tasklog import Task, decode, rows_by_position
+from recmesh.data.planned import PlannedTasks, Shape
 from recmesh.data.records import FileSlice, TaskRecord
+from recmesh.data.slices import Slices
 from recmesh.formats import permutation
 from recmesh.runtime.errors import DataLoss
 from services.shardsvc import wire
+from services.shardsvc.domain.journal import Planned
 
 
 def test_records_are_read_as_they_were_written() -> None:
@@ -16,11 +19,29 @@ def test_records_are_read_as_they_were_written() -> None:
         TaskRecord(0, 0, 5, 4, 0, 0, FileSlice("/data/b", 10, "tag", 0, 4)),
         TaskRecord(0, 0, 9, 0, 1, 0, None, close=True),
     ]
-    tasks = [task for chunk in wire.chunks(records, fingerprint="print") for task in decode(chunk)]
+    tasks = decode(wire.chunks(records, fingerprint="print"))
     assert tasks == [
         Task(0, 5, 77, "/data/a", 3, False), Task(5, 4, 0, "/data/b", 0, False), Task(9, 0, 0, "", 0, True)]
     rows = rows_by_position(tasks, first_rows={"/data/a": 0, "/data/b": 100})
     assert rows.tolist() == [*(3 + permutation(77, 5)).tolist(), *range(100, 104)]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_plan_is_unfolded_to_the_tasks_that_workers_get(shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_SLICES", 5)
+    pieces = [FileSlice(f"/{name}", 10, "tag", 7 + 3 * at, 1 + at % 3) for name in "abc" for at in range(1, 9)]
+    slices, shape = Slices(pieces), Shape(3, 9, shuffle)
+    log = [
+        *wire.listing(slices, first=0, fingerprint="print"),
+        wire.plan_to_bytes(Planned(shape, len(slices), slices.rows), fingerprint="print"),
+    ]
+    assert len(log) == 6
+    tasks = decode(log)
+    assert tasks[:-1] == [
+        Task(task.base, task.rows, task.order_seed, task.file.uri, task.file.first_row, False)
+        for task in PlannedTasks(slices, shape) if task.file
+    ]
+    assert tasks[-1] == Task(3 * slices.rows, 0, 0, "", 0, True)
 
 
 def test_gaps_and_open_lines_are_refused() -> None:

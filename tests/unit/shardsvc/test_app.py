@@ -1,18 +1,25 @@
 import asyncio
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recmesh.data.order import Plan, generate
+from recmesh.data.planned import PlannedTasks
+from recmesh.data.records import FileSlice
+from recmesh.data.slices import Slices
 from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
 from services.shardsvc.app import Datasets, Indexer, OpenRun, Runs, TaskLog
+from services.shardsvc.app.tasklog import _fingerprint
+from services.shardsvc.domain.journal import Journal
 from services.shardsvc.domain.lease import Released, State
-from services.shardsvc.domain.line import Line
 from services.shardsvc.store.durable import task_subject
 from tests.support.datasets import clicks, spec, write
 from tests.support.shard_bus import MemoryBucket, MemoryLog
@@ -90,9 +97,9 @@ async def test_a_run_leases_every_position_of_all_epochs_once(data: DatasetSpec)
 async def test_a_log_interrupted_at_any_append_is_completed_without_gap_or_overlap(
     data: DatasetSpec, stored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MOST_RECORDS", 3)                # 21 records: 7 messages
+    monkeypatch.setattr(wire, "MOST_SLICES", 3)                 # 10 slices: 4 messages, and the plan
     want = (await House().runs.open(request(data)))[0]
-    for fail_at in range(1, 8):
+    for fail_at in range(1, 6):
         house = House()
         house.log.fail_at, house.log.fail_after_storing = fail_at, stored
         with pytest.raises(Unavailable):
@@ -107,7 +114,7 @@ async def test_a_log_interrupted_at_any_append_is_completed_without_gap_or_overl
 async def test_two_replicas_that_open_at_once_write_one_log(
     data: DatasetSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MOST_RECORDS", 2)
+    monkeypatch.setattr(wire, "MOST_SLICES", 2)
     house = House()
     replicas = [house.replica() for _ in range(4)]
     opened = await asyncio.gather(*(replica.open(request(data)) for replica in replicas))
@@ -117,14 +124,50 @@ async def test_two_replicas_that_open_at_once_write_one_log(
 
 
 @pytest.mark.asyncio
-async def test_no_message_of_the_log_exceeds_its_limits(data: DatasetSpec) -> None:
-    house = House()
-    await house.runs.open(request(data, epochs=400))
-    messages = house.log.messages[task_subject(JOB)]
-    assert len(messages) > 4
-    for sequence, message in messages:
-        assert len(message) <= 512 * 1024
-        assert len(wire.message_of(sequence, message).records) <= 1_000
+@pytest.mark.parametrize("uri", ["a", "a-bucket/" + 900 * "x"])
+async def test_no_message_of_the_log_exceeds_its_limits_and_all_say_what_was_put_in(uri: str) -> None:
+    pieces = [
+        FileSlice(f"{uri}-{number}", 1 << 40, "tag", at << 50, 1 << 40, at << 50, at << 49)
+        for number in range(700) for at in range(30)
+    ]
+    messages = list(wire.listing(Slices(pieces), first=0, fingerprint="print"))
+    assert len(messages) > 2 and max(map(len, messages)) <= 512 * 1024
+    journal = Journal()
+    for sequence, message in enumerate(messages, start=1):
+        journal.take(sequence, wire.message_of(sequence, message))
+    assert [*journal.slices] == pieces and not journal.line.closed
+
+
+@pytest.mark.asyncio
+async def test_what_is_logged_before_the_first_lease_does_not_grow_with_epochs(data: DatasetSpec) -> None:
+    logged = []
+    for epochs in (1, 1_000):
+        house = House()
+        line, _ = await house.runs.open(request(data, epochs=epochs))
+        assert (line.end, line.tasks, line.closed) == (epochs * ROWS, epochs * 10, True)
+        logged.append(sum(len(message) for _, message in house.log.messages[task_subject(JOB)]))
+        assert (await house.runs.progress(JOB)).view.total == epochs * ROWS
+    assert logged[1] - logged[0] < 10
+
+
+@pytest.mark.asyncio
+async def test_a_log_of_records_is_read_as_it_was_and_one_without_its_end_is_refused(data: DatasetSpec) -> None:
+    """As releases wrote it that wrote every task."""
+    records = list(generate(Plan((await Indexer().index(data)).slices, epochs=2, seed=3, shuffle=True)))
+    print_ = _fingerprint(data, epochs=2, seed=3, shuffle=True)
+    for is_whole in (True, False):
+        house = House()
+        for message in wire.chunks(records if is_whole else records[:7], fingerprint=print_):
+            await house.log.append(task_subject(JOB), message)
+        if is_whole:
+            line, to_do = await house.runs.open(request(data, done=IntervalSet([(0, 100)])))
+            assert (line.end, to_do, line.tasks) == (2 * ROWS, 2 * ROWS - 100, 20)
+            planned = (await House().runs.open(request(data)))[0]
+            assert [replace(task, sequence=2) for task in line.records] == [*planned.records]
+            assert IntervalSet(await train(house.runs)) == IntervalSet([(100, 2 * ROWS)])
+        else:
+            with pytest.raises(FailedPrecondition, match="older release"):
+                await house.runs.open(request(data))
 
 
 @pytest.mark.asyncio
@@ -140,7 +183,7 @@ async def test_a_job_cannot_go_on_with_other_data_than_it_began_with(data: Datas
 async def test_files_that_change_while_the_log_is_written_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MOST_RECORDS", 3)
+    monkeypatch.setattr(wire, "MOST_SLICES", 3)
     house = House()
     data = spec(write(clicks(ROWS), tmp_path / "a.csv"), format="csv", task_rows=100)
     house.log.fail_at = 3
@@ -161,6 +204,25 @@ async def test_a_ledger_beyond_the_log_means_the_log_lost_its_end(data: DatasetS
     house.log.messages.clear()
     with pytest.raises(DataLoss):
         await house.replica().open(request(data, gen=2, done=IntervalSet([(0, 10)])))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("lost", [-1, 1])
+async def test_a_log_that_lost_a_message_gives_no_lease_of_it(
+    data: DatasetSpec, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan, or slices within it."""
+    monkeypatch.setattr(wire, "MOST_SLICES", 3)
+    house = House()
+    await house.runs.open(request(data))
+    house.log.messages[task_subject(JOB)].pop(lost)
+    for call in (
+        house.replica().open(request(data, gen=2, done=IntervalSet([(0, 10)]))),
+        house.replica().lease(JOB, 1, worker="w0", shards=1, request_id=""),
+    ):
+        with pytest.raises(DataLoss) as caught:
+            await call
+        assert caught.value.reason == "LOG_SHORT"
 
 
 @pytest.mark.asyncio
@@ -275,6 +337,7 @@ async def test_a_closed_run_tells_everybody_that_it_is_over(data: DatasetSpec) -
     house = House()
     await house.runs.open(request(data))
     await house.runs.close(JOB, forget=False)
+    assert not house.runs._tasks._journals, "nothing is held of it"
     assert (await house.replica().lease(JOB, 1, worker="w0", shards=1, request_id="")).state is State.STALE_GEN
     await house.runs.close(JOB, forget=False)
     await house.runs.close(JOB, forget=True)
@@ -314,5 +377,27 @@ async def test_records_survive_the_wire(data: DatasetSpec) -> None:
     line, _ = await house.runs.open(request(data))
     records = line.tasks_of(0, line.end)
     assert [wire.task_from_pb(wire.task_to_pb(record)) for record in records] == records
-    sequence, message = house.log.messages[task_subject(JOB)][0]
-    assert Line(wire.message_of(sequence, message).records).closed
+    journal = Journal()
+    for message in wire.chunks(generate(Plan((await Indexer().index(data)).slices, 2, 3, True))):
+        journal.take(7, wire.message_of(7, message))
+    assert journal.line.closed and journal.line.tasks_of(0, line.end) == [replace(each, sequence=7) for each in records]
+
+
+@pytest.mark.asyncio
+async def test_what_takes_time_is_done_once_and_holds_up_nobody(
+    data: DatasetSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many workers that come to tasks whose page is not there make it once, in a thread."""
+    house = House()
+    await house.runs.open(request(data))
+    made, page = list[object](), PlannedTasks._made_page
+
+    def slowly(self: PlannedTasks, epoch: int, number: int) -> object:
+        made.append(threading.current_thread())
+        return page(self, epoch, number)
+
+    monkeypatch.setattr(PlannedTasks, "_made_page", slowly)
+    workers = [house.runs.lease(JOB, 1, worker=f"w{k}", shards=1, request_id="") for k in range(8)]
+    answers = await asyncio.gather(*workers)
+    assert all(answer.state is State.GRANTED for answer in answers)
+    assert len(made) == 1 and made[0] is not threading.main_thread()
