@@ -11,7 +11,7 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from statistics import mean
@@ -40,7 +40,7 @@ TIGHT, LOOSE = 3.0, 100.0
 LOAD, OVERLOAD = 0.95, 1.5
 LINKS = 20
 REPEATS, QUICK_REPEATS = 5, 1
-SECONDS, QUICK_SECONDS = 60.0, 5.0
+SECONDS, QUICK_SECONDS = 30.0, 4.0
 TRACE_S, CROSS_FROM_S, CROSS_S, CROSS_LOAD = 15.0, 5.0, 5.0, 0.6
 """Other traffic crosses the port, and knows of no admission."""
 SETTINGS = {
@@ -65,27 +65,27 @@ def run(*, quick: bool) -> Result:
             figures |= _burst(port, "none", senders, repeats, "_uncontrolled")
         for rules in ("edf", "first_come_refusing", "first_come"):
             figures |= _loop(port, rules, _open(LOAD, seconds, rules=rules), seconds, rules)
-            figures |= _loop(port, rules, _open(LOAD, seconds, rules=rules, is_mixed=True), seconds, f"{rules}_mix")
         figures |= _loop(port, "edf", _open(OVERLOAD, seconds, rules="edf"), seconds, "overload")
-        figures |= _traced(port, draw=not quick)
-    if kind == "namespaces":
+        figures |= _versus(figures, "")
+        if not quick:
+            for rules in ("edf", "first_come_refusing", "first_come"):
+                load = _open(LOAD, seconds, rules=rules, is_mixed=True)
+                figures |= _loop(port, rules, load, seconds, f"{rules}_mix")
+            figures |= _versus(figures, "_mix") | _traced(port)
+    if kind == "namespaces" and not quick:
         with _port(kind, classes=False) as port:
             figures |= _loop(port, "edf", _open(LOAD, seconds, rules="edf"), seconds, "edf_one_class")
         with _port(kind, like_rdma=False) as port:
             for senders in SENDERS:
                 figures |= _burst(port, "edf", senders, repeats, "_tcp")
                 figures |= _burst(port, "none", senders, repeats, "_uncontrolled_tcp")
-    for name, tail in (("", ""), ("_mix", "_mix")):
-        figures[f"edf_vs_fcfs{name}"] = figures[f"goodput_edf{tail}"] / figures[f"goodput_first_come{tail}"]
-        figures[f"edf_vs_fcfs_refusing{name}"] = (
-            figures[f"goodput_edf{tail}"] / figures[f"goodput_first_come_refusing{tail}"]
-        )
     return Result("incast", figures, {
         "port": kind, "link_bytes_per_s": LINK_BYTES_PER_S, "payload_share": PAYLOAD_SHARE,
         "buffer_bytes": BUFFER_BYTES, "message_bytes": MESSAGE_BYTES, "slack": SLACK, "deadlines": [TIGHT, LOOSE],
         "load": LOAD, "overload": OVERLOAD, "links": LINKS, "repeats": repeats, "seconds": seconds,
         "settings": SETTINGS, "priority": "both sides run before all else (SCHED_RR), where that is allowed",
-        "quick": f"{QUICK_REPEATS} burst, {QUICK_SECONDS:g} s instead of {REPEATS}, {SECONDS:g}" if quick else "",
+        "quick": f"{QUICK_REPEATS} burst, {QUICK_SECONDS:g} s instead of {REPEATS}, {SECONDS:g}; without mixed sizes, "
+                 "the window's course, one class, plain TCP" if quick else "",
     })
 
 
@@ -131,6 +131,14 @@ def _loop(port: Port, rules: str, load: Load, seconds: float, name: str) -> dict
     return {f"goodput_{name}": goodput, **shares}
 
 
+def _versus(figures: Mapping[str, float], name: str) -> dict[str, float]:
+    edf = figures[f"goodput_edf{name}"]
+    return {
+        f"edf_vs_fcfs{name}": edf / figures[f"goodput_first_come{name}"],
+        f"edf_vs_fcfs_refusing{name}": edf / figures[f"goodput_first_come_refusing{name}"],
+    }
+
+
 def _open(load: float, seconds: float, *, rules: str, is_mixed: bool = False) -> Load:
     """Poisson arrivals. Deadlines are multiples of a message's transfer, those of small ones of a usual one's."""
     rng = random.Random(1)
@@ -153,7 +161,7 @@ def _mixed(rng: random.Random) -> int:
 # ---- the window
 
 
-def _traced(port: Port, *, draw: bool) -> dict[str, float]:
+def _traced(port: Port) -> dict[str, float]:
     """How the window follows other traffic that takes most of the link for a while."""
     load = _open(1.2, TRACE_S, rules="edf")
     other = _open(CROSS_LOAD, CROSS_S, rules="none")
@@ -170,8 +178,7 @@ def _traced(port: Port, *, draw: bool) -> dict[str, float]:
     speed = at[:, 3] / (LINK_BYTES_PER_S * PAYLOAD_SHARE)
     crossed = (seconds > CROSS_FROM_S + 1) & (seconds < CROSS_FROM_S + CROSS_S)
     before, after = (seconds > 1) & (seconds < CROSS_FROM_S - 1), seconds > CROSS_FROM_S + CROSS_S + 2
-    if draw:
-        IMAGE.write_text(_drawn(seconds, window, level, speed))
+    IMAGE.write_text(_drawn(seconds, window, level, speed))
     return {
         f"{what}_{when}": float(values[part].mean())
         for when, part in (("before", before), ("crossed", crossed), ("after", after))

@@ -24,7 +24,7 @@ class Settings:
     congestion_low: float = 0.25
     """Below it the window grows by one message, if it was what messages waited for."""
     margin_s: float = 0.0
-    """What an ask must have to spare; absorbs jitter between two machines."""
+    """What an ask must have to spare, and half of it still when it is granted; absorbs jitter of machines and links."""
     grant_min_s: float = 0.05
     """No grant expires earlier."""
     grant_patience: float = 4.0

@@ -154,7 +154,8 @@ class Admission:
         if (until := self._queue.undated_until) is not None:
             moments.append(until)
         if (item := self._queue.next_dated) is not None:
-            moments.append(item.due - self._bandwidth.expected_s(item.size_bytes) + _TICK_S)
+            expected_s = self._bandwidth.expected_s(item.size_bytes) + self._settings.margin_s / 2
+            moments.append(item.due - expected_s + _TICK_S)
         needs_more = self._busy_until - self._lead_s() + _TICK_S
         if len(self._queue) and self._granted and needs_more > now:
             moments.append(needs_more)
@@ -217,7 +218,9 @@ class Admission:
 
     def _refuse_late(self, now: float, effects: Effects) -> None:
         """Whoever can't be in time any more, as the link was slower than it was when they asked."""
-        for item in self._queue.drop_late(self._free_at(now), self._bandwidth.bytes_per_s):
+        for item in self._queue.drop_late(
+            self._free_at(now) + self._settings.margin_s / 2, self._bandwidth.bytes_per_s
+        ):
             self._refuse(item.key, Reason.LINK_SLOWED, effects)
 
     def _refuse(self, key: Key, reason: Reason, effects: Effects) -> None:
@@ -232,7 +235,7 @@ class Admission:
             item = self._queue.next(free_at, rate)
             if item is None:
                 return
-            if item.dated and free_at + item.size_bytes / rate > item.due:
+            if item.dated and free_at + self._settings.margin_s / 2 + item.size_bytes / rate > item.due:
                 self._queue.leave(item)
                 self._refuse(item.key, Reason.LINK_SLOWED, effects)
             elif self._is_time(now) and self._window.fits(item.size_bytes) and self._harmless(item, now):

@@ -1,15 +1,14 @@
 """How fast messages come in: B of the link, and what a transfer costs besides its bytes.
 
 A sample is the bytes that arrived while something was under way, over that time; single messages say little, as they
-share the link with each other. B is a high quantile of the last samples: delays of any kind only make samples
-smaller, as in BBR's maximum (Cardwell et al., 2016), while one sample that is too large by chance does no harm.
+share the link with each other. B is the median of the last samples. BBR's maximum (Cardwell et al., 2016) is too high
+by some percent, which paces a sender well, and would make every message at the end of a full queue late.
 """
 
 import math
 from collections import deque
 
 _SAMPLES = 16
-_QUANTILE = 0.75
 _SETTLED_BYTES = 256 << 10
 """Fewer in a busy time make no sample."""
 _WINDOWS = 8
@@ -77,7 +76,7 @@ class Bandwidth:
         while self._samples[0][0] < now - _HORIZON_S:
             self._samples.popleft()
         ordered = sorted(rate for _, rate in self._samples)
-        self.bytes_per_s = ordered[min(len(ordered) - 1, int(_QUANTILE * len(ordered)))]
+        self.bytes_per_s = ordered[len(ordered) // 2]
 
     def _see_base(self, now: float, took_s: float) -> None:
         current, before = self._base

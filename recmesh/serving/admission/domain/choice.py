@@ -6,12 +6,20 @@ once, and is forgotten by time, so that an HN that nobody asks is tried again.
 """
 
 import math
-import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 _DECAY_S = 2.0
 _UNTRIED_S = 1e-3
 """Assumed of an HN that has never answered: it is tried soon, but not by everybody at once."""
+
+
+class Draws(Protocol):
+    """A source of chance, as `random.Random`."""
+
+    def sample(self, population: Sequence[str], k: int) -> list[str]:
+        """So many of them, each once."""
+        ...
 
 
 class PeakEwma:
@@ -53,7 +61,7 @@ class Choice:
         self._nodes = {name: self._nodes.get(name) or PeakEwma() for name in sorted(names)}
         self._busy_until = {name: until for name, until in self._busy_until.items() if name in names}
 
-    def pick(self, now: float, rng: random.Random, *, without: Collection[str] = ()) -> str | None:
+    def pick(self, now: float, rng: Draws, *, without: Collection[str] = ()) -> str | None:
         """The name; None when all are in `without`. One that said it is busy is asked only if all are."""
         there = [name for name in self._nodes if name not in without]
         free = [name for name in there if self._busy_until.get(name, now) <= now] or there
