@@ -135,7 +135,7 @@ class Admission:
         while self._expiries and self._expiries[0][0] <= now:
             at, key = heapq.heappop(self._expiries)
             if key in self._granted and self._granted[key].expires_at == at:
-                self._take_back(key, now)
+                self._take_back(key, now, is_slow=True)
                 self._refuse(key, Reason.GRANT_EXPIRED, effects)
         for item in self._queue.drop_overdue(now):
             self._refuse(item.key, Reason.WAITED_TOO_LONG, effects)
@@ -284,16 +284,25 @@ class Admission:
         if (item := self._queue.get(key)) is not None:
             self._queue.leave(item)
         elif key in self._granted:
-            self._take_back(key, now)
+            granted = self._granted[key]
+            is_slow = now - granted.at > self._bandwidth.expected_s(granted.ask.size_bytes)
+            self._take_back(key, now, is_slow=is_slow)
         else:
             return []
         self._counts["cancelled"] += 1
         self._grant(now, effects)
         return effects
 
-    def _take_back(self, key: Key, now: float) -> None:
-        """What was granted will not come."""
+    def _take_back(self, key: Key, now: float, *, is_slow: bool = False) -> None:
+        """What was granted will not come, or nobody waits for it any more.
+
+        `is_slow`: it should have been here. It counts as congestion, for its bytes may still be on their way: were it
+        not, each would make room for one more, all too late, long after what had made the first ones late is over.
+        """
         granted = self._granted.pop(key)
+        if is_slow:
+            expected_s = self._bandwidth.expected_s(granted.ask.size_bytes)
+            self._window.learn(granted.round, granted.ask.size_bytes, took_s=now - granted.at, expected_s=expected_s)
         self._window.give(granted.ask.size_bytes)
         self._bandwidth.forget(now, last=not self._granted)
         self._busy_until = min(self._busy_until, now + self._window.in_flight_bytes / self._bandwidth.bytes_per_s)

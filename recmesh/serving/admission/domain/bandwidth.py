@@ -8,10 +8,10 @@ by some percent, which paces a sender well, and would make every message at the 
 import math
 from collections import deque
 
-_SAMPLES = 16
+_SAMPLES = 9
 _SETTLED_BYTES = 256 << 10
 """Fewer in a busy time make no sample."""
-_WINDOWS = 8
+_WINDOWS = 4
 """A sample in the midst of a busy time ends after so many windows: what was under way at its begin was partly there
 already, at most a window of it."""
 _HORIZON_S = 30.0
@@ -67,8 +67,7 @@ class Bandwidth:
         return telling
 
     def forget(self, now: float, *, last: bool) -> None:
-        """A message never came: the time that was waited for it says nothing of the link."""
-        self._busy_s, self._bytes, self._times = 0.0, 0, 0
+        """A message never came: the time since the last one came says nothing of the link."""
         self._since = None if last else now
 
     def _see_rate(self, now: float, rate: float) -> None:

@@ -270,6 +270,38 @@ def test_a_slower_link_refuses_who_waits_once_it_is_known() -> None:
     assert max(at for at, _ in late) <= 0.06
 
 
+def test_grants_that_expire_or_are_given_up_late_shrink_the_window() -> None:
+    for is_cancelled in (True, False):
+        link = link_of(window_start_bytes=80 * KB)
+        link.dead.add("stuck")
+        for request in range(8):
+            link.ask("stuck", Ask(request, "a", 20 * KB))
+            if is_cancelled:
+                link.now += 0.1
+                link.admission.receive("stuck", Cancel(request), link.now)
+        link.run(3.0)
+        assert link.admission.snapshot().window_bytes <= 40 * KB
+        assert link.admission.snapshot().congestion_level > 1.25
+
+
+def test_what_is_cancelled_before_it_could_be_here_says_nothing() -> None:
+    link = link_of(window_start_bytes=80 * KB)
+    for request in range(50):
+        link.ask("cn", Ask(request, "a", 20 * KB))
+        link.admission.receive("cn", Cancel(request), link.now)
+    assert link.admission.snapshot().window_bytes == 80 * KB
+
+
+def test_what_is_under_way_is_not_made_late_by_what_comes_behind_it() -> None:
+    admission = Admission(settings_of(margin_s=0.02, window_start_bytes=200 * KB))
+    admission.receive("cn", Ask(1, "a", 30 * KB), 0.0)
+    admission.receive("cn", Ask(2, "a", 20 * KB, 0.07), 0.0)
+    granted = admission.arrived("cn", 1, 0.038)[1]          # 8 ms later than expected
+    assert [type(message) for _, message in granted] == [Done, Grant]
+    assert admission.receive("cn", Ask(3, "a", 20 * KB), 0.038) == []
+    assert [message.request for _, message in admission.arrived("cn", 2, 0.058)[1]] == [2, 3]
+
+
 def test_lower_priority_makes_room_and_not_the_other_way() -> None:
     link = link_of(window_start_bytes=10 * KB)
     link.ask("cn", Ask(0, "a", 10 * KB, 1.0))
