@@ -15,13 +15,14 @@ from bench.workloads.port import Port
 
 _CHUNK_BYTES = 4096
 _TIMEOUT_S, _LONGEST_S = 0.2, 3.2
-_SMALL_BYTES = 256
-"""Chunks of control messages, which pass others as in the class of their own."""
+_USE_AT = 21
+"""Where the first frame of a connection tells its use (recmesh.serving.admission.tcp); 0 is control, which passes."""
 
 
 class _Port:
     def __init__(self, bytes_per_s: float, buffer_bytes: int) -> None:
         self._rate, self._buffer = bytes_per_s, buffer_bytes
+        self._first: deque[tuple[bytes, asyncio.StreamWriter]] = deque()
         self._queue: deque[tuple[bytes, asyncio.StreamWriter]] = deque()
         self._queued = 0
         self._came = asyncio.Event()
@@ -37,9 +38,12 @@ class _Port:
             return
         backward = asyncio.create_task(_copied(back, writer))
         timeout_s = _TIMEOUT_S
+        queue: deque[tuple[bytes, asyncio.StreamWriter]] | None = None
         try:
             while chunk := await reader.read(_CHUNK_BYTES):
-                while not self._takes(chunk, onward):
+                if queue is None:
+                    queue = self._first if chunk[_USE_AT:_USE_AT + 1] == b"\0" else self._queue
+                while not self._takes(chunk, onward, queue):
                     self.lost += 1
                     await asyncio.sleep(timeout_s)
                     timeout_s = min(2 * timeout_s, _LONGEST_S)
@@ -53,14 +57,12 @@ class _Port:
             onward.close()
             writer.close()
 
-    def _takes(self, chunk: bytes, onward: asyncio.StreamWriter) -> bool:
+    def _takes(
+        self, chunk: bytes, onward: asyncio.StreamWriter, queue: deque[tuple[bytes, asyncio.StreamWriter]]
+    ) -> bool:
         if self._queued + len(chunk) > self._buffer:
             return False
-        item = chunk, onward
-        if len(chunk) <= _SMALL_BYTES:
-            self._queue.appendleft(item)
-        else:
-            self._queue.append(item)
+        queue.append((chunk, onward))
         self._queued += len(chunk)
         self._came.set()
         return True
@@ -69,12 +71,12 @@ class _Port:
         loop = asyncio.get_running_loop()
         free_at = loop.time()
         while True:
-            while not self._queue:
+            while not (self._first or self._queue):
                 self._came.clear()
                 await self._came.wait()
             free_at = max(free_at, loop.time() - 0.005)
-            while self._queue and free_at <= loop.time():
-                chunk, onward = self._queue.popleft()
+            while (self._first or self._queue) and free_at <= loop.time():
+                chunk, onward = (self._first or self._queue).popleft()
                 self._queued -= len(chunk)
                 free_at += len(chunk) / self._rate
                 if not onward.is_closing():
@@ -116,12 +118,21 @@ def user_port(bytes_per_s: float, buffer_bytes: int) -> Iterator[Port]:
     """In a thread of this process."""
     loop = asyncio.new_event_loop()
     inner = _Port(bytes_per_s, buffer_bytes)
-    loop.call_soon(lambda: tasks.append(loop.create_task(inner.forward())))
-    tasks: list[asyncio.Task[None]] = []
+    forwarding: list[asyncio.Task[None]] = []      # the loop alone would not keep it alive
+    loop.call_soon(lambda: forwarding.append(loop.create_task(inner.forward())))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
         yield _UserPort(inner, loop)
     finally:
+        asyncio.run_coroutine_threadsafe(_end_all(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+        loop.close()
+
+
+async def _end_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

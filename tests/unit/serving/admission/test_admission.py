@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.serving.admission.domain.admission import Admission, Effects
+from recmesh.serving.admission.domain.waiting import ByShare, Waiting
 from recmesh.serving.admission.messages import Ask, Cancel, Done, Grant, Reason, Refuse, Sent, ToCn
 from recmesh.serving.admission.settings import Settings
 
@@ -290,6 +291,30 @@ def test_what_is_cancelled_before_it_could_be_here_says_nothing() -> None:
         link.ask("cn", Ask(request, "a", 20 * KB))
         link.admission.receive("cn", Cancel(request), link.now)
     assert link.admission.snapshot().window_bytes == 80 * KB
+
+
+def test_nothing_is_granted_before_the_link_needs_it_so_that_it_can_be_overtaken() -> None:
+    link = link_of(window_start_bytes=200 * KB)
+    link.ask("cn", Ask(0, "a", 30 * KB, 1.0))
+    link.ask("cn", Ask(1, "a", 30 * KB, 1.0))
+    link.ask("cn", Ask(2, "a", 10 * KB, 0.05))
+    link.run(1.0)
+    assert link.granted_in_order() == [0, 2, 1]
+
+
+def test_a_model_that_always_has_one_message_waiting_gets_its_weight_and_no_more() -> None:
+    waiting = ByShare(lambda model: 0.25 if model == "single" else 1.0)
+    served: list[str] = []
+    for model in ["many"] * 500 + ["single"]:
+        waiting.add(Waiting(("cn", 0), Ask(0, model, KB), 0.0, 0.0))
+    while len(served) < 400:
+        head = waiting.head
+        assert head is not None
+        waiting.serve(head)
+        served.append(head.ask.model)
+        if head.ask.model == "single":
+            waiting.add(Waiting(("cn", 0), head.ask, 0.0, 0.0))
+    assert served.count("single") == pytest.approx(80, abs=2)
 
 
 def test_what_is_under_way_is_not_made_late_by_what_comes_behind_it() -> None:
