@@ -15,6 +15,7 @@ from bench.workloads.port import Port
 
 _CHUNK_BYTES = 4096
 _TIMEOUT_S, _LONGEST_S = 0.2, 3.2
+_SLEEP_S = 0.002
 _USE_AT = 21
 """Where the first frame of a connection tells its use (recmesh.serving.admission.tcp); 0 is control, which passes."""
 
@@ -37,7 +38,8 @@ class _Port:
             writer.close()
             return
         backward = asyncio.create_task(_copied(back, writer))
-        timeout_s = _TIMEOUT_S
+        loop = asyncio.get_running_loop()
+        timeout_s, may_at = _TIMEOUT_S, loop.time()
         queue: deque[tuple[bytes, asyncio.StreamWriter]] | None = None
         try:
             while chunk := await reader.read(_CHUNK_BYTES):
@@ -49,7 +51,9 @@ class _Port:
                     timeout_s = min(2 * timeout_s, _LONGEST_S)
                 else:
                     timeout_s = _TIMEOUT_S
-                await asyncio.sleep(len(chunk) / self._rate)
+                may_at = max(may_at, loop.time() - _SLEEP_S) + len(chunk) / self._rate
+                if may_at > loop.time() + _SLEEP_S:         # shorter ones take longer than they should
+                    await asyncio.sleep(may_at - loop.time())
         except OSError:
             pass
         finally:
