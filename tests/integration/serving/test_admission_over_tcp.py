@@ -1,6 +1,7 @@
 """Broker, client and the reference transport over real sockets."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -170,10 +171,12 @@ async def test_one_who_speaks_nonsense_is_cut_off_and_others_are_not() -> None:
                       _frame(HELLO, bytes(17)) + _frame(CONTROL, b"\x09nonsense")):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(first)
-            async with asyncio.timeout(PATIENCE_S):
-                assert await reader.read() == b""
+            with contextlib.suppress(ConnectionError):      # as the kernel tells it where bytes were not read
+                async with asyncio.timeout(PATIENCE_S):
+                    assert await reader.read() == b""
             writer.close()
-            await writer.wait_closed()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
         assert await cn.call("ads", b"12345678", left_s=PATIENCE_S) == b"12345678"
 
 

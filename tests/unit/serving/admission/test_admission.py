@@ -358,6 +358,13 @@ def test_one_model_alone_is_never_shed_for_fairness() -> None:
     assert set(link.admission.snapshot().refused) == {Reason.DEADLINE_BEHIND_QUEUE}
 
 
+def test_two_models_with_like_shares_do_not_push_each_other_out() -> None:
+    link = link_of(window_start_bytes=10 * KB)
+    for request in range(20):
+        link.ask("cn", Ask(request, "ab"[request % 2], 10 * KB, 0.1))
+    assert set(link.admission.snapshot().refused) == {Reason.DEADLINE_BEHIND_QUEUE}
+
+
 def test_models_without_deadlines_share_by_weight() -> None:
     link = link_of(window_start_bytes=10 * KB, shares={"heavy": 3.0})
     for request in range(0, 400, 2):
