@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="within a minute, with smaller sizes")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--list", action="store_true", help="each benchmark with a line of what it measures")
+    parser.add_argument("--mesh", action="store_true", help="of autoscale: the part on the real mesh alone")
     options = parser.parse_args(argv)
     if options.list or options.name is None:
         listed = names()
@@ -39,7 +40,10 @@ def main(argv: list[str]) -> int:
         return 0
     for number in (signal.SIGTERM, signal.SIGINT):     # a shell's background jobs ignore SIGINT by default
         signal.signal(number, _end)                    # unwinds, so that the mesh is taken down
-    result: Result = importlib.import_module(f"bench.{options.name}").run(quick=options.quick)
+    made = importlib.import_module(f"bench.{options.name}").run
+    if options.mesh and "mesh" not in inspect.signature(made).parameters:
+        parser.error(f"{options.name} has no part of its own on the mesh")
+    result: Result = made(quick=options.quick, **({"mesh": True} if options.mesh else {}))
     print(result.as_json() if options.json else result.as_table())
     return 0
 

@@ -1,5 +1,6 @@
-"""Online training under six schemes over real series with a daily cycle, simulated: violations, lag, downtime, cost.
+"""Online training under six schemes over real series with a daily cycle: violations, lag, downtime, cost.
 
+Simulated over all series, and on the real mesh over a compressed day of one (`--mesh`: that alone).
 `RECMESH_FORECASTS=service` takes the forecaster service's model instead of the simulator's own (one fit per hour).
 """
 
@@ -14,6 +15,10 @@ from typing import Any
 import numpy as np
 
 from bench.figures import Result
+from bench.mesh import scratch
+from bench.workloads.peers_in_time import PREFIX
+from bench.workloads.scheme_by_scheme import Day, compared
+from bench.workloads.tides import as_lines
 from recmesh.plugins.planning import Floats
 from recmesh.plugins.streams import StreamPlanner
 from services.brain.domain.streams.autopilot import Autopilot
@@ -25,7 +30,7 @@ from services.brain.domain.streams.stabilise import Stability
 from services.brain.simulator.online.comparison import Case, Forecasting, adequate, by_season, judged, loaded
 from services.brain.simulator.online.engine import Setting
 from services.brain.simulator.online.forecasts import Given
-from services.brain.simulator.online.metrics import Columns, columns, geometric_mean, ratios, total
+from services.brain.simulator.online.metrics import Columns, columns, geometric_mean, ratio, ratios, total
 from services.brain.simulator.online.series import series_named
 from services.brain.simulator.online.truths import T4
 
@@ -63,6 +68,13 @@ GRIDS: Mapping[str, Sequence[StreamPlanner]] = {
 """What is tried on the earlier part; `horizon` has its defaults, which were chosen on it too."""
 
 
+Figures = tuple[dict[str, float], dict[str, Any]]
+"""And their context."""
+DAY, QUICK_DAY = Day("server", day_s=180.0), Day("server", day_s=60.0)
+SCHEMES = {"adequate": "", **{name: f"{PREFIX}{name}" for name in ("hpa", "autopilot", "madu", "kale", "horizon")}}
+QUICK_SCHEMES = {name: SCHEMES[name] for name in ("kale", "horizon")}
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """One table: how a change is paid for."""
@@ -79,7 +91,20 @@ def data() -> Path:
     return Path(os.environ.get("RECMESH_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 
 
-def run(*, quick: bool) -> Result:
+def run(*, quick: bool, mesh: bool = False) -> Result:
+    """Simulated, then on the mesh (`mesh_*`). `mesh`: on the mesh alone; a quick run is simulated alone without it."""
+    parts = [] if mesh else [simulated(quick=quick)]
+    if mesh or not quick:
+        parts.append(measured(quick=quick))
+    figures: dict[str, float] = {}
+    context: dict[str, Any] = {}
+    for found, of_them in parts:
+        figures |= found
+        context |= of_them
+    return Result("autoscale", figures, context)
+
+
+def simulated(*, quick: bool) -> Figures:
     """Columns of each scheme, summed over the series; `*_live`: with the restart cost measured here.
 
     Ratios x/0 count 10, 0/0 count 1. `kale` is as mended here, its τ tuned on the earlier part like the settings of all
@@ -112,7 +137,38 @@ def run(*, quick: bool) -> Result:
         "rule_of_tuning": f"fewest worker-hours with violations of {ALLOWED} or less, else fewest violations",
         "paper": PAPER, "restart_s": {cost.label or "stop": cost.setting.restart_s for cost in COSTS},
     }  # fmt: skip
-    return Result("autoscale", found, context)
+    return found, context
+
+
+def measured(*, quick: bool) -> Figures:
+    """One job after another on the real mesh over the same day: columns of each scheme, as `mesh_SCHEME_COLUMN`.
+
+    `violation_rate` (of the day's seconds, against slo_s), `lag_s2` (sum of lag over seconds), `downtime_s` (standstill
+    though something waited, in stretches of 5 s or more), `worker_hours` (those that start up among them) and its share
+    of `adequate`'s, `changes`, `trained_share`. Ratios as above: x/0 counts 10, 0/0 counts 1.
+    """
+    day, schemes = (QUICK_DAY, QUICK_SCHEMES) if quick else (DAY, SCHEMES)
+    with scratch() as folder:
+        rides, context = compared(folder, data(), day, schemes)
+    table = {name: ride.columns(day.slo_s) for name, ride in rides.items()}
+    found: dict[str, float] = {}
+    hours = {name: each["worker_s"] / 3600 for name, each in table.items()}
+    due = float(context["samples_of_the_day"])
+    for name, each in table.items():
+        found |= {
+            f"mesh_{name}_violation_rate": each["lag_violation_share"],
+            f"mesh_{name}_lag_s2": each["accumulated_lag_s2"],
+            f"mesh_{name}_lag_max_s": each["max_lag_s"], f"mesh_{name}_downtime_s": each["standstill_s"],
+            f"mesh_{name}_worker_hours": hours[name], f"mesh_{name}_changes": float(len(context["decided"][name])),
+            f"mesh_{name}_trained_share": each["trained"] / due,
+        }  # fmt: skip
+        if "adequate" in hours:
+            found[f"mesh_{name}_worker_hours_share"] = hours[name] / hours["adequate"]
+    compare = ("lag_violation_share", "accumulated_lag_s2", "standstill_s", "worker_s")
+    against = [ratio(table["horizon"][column], table["kale"][column]) for column in compare]
+    found["mesh_horizon_vs_kale_worst_column"] = max(against)
+    found["mesh_horizon_vs_kale_geomean"] = geometric_mean(max(each, FLOOR) for each in against)
+    return found, {"mesh": context | {"timeline": as_lines(rides)}}
 
 
 def forecasts() -> tuple[Forecasting, str]:

@@ -57,7 +57,7 @@ def run(*, quick: bool) -> Result:
     with scratch() as folder:
         rides, details = tides.ridden(folder, tide, schemes, JUDGE["params"], lr=JUDGE["lr"])
     figures = {
-        f"{column}_{name}": value for name, ride in rides.items() for column, value in ride.columns(tide).items()
+        f"{column}_{name}": value for name, ride in rides.items() for column, value in ride.columns(tide.slo_s).items()
     }
     lags: dict[str, Any] = {f"lag_{lag}": lag / 60 for lag in LAGS_S}
     lags |= {name: ride.lag_by_minute(tide) for name, ride in rides.items()}

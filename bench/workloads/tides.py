@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from bench.mesh import ROOT, Mesh, mesh, one_thread, say
 from bench.workloads import flights
+from bench.workloads.pacing import Paced
 from recmesh.cli.mesh import state
 from recmesh.cli.mesh.home import Home
 from recmesh.partitions import Limits, ensure
@@ -33,10 +34,9 @@ from recmesh.pb import forecaster_pb2 as pb
 from recmesh.pb import forecaster_pb2_grpc as rpc
 from recmesh.runtime.bus import Link
 from recmesh.runtime.rpc import sync_channel
-from recmesh.trainer.session import Job, Step
-from recmesh.zoo.torch.mmoe import main as train
+from recmesh.trainer.session import Job
 
-TOPIC, SERIES = "tides", "topic/tides"
+TOPIC = "tides"
 PARTITIONS = 8
 REAL_DAY_S = 86_400.0
 STEP_S = 10.0
@@ -89,11 +89,11 @@ class Ride:
     workers: list[int] = field(default_factory=list)
     rolled_back: int = 0
 
-    def columns(self, tide: Tide) -> dict[str, float]:
+    def columns(self, slo_s: float) -> dict[str, float]:
         """`lag_violation_share`, `accumulated_lag_s2`, `max_lag_s`, `worker_s`, `standstill_s`, `trained`."""
         widths, lag = np.diff(self.at, append=self.at[-1]), np.array(self.lag_s)
         return {
-            "lag_violation_share": float(widths[lag > tide.slo_s].sum() / widths.sum()),
+            "lag_violation_share": float(widths[lag > slo_s].sum() / widths.sum()),
             "accumulated_lag_s2": float((lag * widths).sum()),
             "max_lag_s": float(lag.max()),
             "worker_s": float((np.array(self.workers) * widths).sum()),
@@ -148,16 +148,16 @@ def past_rates(tide: Tide) -> F64:
     return np.concatenate(made)
 
 
-def tell_past(running: Mesh, rates: F64, *, before: float) -> None:
+def tell_past(running: Mesh, rates: F64, *, before: float, topic: str = TOPIC) -> None:
     """forecaster's Observe: rates of steps that end at this moment."""
     begin = before - len(rates) * STEP_S
     points = [pb.Point(at=begin + place * STEP_S, value=rate) for place, rate in enumerate(rates)]
     with closing(sync_channel(running.address("forecaster"), token=running.token)) as line:
-        request = pb.ObserveRequest(series=SERIES, step_s=STEP_S, points=points)
+        request = pb.ObserveRequest(series=f"topic/{topic}", step_s=STEP_S, points=points)
         rpc.ForecasterStub(line).Observe(request, timeout=30)
 
 
-def make_topic(running: Mesh) -> None:
+def make_topic(running: Mesh, topic: str = TOPIC) -> None:
     """Empty."""
     home = Home(running.home)
     port = state.load(home.mesh_file).ports["nats"]
@@ -166,7 +166,7 @@ def make_topic(running: Mesh) -> None:
         link = Link(f"nats://127.0.0.1:{port}", name="bench", token=home.secrets()["nats"])
         await link.open(30)
         try:
-            await ensure(link, TOPIC, PARTITIONS, limits=Limits(unsynced=True), field="")
+            await ensure(link, topic, PARTITIONS, limits=Limits(unsynced=True), field="")
         finally:
             await link.close()
 
@@ -174,18 +174,19 @@ def make_topic(running: Mesh) -> None:
 
 
 @contextmanager
-def _replayed(running: Mesh, path: Path, tide: Tide) -> Iterator[None]:
+def replayed(running: Mesh, path: Path, *, speed: float, lasts_s: float, topic: str = TOPIC) -> Iterator[None]:
+    """`recmesh replay` of a file by its `date`, partitioned by airport; has ended on exit. RuntimeError: it failed."""
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "recmesh.cli.main", "replay", str(path), "--to", TOPIC, "--time", "date",
-            "--speed", str(tide.compression), "--partitions", str(PARTITIONS), "--key", "origin", "--unsynced",
+            sys.executable, "-m", "recmesh.cli.main", "replay", str(path), "--to", topic, "--time", "date",
+            "--speed", str(speed), "--partitions", str(PARTITIONS), "--key", "origin", "--unsynced",
             "--home", str(running.home),
         ],
         cwd=ROOT, env={**os.environ, **one_thread()}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )
     try:
         yield
-        _, said = process.communicate(timeout=60 + tide.day_s)
+        _, said = process.communicate(timeout=60 + lasts_s)
         if process.returncode:
             raise RuntimeError(f"recmesh replay failed:\n{said[-4000:]}")
     finally:
@@ -196,27 +197,12 @@ def _replayed(running: Mesh, path: Path, tide: Tide) -> Iterator[None]:
 # -- jobs -----------------------------------------------------------------------------------------------
 
 
-class _Paced:
-    """A session whose steps take their time: `per_s` samples a second, whatever the model takes beside."""
-
-    def __init__(self, session: Any, per_s: float) -> None:
-        self._session, self._per_s = session, per_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def steps(self) -> Iterator[Step]:
-        due = 0.0
-        for step in self._session.steps():
-            time.sleep(max(0.0, due - time.monotonic()))
-            due = max(due, time.monotonic() - 0.5) + step.batch.size / self._per_s
-            yield step
-
-
 def main(job: Job) -> None:
     """A worker's: MMoE of the zoo, paced to params.per_s."""
+    from recmesh.zoo.torch.mmoe import main as train  # torch takes seconds, which others need not
+
     per_s = job.params.pop("per_s")
-    job.session = _Paced(job.session, per_s)
+    job.session = Paced(job.session, per_s)
     train(job)
 
 
@@ -272,7 +258,7 @@ def ridden(
         begin = (time.time() + AHEAD_S) // STEP_S * STEP_S + STEP_S
         tell_past(running, past, before=begin)
         time.sleep(max(0.0, begin - REPLAY_S - time.time()))
-        with _replayed(running, path, tide):
+        with replayed(running, path, speed=tide.compression, lasts_s=tide.day_s):
             time.sleep(max(0.0, begin - time.time()))
             rides = _watched(running, jobs, tide, begin)
         for name, job_id in jobs.items():

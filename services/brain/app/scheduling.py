@@ -21,7 +21,7 @@ from services.brain.domain import online
 from services.brain.domain.model import Fit, Look, Plan, Profile, ScheduleStep
 from services.brain.domain.online import Coming, OnlineAsk
 from services.brain.domain.streams import STREAM_PLANNERS
-from services.brain.domain.streams.fallback import Band, Measured, corrected
+from services.brain.domain.streams.fallback import Band, Measured, decided
 from services.brain.domain.views import ANY_GPU, learned
 from services.brain.peers import Forecaster
 from services.brain.store import SqlStore
@@ -189,14 +189,16 @@ class Scheduling:
         self, planner: StreamPlanner, stream: StreamView, ask: OnlineAsk, coming: Coming, note: str, fit: Fit
     ) -> tuple[Look, Plan | None]:
         rng = np.random.default_rng([self._seed, int(stream.now)])
-        schedule = planner.schedule(stream, rng)
         measured = Measured(ask.measured.arrivals_per_s, ask.measured.lag_s)
         if ask.rules.fallback:
-            schedule = corrected(stream, schedule, measured, self._band)
+            schedule = decided(planner, stream, measured, self._band, rng)
+        else:
+            schedule = planner.schedule(stream, rng)
         choice = online.choose(stream, schedule, ask.rules, ps=ask.now["ps"].replicas)
         roles = online.chosen_roles(choice, ask)
         grows = choice.workers > stream.workers
-        reason = Reason.KEEP if not roles else Reason.GROW if grows else Reason.SHRINK
+        more = grows or (choice.workers == stream.workers and choice.ps > ask.now["ps"].replicas)
+        reason = Reason.KEEP if not roles else Reason.GROW if more else Reason.SHRINK
         if schedule.unmet[0] and not grows:
             reason = Reason.NO_ROOM if _room(stream, schedule, ask) else Reason.PINNED
         if ask.rules.dry_run:

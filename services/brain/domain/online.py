@@ -166,7 +166,9 @@ def choose(stream: StreamView, schedule: Schedule, rules: Rules, *, ps: int) -> 
     """What of the schedule is to be begun now.
 
     Workers that a later step needs are asked for as long before it as they take to come. They go only when nothing in
-    the schedule needs them for `hold_s`, and the count was held for as long: what goes has to come back.
+    the schedule needs them for `hold_s`, and the count was held for as long: what goes has to come back. Servers go
+    with workers, and come to their ratio too where workers stay, as a first plan knows of none: more at once, fewer
+    after `hold_s`.
     """
     ahead = math.ceil(stream.lead_s / stream.step_s)
     soon = schedule.workers[: ahead + 1]
@@ -183,9 +185,13 @@ def choose(stream: StreamView, schedule: Schedule, rules: Rules, *, ps: int) -> 
         count, why = stream.workers, f"{stream.workers} are held: changed {stream.since_s:,.0f} s ago"
     else:
         count, why = stream.workers, schedule.reasons[0]
-    servers = ps
-    if rules.workers_per_ps > 0 and count != stream.workers:
-        servers = math.ceil(count / rules.workers_per_ps)
+    if rules.workers_per_ps <= 0:
+        return Choice(count, ps, why)
+    servers = math.ceil(count / rules.workers_per_ps)
+    if count == stream.workers and servers != ps:
+        if servers < ps and stream.since_s < rules.hold_s:
+            return Choice(count, ps, why)
+        why = f"{servers} servers are right for {count} workers, {rules.workers_per_ps:g} to each; {why}"
     return Choice(count, servers, why)
 
 

@@ -15,6 +15,8 @@ ORIGINS = 240
 """Of the backtest, at most."""
 TESTED = 0.2
 """Share of the history that is tested on."""
+FEW = 24
+"""Values that a short history is tested on, or half of it: a fifth of 20 are four errors, which make no interval."""
 SHORT_SEASONS = 28
 """Histories of fewer (shortest) seasons are tested a second time, on the part before: intervals from errors of two days
 would know two days."""
@@ -37,7 +39,7 @@ class Tested:
 
 def origins_for(count: int, *, seasons: Sequence[int], horizon: int, missing: Bools | None = None) -> Ints:
     """Where the rolling-origin test cuts a history: over the last fifth of what was observed, and at least one
-    (shortest) season or horizon where half of that is left to learn from; oldest first.
+    (shortest) season, one horizon or FEW values where half of that is left to learn from; oldest first.
 
     Always after an observed value, as the history itself ends: what fills a gap leans on what came after it. None for
     a single value.
@@ -48,7 +50,8 @@ def origins_for(count: int, *, seasons: Sequence[int], horizon: int, missing: Bo
         return np.zeros(0, dtype=np.int64)
     season = seasons[0] if seasons else 1
     fifth, half = (count - int(seen[-max(1, part)]) for part in (round(TESTED * len(seen)), len(seen) // 2))
-    span = max(fifth, min(season, count - season - 2), min(horizon, count // 3), 2)
+    few = min(FEW, half)
+    span = max(fifth, few, min(season, count - season - 2), min(horizon, count // 3), 2)
     first = max(count - min(span, half), 1)
     if seasons:
         first = max(first, min(season + 2, count - 1))

@@ -52,10 +52,24 @@ def test_what_a_schedule_means_for_now(
     assert found.workers == chosen and found.ps == 1
 
 
-def test_servers_follow_workers_at_the_ratio_and_only_with_them() -> None:
-    rules = replace(RULES, workers_per_ps=2.0)
-    assert choose(view(2), schedule(5, 5, 5, 5, 5), rules, ps=1).ps == 3
-    assert choose(view(2), schedule(2, 2, 2, 2, 2), rules, ps=7).ps == 7
+@pytest.mark.parametrize(
+    ("workers", "has", "since_s", "servers"),
+    [
+        (5, 1, 0.0, 3),         # with workers
+        (2, 1, 0.0, 1),         # right as they are
+        (4, 1, 0.0, 2),         # a first plan had too few: at once
+        (4, 7, 100.0, 7),       # too many, but something has changed a moment ago
+        (4, 7, 180.0, 2),
+    ],
+)
+def test_servers_follow_workers_at_the_ratio_and_come_to_it_without_them(
+    workers: int, has: int, since_s: float, servers: int
+) -> None:
+    stream = view(2 if workers != 4 else 4, since_s=since_s)
+    found = choose(stream, schedule(*[workers] * 5), replace(RULES, workers_per_ps=2.0), ps=has)
+    assert (found.workers, found.ps) == (workers, servers)
+    assert ("servers are right" in found.why) == (workers == 4 and servers != has)
+    assert choose(stream, schedule(*[workers] * 5), RULES, ps=has).ps == has, "no ratio is asked for"
 
 
 def test_the_past_is_of_whole_steps_that_all_series_have_back_to_the_first_gap() -> None:
@@ -243,6 +257,36 @@ async def test_servers_at_the_ratio_take_room_too_and_stay_where_workers_are_pin
     limits = [RoleLimits("worker", 1, 8, pinned=8), RoleLimits("ps", 1, 4)]
     _, plan = await brain.scheduling.schedule(replace(pinned, limits=limits))
     assert plan is None
+
+
+@pytest.mark.asyncio
+async def test_a_first_plan_off_the_ratio_is_mended_though_no_worker_comes_or_goes(brain: Brain) -> None:
+    brain.forecaster.mean = np.full(10, 330.0)
+    rules = replace(RULES, workers_per_ps=2.0)
+    look, plan = await brain.scheduling.schedule(ask(4, rules=rules, arrivals_per_s=330.0))
+    assert plan is not None and [(role.role, role.replicas) for role in plan.roles] == [("ps", 2)]
+    assert look.reason == "GROW" and "2 servers are right for 4 workers" in look.why
+    mended = ask(4, rules=rules, arrivals_per_s=330.0)
+    mended.now["ps"] = RolePlan("ps", 2, 1.0, 0)
+    look, plan = await brain.scheduling.schedule(mended)
+    assert plan is None and look.reason == "KEEP"
+    mended.now["ps"] = RolePlan("ps", 4, 1.0, 0)
+    look, plan = await brain.scheduling.schedule(mended)
+    assert plan is not None and plan.roles[0].replicas == 2 and look.reason == "SHRINK"
+    limits = [RoleLimits("worker", 1, 8), RoleLimits("ps", 1, 4, pinned=1)]
+    _, plan = await brain.scheduling.schedule(replace(ask(4, rules=rules, arrivals_per_s=330.0), limits=limits))
+    assert plan is None, "a count that somebody fixed stays"
+
+
+@pytest.mark.asyncio
+async def test_lag_that_a_long_stop_caused_is_no_reason_for_another(brain: Brain) -> None:
+    brain.forecaster.mean = np.full(10, 330.0)
+    after_a_stop = ask(5, arrivals_per_s=390.0, lag_s=700.0, backlog=100_000, pause_s=600.0)
+    _, plan = await brain.scheduling.schedule(replace(after_a_stop, rules=replace(RULES, planner="horizon")))
+    assert plan is None, "five clear it sooner than a change would"
+    moments = replace(after_a_stop, measured=replace(after_a_stop.measured, pause_s=0.1))
+    _, plan = await brain.scheduling.schedule(replace(moments, rules=replace(RULES, planner="horizon")))
+    assert plan is not None and plan.roles[0].replicas > 5
 
 
 @pytest.mark.asyncio

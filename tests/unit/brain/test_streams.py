@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 from recmesh.plugins.planning import Allocation, Floats, Shapes
 from recmesh.plugins.streams import StreamPlanner, StreamView
 from services.brain.domain.streams.autopilot import Autopilot
-from services.brain.domain.streams.fallback import Band, Measured, corrected
+from services.brain.domain.streams.fallback import Band, Measured, believed, corrected, decided, leaves_to_planner
 from services.brain.domain.streams.horizon import Horizon, Weights, blocks
 from services.brain.domain.streams.hpa import Hpa
 from services.brain.domain.streams.kale import Kale, fewest, literal, wanted
@@ -375,3 +377,30 @@ def test_a_correction_stays_within_bounds_and_says_why(rate: float, lag_s: float
     stream = view([350.0] * 4, workers=4, least=2, most=9, backlog=backlog)
     workers, reasons = after(stream, rate, lag_s)
     assert all(2 <= count <= 9 for count in workers) and all(reasons)
+
+
+def test_where_a_stop_is_long_the_planner_is_told_what_comes_and_overruled_by_nothing() -> None:
+    stream = view([350.0] * 6, workers=4, step_s=300.0, restart_s=600.0, backlog=60_000.0, expected=np.full(6, 300.0))
+    late, band = Measured(500.0, 700.0), Band()
+    assert leaves_to_planner(stream, band) and not leaves_to_planner(replace(stream, restart_s=60.0), band)
+    found = decided(Kale(), stream, late, band, RNG)
+    assert found.workers == planned(believed(stream, late, band)) != after(stream, 500.0, 700.0)[0]
+    assert all("lag is 700 s" in reason and "500/s that come" in reason for reason in found.reasons)
+    calm = decided(Kale(), replace(stream, backlog=0.0), Measured(350.0, 5.0), band, RNG)
+    assert calm.reasons == Kale().schedule(replace(stream, backlog=0.0), RNG).reasons
+    quick = decided(Kale(), replace(stream, restart_s=0.1), late, band, RNG)
+    assert quick.workers == after(replace(stream, restart_s=0.1), 500.0, 700.0)[0]
+
+
+def test_what_comes_stands_for_the_forecast_for_some_stops_and_never_lowers_it() -> None:
+    stream = view([350.0] * 4 + [600.0] * 6, workers=4, step_s=300.0, restart_s=600.0, expected=np.full(10, 300.0))
+    seen = believed(stream, Measured(500.0, 700.0), Band())
+    assert seen.demand.tolist() == [500.0] * 4 + [600.0] * 6, "three stops are six steps"
+    assert seen.expected is not None and seen.expected.tolist() == [500.0] * 6 + [300.0] * 4
+    assert stream.demand[0] == 350.0, "the view itself stays"
+
+
+def test_workers_that_idle_are_told_of_until_more_is_forecast() -> None:
+    stream = view([350.0, 350.0, 900.0], workers=4, step_s=300.0, restart_s=600.0)
+    assert believed(stream, Measured(100.0, 0.0), Band()).demand.tolist() == [100.0, 100.0, 900.0]
+    assert believed(stream, Measured(350.0, 0.0), Band()) is stream, "within the band"

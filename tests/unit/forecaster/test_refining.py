@@ -168,3 +168,113 @@ async def test_dear_models_are_tried_for_the_longest_horizon_that_was_asked_late
     for _ in range(5000):
         app._note_worth("qps 60 0", Ask("qps", horizon=1), 1.0, 0.5, 1)
     assert app._worth["qps 60 0"][1].horizon <= 3
+
+
+class _Here:
+    """The real models, in this process."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+        self.asked: list[Asked] = []
+
+    async def predict(self, asked: Asked) -> Predicted:
+        return models.predict(asked)
+
+    async def refine(self, asked: Asked) -> Refined:
+        self.tried.append(asked.key.split()[0])
+        self.asked.append(asked)
+        refined = models.refine(asked)
+        if refined.kept is not None:
+            models.adopt(asked.key, refined.kept)
+        return refined
+
+
+@pytest.fixture
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[App, _Here, SetClock, Floats]]:
+    """Hours of two series, one a hundredth of the other, and a dear model that knows the large one."""
+    values = daily(24 * 30)
+    models._kept.clear()
+    cheap = models.forecasters((), dear=False)
+    every = (*cheap, _Knows(values))
+    monkeypatch.setattr(models, "forecasters", lambda wanted, *, dear: every if dear else cheap)
+    clock = SetClock(HOUR * 24 * 25)
+    store, here = SqlStore(f"sqlite:///{tmp_path}/forecaster.sqlite"), _Here()
+    store.open()
+    for name, share in (("large", 1.0), ("small", 0.01)):
+        store.put(name, HOUR, [Point(HOUR * at, share * float(values[at])) for at in range(24 * 25)])
+
+    async def updated(_: Forecast) -> None:
+        return None
+
+    yield App(store, here, clock=clock, updated=updated), here, clock, values
+    models._kept.clear()
+    store.close()
+
+
+@pytest.mark.asyncio
+async def test_the_series_that_pays_most_is_tried_first_and_its_forecasts_get_better(
+    real: tuple[App, _Here, SetClock, Floats]
+) -> None:
+    app, here, clock, values = real
+    before = await app.forecast(Ask("large", horizon=12, now=clock.at))
+    await app.forecast(Ask("small", horizon=12, now=clock.at))
+    spent_s = await app.refine()
+    assert here.tried == ["large"] and spent_s > 0 and app.counts()["refined"] == 1
+    await app.refine()
+    assert here.tried == ["large", "small"], "nobody has asked for the large one since"
+    after = await app.forecast(Ask("large", horizon=12, now=clock.at))
+    errors = [wape(values[600:612], np.array([point.mean for point in each.points])) for each in (before, after)]
+    assert "knows" in after.model and "knows" not in before.model and errors[1] < 0.001 < errors[0]
+    tried = {key.split()[0]: worth for key, (_, worth) in app._worth.items()}
+    assert tried["large"].gain > 0.9 and tried["large"].tried_at == clock.at and tried["large"].asked == 1
+    assert tried["small"].gain < 0.02, "it is wrong there by a factor of 100"
+    again = await app.forecast(Ask("small", horizon=12, now=clock.at))
+    assert "knows" not in again.model
+
+
+@pytest.mark.asyncio
+async def test_a_trial_learns_from_what_has_come_since_the_ask(real: tuple[App, _Here, SetClock, Floats]) -> None:
+    app, here, clock, values = real
+    await app.forecast(Ask("large", horizon=12, now=clock.at))
+    clock.at += 4 * HOUR
+    await app.observe("large", HOUR, [Point(HOUR * at, float(values[at])) for at in range(600, 604)])
+    await app.refine()
+    assert len(here.asked[0].history.values) == 604 and here.asked[0].key == "large 3600 0"
+
+
+@pytest.mark.asyncio
+async def test_forecasts_of_the_past_ask_for_no_trial(real: tuple[App, _Here, SetClock, Floats]) -> None:
+    app, here, clock, _ = real
+    await app.forecast(Ask("large", horizon=12, now=clock.at - 48 * HOUR))
+    assert await app.refine() == 0.0 and here.tried == []
+
+
+@pytest.mark.asyncio
+async def test_a_series_that_has_gone_gives_its_turn_away(real: tuple[App, _Here, SetClock, Floats]) -> None:
+    app, here, clock, values = real
+    await app.forecast(Ask("large", horizon=12))
+    clock.at += 10 * HOUR
+    await app.observe("small", HOUR, [Point(HOUR * at, 0.01 * float(values[at])) for at in range(600, 610)])
+    await app.forecast(Ask("small", horizon=12))
+    await app.forget(older_than_s=1e9, points_per_series=10_000, idle_s=5 * HOUR)
+    assert await app.refine() == 0.0 and here.tried == [] and [key.split()[0] for key in app._worth] == ["small"]
+    await app.refine()
+    assert here.tried == ["small"]
+
+
+@pytest.mark.asyncio
+async def test_a_series_that_is_forgotten_while_it_is_tried_leaves_no_trace(
+    trials: tuple[App, _Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, tried = trials
+    tried.fails = False
+    await app.forecast(Ask("qps", horizon=4))
+    refine = tried.refine
+
+    async def meanwhile(asked: Asked) -> Refined:
+        app._worth.clear()      # others were asked for, and there are only so many places
+        return await refine(asked)
+
+    monkeypatch.setattr(tried, "refine", meanwhile)
+    assert await app.refine() == 40.0 and app._worth == {}
+    assert await app.refine() == 0.0, "nobody has asked for anything"

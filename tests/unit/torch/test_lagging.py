@@ -32,7 +32,7 @@ def test_a_ride_tells_what_it_cost_and_when_it_stood_still() -> None:
     )
     tide = Tide(day_s=300.0, flown=1, first=1, known=1, worker_per_s=1.0)
     assert tide.slo_s == pytest.approx(25 / 6)
-    found = ride.columns(tide)
+    found = ride.columns(tide.slo_s)
     assert (found["max_lag_s"], found["worker_s"], found["standstill_s"]) == (6, 15, 6)
     assert found["lag_violation_share"] == pytest.approx(2 / 9)
     assert found["accumulated_lag_s2"] == 22

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from recmesh.plugins.planning import Floats
 from recmesh.plugins.streams import Schedule, StreamPlanner, StreamView, WorkerRates
 from services.brain.domain.streams.answer import held
-from services.brain.domain.streams.fallback import Band, Measured, corrected
+from services.brain.domain.streams.fallback import Band, Measured, corrected, decided, is_wrong, leaves_to_planner
 from services.brain.domain.streams.kale import fewest
 from services.brain.simulator.online.fifo import Fifo
 from services.brain.simulator.online.forecasts import Forecasts
@@ -58,7 +58,7 @@ class Course:
     backlog: Floats
     changes: int
     corrections: int
-    """Minutes in which a measurement stood for the plan."""
+    """Minutes in which a measurement stood for the plan, or plans for which it stood for the forecast."""
     reasons: tuple[tuple[int, int, str], ...] = field(repr=False, default=())
     """(minute, count, why) of each change."""
 
@@ -106,6 +106,9 @@ class _Replay:
         self.rows: list[tuple[float, float, float, float]] = []
         self.changes: list[tuple[int, int, str]] = []
         self.measured_until_s, self.measured_count, self.corrections = -1.0, 0, 0
+        band = setting.fallback
+        self._told = band is not None and leaves_to_planner(self._view(first), band)
+        """Measurements go to the planner, and overrule nothing."""
 
     def run(self, last: int) -> Course:
         for minute in range(self.first, last):
@@ -123,25 +126,38 @@ class _Replay:
         return self.lead_left_s > 0 or self.stop_left_s > 0
 
     def _decide(self, minute: int) -> None:
-        """Asks the planner where a step begins; a measurement may stand for its answer in any minute."""
+        """Asks the planner where a step begins; a measurement may stand for its answer, or for its forecast."""
         due = self.plan is None or minute - self.planned_at >= self.every
-        asked = due and (minute - self.first) % min(self.every, self.per_step) == 0
-        if asked:
-            self.plan, self.planned_at = self.planner.schedule(self._view(minute), self.rng), minute
+        begins = (minute - self.first) % min(self.every, self.per_step) == 0
+        if begins and (due or (self._told and self._is_wrong(minute))):
+            self.plan, self.planned_at = self._planned(minute), minute
         assert self.plan is not None
         step = min((minute - self.planned_at) // self.per_step, len(self.plan.workers) - 1)
         count, why = self.plan.workers[step], self.plan.reasons[step]
-        if self.setting.fallback is not None and minute > self.first:
+        if self.setting.fallback is not None and not self._told and minute > self.first:
             count, why = self._corrected(minute, count, why)
         if count != self.workers:
             self._change(minute, count, why)
+
+    def _planned(self, minute: int) -> Schedule:
+        view, band = self._view(minute), self.setting.fallback
+        if band is None or not self._told or minute == self.first:
+            return self.planner.schedule(view, self.rng)
+        self.corrections += is_wrong(view, self._measured(minute), band)
+        return decided(self.planner, view, self._measured(minute), band, self.rng)
+
+    def _measured(self, minute: int) -> Measured:
+        return Measured(float(self.arriving[minute - 1]), self.fifo.lag_s)
+
+    def _is_wrong(self, minute: int) -> bool:
+        band = self.setting.fallback
+        return band is not None and minute > self.first and is_wrong(self._view(minute), self._measured(minute), band)
 
     def _corrected(self, minute: int, planned: int, why: str) -> tuple[int, str]:
         band = self.setting.fallback
         assert band is not None
         stream, now_s = self._view(minute), minute * MINUTE_S
-        measured = Measured(float(self.arriving[minute - 1]), self.fifo.lag_s)
-        found = corrected(stream, held(stream, planned, why), measured, band)
+        found = corrected(stream, held(stream, planned, why), self._measured(minute), band)
         count, reason = found.workers[0], found.reasons[0]
         if count != planned:
             self.corrections += 1

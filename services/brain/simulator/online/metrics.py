@@ -69,15 +69,16 @@ def total(parts: Iterable[Columns]) -> Columns:
 
 def ratios(mine: Columns, theirs: Columns) -> tuple[float, float, float, float]:
     """Each compared column over the other's."""
-    a, b, c, d = (_ratio(*pair) for pair in zip(mine.compared, theirs.compared, strict=True))
+    a, b, c, d = (ratio(*pair) for pair in zip(mine.compared, theirs.compared, strict=True))
     return a, b, c, d
+
+
+def ratio(mine: float, theirs: float) -> float:
+    """Something over nothing counts WORST, nothing over nothing 1."""
+    return mine / theirs if theirs > 0 else (WORST if mine > 0 else 1.0)
 
 
 def geometric_mean(values: Iterable[float]) -> float:
     """0 where one of them is."""
     found = np.array(list(values))
     return float(np.exp(np.mean(np.log(found)))) if (found > 0).all() else 0.0
-
-
-def _ratio(mine: float, theirs: float) -> float:
-    return mine / theirs if theirs > 0 else (WORST if mine > 0 else 1.0)

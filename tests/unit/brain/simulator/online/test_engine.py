@@ -150,6 +150,20 @@ def test_a_burst_that_no_forecast_knows_is_over_sooner_with_a_fallback() -> None
     assert lags[1].sum() < 0.5 * lags[0].sum()
 
 
+@pytest.mark.parametrize(("times", "minutes"), [(1.6, 300), (5.0, 20)])
+def test_with_long_stops_a_fallback_is_never_much_worse_than_none(times: float, minutes: int) -> None:
+    quiet = judged("days", days(), step_s=300.0, share=(0.95, 1.0))
+    case = burst(quiet, at=quiet.first + 60, minutes=minutes, times=times)
+    setting = Setting(linear, restart_s=600.0)
+    bare, told = (
+        columns(case.under(STREAM_PLANNERS["horizon"](), replace(setting, fallback=band)), slo_s=1200.0)
+        for band in (None, Band())
+    )
+    assert told.corrections > 0 and told.lag_minutes <= 1.1 * bare.lag_minutes + 10.0
+    assert told.violation_minutes <= 1.1 * bare.violation_minutes + 5
+    assert told.worker_hours <= 1.5 * bare.worker_hours, "more comes than was forecast, and is not left to wait"
+
+
 def test_ratios_are_of_totals_and_nothing_over_nothing_is_one() -> None:
     course = replay(np.full(60, 300.0), flat(12, 300.0), At({600: 5}), Setting(linear), first=0, last=60)
     idle = replay(np.full(60, 300.0), flat(12, 300.0), At({}), Setting(linear), first=0, last=60)
