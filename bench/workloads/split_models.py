@@ -39,7 +39,7 @@ def _zoo(name: str) -> Callable[[Path], None]:
         from recmesh.trainer.usercode import resolve
 
         zoo, params = ZOO[name]
-        train = resolve(Model(zoo=zoo))
+        train = resolve(Model.model_validate({"zoo": zoo}))
         file = folder.parent / f"{name}.parquet"
         labels = ["click", "buy"] if name == "mmoe" else []
         features: list[dict[str, Any]] = [{"name": f"c{n}"} for n in range(SINGLE)]

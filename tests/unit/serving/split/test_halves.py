@@ -123,7 +123,7 @@ def test_strings_vocabularies_and_labels_of_a_saved_model_stay_on_the_cn(tmp_pat
     tf = pytest.importorskip("tensorflow")
     from keras import layers
 
-    class Foreign(tf.Module):  # type: ignore[misc]  # tensorflow has no types
+    class Foreign(tf.Module):  # type: ignore[misc, name-defined]  # tensorflow has no types
         def __init__(self) -> None:
             super().__init__()
             self.known, self.hashed = layers.StringLookup(vocabulary=["a", "b"]), layers.Hashing(10)
@@ -215,7 +215,7 @@ def test_recorded_inputs_are_checked_on_and_wrong_ones_named(tmp_path: Path) -> 
     assert found.manifest.is_split
     assert found.manifest.tensor("bag").bytes == 6 * 3 * 8
     for wrong, why in (({"bags": [[1]]}, "has no 'bag'"), ({"bag": [1.5]}, "is float64"), ({"bag": [1]}, "has 1 dim")):
-        np.savez(file, **{name: np.array(each) for name, each in wrong.items()})
+        np.savez(file, allow_pickle=False, **{name: np.array(each) for name, each in wrong.items()})
         with pytest.raises(InvalidArgument, match=why):
             partition.partition(folder, None, Options(batch=6, recorded=file))
 
