@@ -56,19 +56,17 @@ def svg(title: str, graph: OperatorGraph, decision: Decision) -> str:
     largest = max((each.size for each in arrows), default=1) or 1
     for number, each in enumerate(arrows):
         y = _TOP + 14 + number * _ROW
-        width = 1 + 7 * each.size / largest
+        width = 1 + 6 * each.size / largest
         kind, here, there = ("back", end, start) if each.is_back else ("sent", start, end)
         parts.append(
-            f'<line class="{kind}" x1="{here}" y1="{y}" x2="{there}" y2="{y}" stroke-width="{width:.1f}"'
+            f'<line class="{kind}" x1="{here}" y1="{y + 6}" x2="{there}" y2="{y + 6}" stroke-width="{width:.1f}"'
             f' opacity=".35" marker-end="url(#tip)"/>'
-            f'<text x="{start + 8}" y="{y + 4}">{escape(each.label)}</text>'
-            f'<text class="bytes" x="{end - 14}" y="{y + 4}" text-anchor="end">{each.size:,} B</text>'
+            f'<text x="{start + 8}" y="{y}">{escape(each.label)}</text>'
+            f'<text class="bytes" x="{end - 14}" y="{y}" text-anchor="end">{each.size:,} B</text>'
         )
-    foot = height - 26
-    parts.append(
-        f'<text class="quiet" x="24" y="{foot}">Brown: must be on a CPU. Green: products, attention. Grey: wherever the'
-        " cut is smallest. Blue lines: sent to the HN; green lines: sent back; as thick as they are large.</text>"
-    )
+    foot = ("Brown: must be on a CPU. Green: products, attention. Grey: wherever the cut is smallest.",
+            "Blue lines: sent to the HN. Green lines: sent back. As thick as they are large.")  # fmt: skip
+    parts += [f'<text class="quiet" x="24" y="{height - 36 + 18 * n}">{line}</text>' for n, line in enumerate(foot)]
     return "".join([*parts, "</svg>\n"])
 
 
@@ -107,7 +105,9 @@ def _kinds(graph: OperatorGraph, decision: Decision, names: Collection[str]) -> 
     counts = Counter((decision.classes[name], graph.by_name[name].kind) for name in names)
     order = {Class.CPU: 0, Class.SEED: 0, Class.NEUTRAL: 1}
     ranked = sorted(counts.items(), key=lambda each: (order.get(each[0][0], 2), -each[1], each[0][1]))
-    found = [(kind.value, f"{count} × {name}") for (kind, name), count in ranked[:MOST_KINDS]]
+    found = [
+        (kind.value, f"{count} × {short(name.removesuffix('.default'))}") for (kind, name), count in ranked[:MOST_KINDS]
+    ]
     if rest := sum(count for _, count in ranked[MOST_KINDS:]):
         found.append(("neutral", f"and {rest} others"))
     return found

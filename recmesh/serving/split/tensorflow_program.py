@@ -241,11 +241,18 @@ class TensorFlowModel:
         module = tf.Module()
         module.held = [self._tracked[id(self._captures[name])] for name in captured if name in self._captures
                        and id(self._captures[name]) in self._tracked]
+        # Variables, not constants: TensorFlow would fold those into what follows, and round otherwise than the whole.
+        module.folded = [
+            tf.Variable(self._folded[tensor], trainable=False, dtype=self.dtype(tensor)) for tensor in part.folded
+        ]
         keys = {name: identifier(name) for name in inputs}
 
         def serve(**arguments: Any) -> Any:
             mapping = {f"{part.placeholder(tensor)}:0": arguments[keys[name]] for name, tensor in given.items()}
             mapping |= {f"{name}:0": _inside(self._captures[name]) for name in captured}
+            mapping |= {
+                f"{place}:0": held.read_value() for place, held in zip(part.folded.values(), module.folded, strict=True)
+            }
             mapping |= {
                 f"{place}:0": self._made_again(tensor, {given[name]: arguments[keys[name]] for name in inputs})
                 for tensor, place in part.shapes.items()
@@ -341,6 +348,8 @@ class _Part:
         self._chosen = set(operators)
         self.shapes: dict[str, str] = {}
         """Shapes of tensors of the other side, with their placeholders."""
+        self.folded: dict[str, str] = {}
+        """Constants that were computed once, with their placeholders."""
         self._nodes: dict[str, Any] = {}
         self._captured: list[str] = []
 
@@ -388,11 +397,11 @@ class _Part:
         """Another node to read instead; empty: the node itself is needed."""
         if tensor in self._given:
             return self._given[tensor]
-        if (value := self._model.folded(tensor)) is not None:
-            name = "folded_" + identifier(tensor)
-            if name not in self._nodes:
-                self._nodes[name] = _constant(name, value, self._model.dtype(tensor))
-            return name
+        if self._model.folded(tensor) is not None:
+            if tensor not in self.folded:
+                self.folded[tensor] = f"folded_{len(self.folded)}"
+                self._add_placeholder(self.folded[tensor], self._model.dtype(tensor))
+            return self.folded[tensor]
         node = self._model.node(_node(tensor))
         if self._model.is_size(node.name) and node.op in _SHAPES:
             of = _canonical(node.input[int(tensor.rpartition(":")[2])])
@@ -474,10 +483,3 @@ def _port(name: str, spec: Any) -> Port:
     if spec.shape.rank is None:
         raise Unsplittable(f"{name!r} has no known number of dimensions")
     return Port(name, spec.dtype.name, tuple(-1 if size is None else int(size) for size in spec.shape))
-
-
-def _constant(name: str, value: Any, dtype: Any) -> Any:
-    node = tf.compat.v1.NodeDef(name=name, op="Const")
-    node.attr["dtype"].type = dtype.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
-    return node
