@@ -16,6 +16,7 @@ from recmesh.cli import (
     log_verbs,
     mesh_verbs,
     model_verbs,
+    partition_verbs,
     simulate_verbs,
     stream_verbs,
 )
@@ -39,6 +40,7 @@ checkpoint_verbs.register(app)
 explain_verbs.register(app)
 forecast_verbs.register(app)
 model_verbs.register(app)
+partition_verbs.register(app)
 data_verbs.register(app)
 chaos_verbs.register(app)
 simulate_verbs.register(app)
