@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hns = Hns([Endpoint.parse(text) for text in given.hn], LeastExpected(), token=token, log=process.log)
         server = Server(hns, Open(), log=process.log, threads=given.threads)
         for address in given.listen:
-            listeners.append(Listener(Endpoint.parse(address), token=token, log=process.log))
+            listeners.append(Listener(Endpoint.parse(address), token=token, log=process.log, open_now=False))
         parent = None
         if given.fd >= 0:
             parent = process.greet(given.fd, given.framework, threads=given.threads)
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         process.log(f"cn cannot start: {error}")
         return 78
     for listener in listeners:
+        listener.open()
         threading.Thread(target=listener.accept, args=(server.serve,), name="accept", daemon=True).start()
     if parent is None:
         process.told(" ".join(["ready", *(str(listener.endpoint) for listener in listeners)]))

@@ -15,7 +15,7 @@ from recmesh.serving.transport import ConnectionLost, Message, Transport
 from recmesh.serving.transport.endpoints import Endpoint, dial
 
 DIAL_S = 5.0
-BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 MOST_IN_FLIGHT = 256
 SWEEP_S = 0.05
 
@@ -79,6 +79,9 @@ class HnLink:
             transport.close()
             if self._take(number) is not None:   # else the reading thread has told already
                 raise Unavailable(f"{self.name}: {error}", reason="HN_LOST") from None
+        except BaseException:
+            self._take(number)
+            raise
         return number
 
     def cancel(self, number: int) -> None:

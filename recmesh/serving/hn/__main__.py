@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listeners: list[Listener] = []
     try:
         for address in given.listen:
-            listeners.append(Listener(Endpoint.parse(address), token=process.token(os.environ), log=process.log))
+            listeners.append(
+                Listener(Endpoint.parse(address), token=process.token(os.environ), log=process.log, open_now=False)
+            )
         parent = None
         if given.fd >= 0:
             parent = process.greet(given.fd, given.framework, threads=given.threads)
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         process.log(f"hn cannot start: {error}")
         return 78
     for listener in listeners:
+        listener.open()
         threading.Thread(target=listener.accept, args=(server.serve,), name="accept", daemon=True).start()
     if parent is None:
         process.told(" ".join(["ready", *(str(listener.endpoint) for listener in listeners)]))

@@ -63,7 +63,10 @@ def dial(endpoint: Endpoint, *, token: str | None, timeout_s: float) -> Transpor
 class Listener:
     """Accepts CNs; each connection, once it has proved who it is, is given to `serve` in a thread of its own."""
 
-    def __init__(self, endpoint: Endpoint, *, token: str | None, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, token: str | None, log: Callable[[str], None], open_now: bool = True
+    ) -> None:
+        """Takes the address; `open_now` False: whoever connects is refused until `open`, not kept waiting."""
         if endpoint.carrier == "tcp" and not net.is_loopback(endpoint.place) and not token:
             raise InvalidArgument(
                 f"{endpoint} can be reached from other machines: the mesh's token (RECMESH_API_KEY) must be set",
@@ -72,13 +75,18 @@ class Listener:
         self._token = token
         self._log = log
         self._sock = _bound(endpoint)
-        self._sock.listen(BACKLOG)
+        if open_now:
+            self.open()
         host_port = self._sock.getsockname()
         self.endpoint = (
             Endpoint("tcp", f"{host_port[0]}:{host_port[1]}") if endpoint.carrier == "tcp" else endpoint
         )
         self._open: set[SocketTransport] = set()
         self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Let CNs connect."""
+        self._sock.listen(BACKLOG)
 
     def accept(self, serve: Callable[[Transport], None]) -> None:
         """Until `close`."""

@@ -49,9 +49,11 @@ def listening(carrier: str, folder: Path, *, token: str | None = None) -> Iterat
 def tensors(count: int = 1 << 18) -> list[Tensor]:
     strings = np.array([b"a", b"", "ö".encode()], dtype=object)
     return [
-        Tensor.of("large", np.arange(count, dtype=np.float32).reshape(-1, 4)), Tensor.of("small", np.float64(2.5)[None]),
-        Tensor.of("scalar", np.array(7, np.int64)), Tensor.of("text", strings),
-    ]  # fmt: skip
+        Tensor.of("large", np.arange(count, dtype=np.float32).reshape(-1, 4)),
+        Tensor.of("small", np.array([2.5])),
+        Tensor.of("scalar", np.array(7, np.int64)),
+        Tensor.of("text", strings),
+    ]
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
