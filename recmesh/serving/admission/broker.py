@@ -15,7 +15,7 @@ class Broker:
 
     def __init__(self, settings: Settings, *, send: SendToCn, admission: Admission | None = None) -> None:
         """`admission`: other rules than those of `settings`."""
-        self._admission = admission or Admission(settings)
+        self._admission = Admission(settings) if admission is None else admission
         self._send = send
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False

@@ -97,7 +97,7 @@ class Client:
                 f"{_ASKS_MOST} messages wait for this accelerator node already", reason="ASKS_FULL"
             )
         request, loop = next(self._numbers), asyncio.get_running_loop()
-        ask = Ask(request, model, size_bytes, left_s, return_bytes, priority)
+        ask = Ask(request, model, size_bytes, left_s, return_bytes, priority, at_s=loop.time())
         limit = asyncio.timeout(_UNDATED_S if left_s is None else left_s)
         pending = _Pending(loop.create_future(), limit)
         try:

@@ -3,11 +3,12 @@
     byte 0   version (1)
     byte 1   kind: 1 Ask, 2 Cancel, 3 Sent, 16 Grant, 17 Refuse, 18 Done
     8 bytes  request, unsigned
-    Ask      size_bytes u64, return_bytes u64, left_s f64 (NaN: no deadline), priority u8, model u16 length + UTF-8
+    Ask      size_bytes u64, return_bytes u64, left_s f64 (NaN: no deadline), at_s f64
+             (NaN: not told), priority u8, model u16 length + UTF-8
     Grant    expires_s f64
     Refuse   reason u8, short_s f64, retry_after_s f64
 
-An Ask is 37 bytes and the model's name. How messages are told apart on a stream is the transport's matter.
+An Ask is 45 bytes and the model's name. How messages are told apart on a stream is the transport's matter.
 """
 
 import math
@@ -30,7 +31,7 @@ from recmesh.serving.admission.messages import (
 VERSION = 1
 _MOST_UINT64 = (1 << 64) - 1
 _HEAD = struct.Struct("<BBQ")
-_ASK = struct.Struct("<QQdBH")
+_ASK = struct.Struct("<QQddBH")
 _GRANT = struct.Struct("<d")
 _REFUSE = struct.Struct("<Bdd")
 _ASKS, _CANCEL, _SENT, _GRANTS, _REFUSES, _DONE = 1, 2, 3, 16, 17, 18
@@ -89,17 +90,18 @@ def _encode_ask(ask: Ask) -> bytes:
             raise _wrong(field, f"{value} is no unsigned integer of 64 bits")
     if not 0 <= ask.priority <= MOST_PRIORITY:
         raise _wrong("priority", f"{ask.priority} is not from 0 to {MOST_PRIORITY}")
-    left_s = math.nan if ask.left_s is None else ask.left_s
-    if ask.left_s is not None and not math.isfinite(ask.left_s):
-        raise _wrong("left_s", f"{ask.left_s} is no time; leave it out where there is no deadline")
-    body = _ASK.pack(ask.size_bytes, ask.return_bytes, left_s, ask.priority, len(name))
+    for field, seconds in (("left_s", ask.left_s), ("at_s", ask.at_s)):
+        if seconds is not None and not math.isfinite(seconds):
+            raise _wrong(field, f"{seconds} is no time; None stands for none")
+    left_s, at_s = (math.nan if each is None else each for each in (ask.left_s, ask.at_s))
+    body = _ASK.pack(ask.size_bytes, ask.return_bytes, left_s, at_s, ask.priority, len(name))
     return _head(_ASKS, ask.request) + body + name
 
 
 def _decode_ask(request: int, body: memoryview) -> Ask:
     if len(body) < _ASK.size:
         raise _wrong("ask", f"has {len(body)} bytes after its head, fewer than {_ASK.size}")
-    size_bytes, return_bytes, left_s, priority, length = _ASK.unpack_from(body)
+    size_bytes, return_bytes, left_s, at_s, priority, length = _ASK.unpack_from(body)
     name = body[_ASK.size:]
     if length != len(name) or not 0 < length <= MOST_MODEL_BYTES:
         raise _wrong("model", f"{length} bytes are announced, {len(name)} there, 1 to {MOST_MODEL_BYTES} allowed")
@@ -107,9 +109,11 @@ def _decode_ask(request: int, body: memoryview) -> Ask:
         model = bytes(name).decode()
     except UnicodeDecodeError as error:
         raise _wrong("model", "is no UTF-8") from error
-    if math.isinf(left_s):
-        raise _wrong("left_s", "is infinite")
-    return Ask(request, model, size_bytes, None if math.isnan(left_s) else left_s, return_bytes, priority)
+    times = [None if math.isnan(each) else each for each in (left_s, at_s)]
+    for field, seconds in zip(("left_s", "at_s"), times, strict=True):
+        if seconds is not None and math.isinf(seconds):
+            raise _wrong(field, "is infinite")
+    return Ask(request, model, size_bytes, times[0], return_bytes, priority, times[1])
 
 
 def _head(kind: int, request: int) -> bytes:

@@ -65,6 +65,9 @@ class Ask:
     """Expected size of the answer."""
     priority: int = 0
     """0 (highest) to 255."""
+    at_s: float | None = None
+    """The CN's clock, whatever its zero: from its course the HN knows how long an ask was on its way, and counts that
+    as a part of `left_s`."""
 
 
 @dataclass(frozen=True, slots=True)

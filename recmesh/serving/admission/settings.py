@@ -18,10 +18,10 @@ class Settings:
     window_start_bytes: int = MIB
     window_min_bytes: int = 256 * KIB
     window_max_bytes: int = 64 * MIB
-    congestion_high: float = 1.5
+    congestion_high: float = 1.25
     """Above this level the window is halved. A level of 1: messages take twice as long as on a link of their own, as
     two equal ones at once do."""
-    congestion_low: float = 0.5
+    congestion_low: float = 0.25
     """Below it the window grows by one message, if it was what messages waited for."""
     margin_s: float = 0.0
     """What an ask must have to spare; absorbs jitter between two machines."""

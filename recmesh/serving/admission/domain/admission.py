@@ -5,11 +5,13 @@ granted arrives, is cancelled, or expires; each gives its bytes back to the wind
 """
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recmesh.serving.admission.domain.bandwidth import Bandwidth
+from recmesh.serving.admission.domain.delay import Delays
 from recmesh.serving.admission.domain.durations import Durations
 from recmesh.serving.admission.domain.queue import Limits, Queue
 from recmesh.serving.admission.domain.waiting import Key, Waiting
@@ -29,6 +31,8 @@ class _Granted:
     ask: Ask
     at: float
     round: int
+    due: float
+    """As in `Waiting`; infinite without a deadline."""
     expires_at: float
 
 
@@ -55,17 +59,16 @@ class Snapshot:
 class Admission:
     """`now` is one clock's seconds, never going back."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, queue: Queue | None = None) -> None:
+        """`queue`: another order than that by deadline."""
         self._settings = settings
         self._bandwidth = Bandwidth(settings.bandwidth_bytes_per_s)
         self._window = Window(Bounds(
             settings.window_start_bytes, settings.window_min_bytes, settings.window_max_bytes,
             high=settings.congestion_high, low=settings.congestion_low,
         ))
-        self._durations = Durations()
-        self._queue = Queue(Limits(
-            settings.waiting_most, settings.waiting_most_bytes, settings.peer_waiting_most, settings.undated_share,
-        ), weight=lambda model: settings.shares.get(model, 1.0))
+        self._durations, self._delays = Durations(), Delays()
+        self._queue = _by_deadline(settings) if queue is None else queue
         self._granted: dict[Key, _Granted] = {}
         self._expiries: list[tuple[float, Key]] = []
         self._busy_until = 0.0
@@ -114,6 +117,7 @@ class Admission:
     def lost(self, peer: str, now: float) -> Effects:
         """A CN is gone, with all it asked for."""
         effects: Effects = []
+        self._delays.forget(peer)
         for item in self._queue.of_peer(peer):
             self._queue.leave(item)
         for key in [each for each in self._granted if each[0] == peer]:
@@ -172,7 +176,8 @@ class Admission:
         if key in self._queue:
             return []
         self._counts["asked"] += 1
-        item = Waiting(key, ask, now, self._due(ask, now))
+        late_s = 0.0 if ask.at_s is None else self._delays.see(key[0], ask.at_s, now)
+        item = Waiting(key, ask, now, self._due(ask, now - late_s))
         left: list[tuple[Waiting, Reason]] = []
         refusal = self._unfit(item, now)
         if refusal is None:
@@ -188,11 +193,12 @@ class Admission:
         self._grant(now, effects)
         return effects
 
-    def _due(self, ask: Ask, now: float) -> float:
+    def _due(self, ask: Ask, sent_at: float) -> float:
+        """`sent_at` but for the way of an ask that meets no queue, which is half of `base_s`."""
         if ask.left_s is None:
-            return now + self._settings.undated_patience_s
-        returning_s = self._bandwidth.base_s / 2 + ask.return_bytes / self._bandwidth.bytes_per_s
-        return now + ask.left_s - self._durations.expected_s(ask.model) - returning_s
+            return sent_at + self._settings.undated_patience_s
+        ways_s = self._bandwidth.base_s + ask.return_bytes / self._bandwidth.bytes_per_s
+        return sent_at + ask.left_s - self._durations.expected_s(ask.model) - ways_s
 
     def _unfit(self, item: Waiting, now: float) -> Refuse | None:
         """Why it could not even wait."""
@@ -226,11 +232,20 @@ class Admission:
             if item.dated and free_at + item.size_bytes / rate > item.due:
                 self._queue.leave(item)
                 self._refuse(item.key, Reason.LINK_SLOWED, effects)
-            elif self._window.fits(item.size_bytes):
+            elif self._window.fits(item.size_bytes) and self._harmless(item, now):
                 self._queue.serve(item, now)
                 effects.append((item.key[0], self._granting(item, now)))
             else:
                 return
+
+    def _harmless(self, item: Waiting, now: float) -> bool:
+        """Whether what is under way stays in time with it. Messages share the link, so one that was granted earlier
+        need not arrive earlier: at worst all arrive together, or each of n takes n times what is left."""
+        bytes_per_s = self._bandwidth.bytes_per_s
+        left_s = min(self._window.in_flight_bytes / bytes_per_s, max(0.0, self._busy_until - now))
+        alone = now + left_s
+        shared = now + min(left_s + item.size_bytes / bytes_per_s, left_s * (len(self._granted) + 1))
+        return not any(alone <= each.due < shared for each in self._granted.values())
 
     def _granting(self, item: Waiting, now: float) -> Grant:
         if not self._granted:
@@ -238,7 +253,9 @@ class Admission:
         self._busy_until = max(self._busy_until, now) + item.size_bytes / self._bandwidth.bytes_per_s
         patience_s = self._settings.grant_patience * (self._bandwidth.base_s + self._busy_until - now)
         expires_s = max(self._settings.grant_min_s, patience_s)
-        self._granted[item.key] = _Granted(item.ask, now, self._window.round, now + expires_s)
+        self._granted[item.key] = _Granted(
+            item.ask, now, self._window.round, item.due if item.dated else math.inf, now + expires_s
+        )
         heapq.heappush(self._expiries, (now + expires_s, item.key))
         self._window.take(item.size_bytes)
         self._counts["granted"] += 1
@@ -269,3 +286,10 @@ class Admission:
         """When what was granted has arrived, and one message's latency; what waits can be there from then on."""
         in_flight_s = self._window.in_flight_bytes / self._bandwidth.bytes_per_s
         return now + self._bandwidth.base_s + min(in_flight_s, max(0.0, self._busy_until - now))
+
+
+def _by_deadline(settings: Settings) -> Queue:
+    limits = Limits(
+        settings.waiting_most, settings.waiting_most_bytes, settings.peer_waiting_most, settings.undated_share
+    )
+    return Queue(limits, weight=lambda model: settings.shares.get(model, 1.0))

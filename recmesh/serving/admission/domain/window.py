@@ -4,8 +4,8 @@ Once per round, which is a window of messages that were granted after the last c
 congestion level: Σ transfer time / Σ expected time − 1. That is the mean over grants of t/(bytes/B) − 1, each weighted
 by its expected time; the plain mean would be a matter of the smallest messages alone (44 % are below 1 KiB), which
 take a hundred times their own transfer behind a single large one. Above `high` the window is halved, below `low` it
-grows by one message (the paper's text has it reversed), but only if messages waited for it: a window that grows
-while nobody needs it admits the next burst whole.
+grows by one message (the paper's text has it reversed), but only if half of the messages had to wait for it: a window
+that grows while nobody needs it admits the next burst whole.
 """
 
 from dataclasses import dataclass
@@ -35,18 +35,23 @@ class Window:
         """Grants remember it, for `learn`."""
         self._count, self._bytes = 0, 0
         self._took_s = self._expected_s = 0.0
-        self._was_limit = False
+        self._is_limit = False
+        """Something waits for it."""
+        self._limited = 0
+        """Messages of this round that had to wait for it."""
 
     def fits(self, size_bytes: int) -> bool:
         """Whether it may be granted now. One message alone always may, as else the largest ones never would."""
         if not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self.limit_bytes:
             return True
-        self._was_limit = True
+        self._is_limit = True
         return False
 
     def take(self, size_bytes: int) -> None:
         """It is granted."""
         self.in_flight_bytes += size_bytes
+        self._limited += self._is_limit
+        self._is_limit = False
 
     def give(self, size_bytes: int) -> None:
         """It has arrived, was cancelled, or its grant has expired."""
@@ -66,10 +71,10 @@ class Window:
         self.level = self._took_s / self._expected_s - 1
         if self.level > self._bounds.high:
             self.limit_bytes = max(self._bounds.min_bytes, self.limit_bytes // 2)
-        elif self.level < self._bounds.low and self._was_limit:
+        elif self.level < self._bounds.low and 2 * self._limited >= self._count:
             self.limit_bytes = min(self._bounds.max_bytes, self.limit_bytes + message)
         self.round += 1
         self._count, self._bytes = 0, 0
         self._took_s = self._expected_s = 0.0
-        self._was_limit = False
+        self._limited = 0
         return self.limit_bytes != before
