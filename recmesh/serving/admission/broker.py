@@ -63,7 +63,7 @@ class Broker:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        at = self._admission.next_wake()
+        at = self._admission.next_wake(_now())
         if at is not None and not self._ended:
             self._timer = asyncio.get_running_loop().call_at(at, self._wake)
 

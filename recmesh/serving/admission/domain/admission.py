@@ -143,7 +143,7 @@ class Admission:
         self._grant(now, effects)
         return effects
 
-    def next_wake(self) -> float | None:
+    def next_wake(self, now: float) -> float | None:
         """When `wake` has something to do, at the latest; None: never, as things stand."""
         while self._expiries:
             at, key = self._expiries[0]
@@ -155,6 +155,9 @@ class Admission:
             moments.append(until)
         if (item := self._queue.next_dated) is not None:
             moments.append(item.due - self._bandwidth.expected_s(item.size_bytes) + _TICK_S)
+        needs_more = self._busy_until - self._lead_s() + _TICK_S
+        if len(self._queue) and self._granted and needs_more > now:
+            moments.append(needs_more)
         return min(moments, default=None)
 
     def snapshot(self) -> Snapshot:
@@ -232,17 +235,29 @@ class Admission:
             if item.dated and free_at + item.size_bytes / rate > item.due:
                 self._queue.leave(item)
                 self._refuse(item.key, Reason.LINK_SLOWED, effects)
-            elif self._window.fits(item.size_bytes) and self._harmless(item, now):
+            elif self._is_time(now) and self._window.fits(item.size_bytes) and self._harmless(item, now):
                 self._queue.serve(item, now)
                 effects.append((item.key[0], self._granting(item, now)))
             else:
                 return
 
+    def _is_time(self, now: float) -> bool:
+        """Whether the link needs more, so as not to run dry. What waits here can still be overtaken; what is granted
+        cannot, so nothing is granted earlier than that."""
+        return not self._granted or self._left_s(now) <= self._lead_s()
+
+    def _lead_s(self) -> float:
+        return self._bandwidth.base_s + self._settings.margin_s
+
+    def _left_s(self, now: float) -> float:
+        """What is under way needs, if all goes well."""
+        return min(self._window.in_flight_bytes / self._bandwidth.bytes_per_s, max(0.0, self._busy_until - now))
+
     def _harmless(self, item: Waiting, now: float) -> bool:
         """Whether what is under way stays in time with it. Messages share the link, so one that was granted earlier
         need not arrive earlier: at worst all arrive together, or each of n takes n times what is left."""
         bytes_per_s = self._bandwidth.bytes_per_s
-        left_s = min(self._window.in_flight_bytes / bytes_per_s, max(0.0, self._busy_until - now))
+        left_s = self._left_s(now)
         alone = now + left_s
         shared = now + min(left_s + item.size_bytes / bytes_per_s, left_s * (len(self._granted) + 1))
         return not any(alone <= each.due < shared for each in self._granted.values())
@@ -284,8 +299,7 @@ class Admission:
 
     def _free_at(self, now: float) -> float:
         """When what was granted has arrived, and one message's latency; what waits can be there from then on."""
-        in_flight_s = self._window.in_flight_bytes / self._bandwidth.bytes_per_s
-        return now + self._bandwidth.base_s + min(in_flight_s, max(0.0, self._busy_until - now))
+        return now + self._bandwidth.base_s + self._left_s(now)
 
 
 def _by_deadline(settings: Settings) -> Queue:

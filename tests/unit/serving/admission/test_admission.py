@@ -44,7 +44,7 @@ class Link:
 
     def run(self, until: float) -> None:
         while True:
-            wake = self.admission.next_wake()
+            wake = self.admission.next_wake(self.now)
             moments = [at for at in (wake, self.coming[0][0] if self.coming else None) if at is not None]
             if not moments or min(moments) > until:
                 break
@@ -101,7 +101,7 @@ def test_every_ask_has_one_fate_and_all_bytes_come_back(given_asks: Asks) -> Non
         assert kinds in ([Grant, Done], [Refuse])
     state = link.admission.snapshot()
     assert (state.in_flight_bytes, state.waiting, state.waiting_bytes) == (0, 0, 0)
-    assert link.admission.next_wake() is None
+    assert link.admission.next_wake(link.now) is None
 
 
 @given(asks)
