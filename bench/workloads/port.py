@@ -26,7 +26,7 @@ class NoPort(RuntimeError):
     """This machine lets nobody make network namespaces."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Port:
     """Commands that begin a process on either side of it."""
 
@@ -36,6 +36,10 @@ class Port:
     """Of the HN."""
     router: str
     interface: str
+
+    def reach(self, port: int) -> tuple[str, int]:
+        """Where CNs find an HN that listens on this port."""
+        return self.address, port
 
     def lost_packets(self) -> int:
         """Since the beginning."""
