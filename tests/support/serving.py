@@ -12,12 +12,14 @@ import numpy as np
 
 from recmesh.runtime.errors import MeshError
 from recmesh.serving.card import ModelCard
-from recmesh.serving.cn.admission import Admission, Open
+from recmesh.serving.cn.admission import Admission
+from recmesh.serving.cn.asking import ByHn
 from recmesh.serving.cn.choice import LeastExpected
 from recmesh.serving.cn.model import CnModel, Step
 from recmesh.serving.cn.peers import HnLink, Hns
 from recmesh.serving.cn.server import Server as Cn
 from recmesh.serving.failures import rebuilt
+from recmesh.serving.hn.desk import TERMS, Desk
 from recmesh.serving.hn.server import Server as Hn
 from recmesh.serving.programs import Arrays
 from recmesh.serving.settings import ServingSettings
@@ -97,10 +99,13 @@ class RunningHn:
 
 
 @contextmanager
-def running_hn(folder: Path, *, name: str = "hn", carrier: str = "shm") -> Iterator[RunningHn]:
+def running_hn(
+    folder: Path, *, name: str = "hn", carrier: str = "shm", desk: Desk | None = None
+) -> Iterator[RunningHn]:
     place = "127.0.0.1:0" if carrier == "tcp" else str(folder / name)
-    listener = Listener(Endpoint.parse(f"{carrier}:{place}"), token=None, log=print)
-    made = RunningHn(Hn(lost=lambda error: None, log=print), listener)
+    terms = TERMS if desk else None
+    listener = Listener(Endpoint.parse(f"{carrier}:{place}"), token=None, log=print, terms=terms)
+    made = RunningHn(Hn(lost=lambda error: None, log=print, desk=desk), listener)
 
     def serve(transport: Transport) -> None:
         made.transports.append(transport)
@@ -117,7 +122,7 @@ def running_hn(folder: Path, *, name: str = "hn", carrier: str = "shm") -> Itera
 
 @contextmanager
 def hn_link(hn: RunningHn) -> Iterator[HnLink]:
-    link = HnLink(hn.endpoint, token=None, answered=lambda name, seconds: None, log=print)
+    link = HnLink(hn.endpoint, token=None, log=print)
     until(lambda: link.connected)
     try:
         yield link
@@ -193,7 +198,8 @@ class CnClient:
 def running_cn(folder: Path, *hns: RunningHn, admission: Admission | None = None) -> Iterator[tuple[Cn, CnClient]]:
     """A CN with the model `m/1`, and a connection to it, once all HNs are connected."""
     known = Hns([hn.endpoint for hn in hns], LeastExpected(), token=None, log=print)
-    server = Cn(known, admission or Open(), log=print)
+    known.asking = ByHn(known)
+    server = Cn(known, admission or known.asking, log=print)
     server.install(cn_model())
     listener = Listener(Endpoint.parse(f"unix:{folder}/cn"), token=None, log=print)
     thread = threading.Thread(target=listener.accept, args=(server.serve,), daemon=True)

@@ -5,4 +5,5 @@
     peers       connections to HNs: calls, answers, reconnecting
     choice      which HN is asked (a seam)
     admission   whether a request may be sent now (a seam)
+    asking      admission by the HN
 """

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from recmesh.runtime.errors import MeshError
 from recmesh.serving import process
-from recmesh.serving.cn.admission import Open
+from recmesh.serving.cn.asking import ByHn
 from recmesh.serving.cn.choice import LeastExpected
 from recmesh.serving.cn.peers import Hns
 from recmesh.serving.cn.server import Server
@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listeners: list[Listener] = []
     try:
         hns = Hns([Endpoint.parse(text) for text in given.hn], LeastExpected(), token=token, log=process.log)
-        server = Server(hns, Open(), log=process.log, threads=given.threads)
+        hns.asking = ByHn(hns)
+        server = Server(hns, hns.asking, log=process.log, threads=given.threads)
         for address in given.listen:
             listeners.append(Listener(Endpoint.parse(address), token=token, log=process.log, open_now=False))
         parent = None

@@ -37,8 +37,8 @@ class Admission(Protocol):
         """`decided` is called once, in any thread: with a grant, or with why the request may not be sent."""
         ...
 
-    def release(self, grant: Grant) -> None:
-        """The answer came, or none will: what was granted is free again."""
+    def release(self, grant: Grant, *, sent: bool) -> None:
+        """The answer came, or none will: what was granted is free again. `sent`: the request went out."""
         ...
 
 
@@ -49,5 +49,5 @@ class Open:
         """A grant."""
         decided(Grant(asking.hn))
 
-    def release(self, grant: Grant) -> None:
+    def release(self, grant: Grant, *, sent: bool) -> None:
         """Nothing was held."""

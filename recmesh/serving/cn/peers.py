@@ -5,14 +5,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from recmesh.runtime.errors import DeadlineExceeded, MeshError, ResourceExhausted, Unavailable
+from recmesh.serving.admission.messages import ToCn, ToHn
+from recmesh.serving.cn.asking import ByHn
 from recmesh.serving.cn.choice import Choice
 from recmesh.serving.failures import rebuilt
 from recmesh.serving.frames import FrameError, Header
+from recmesh.serving.hn.desk import OPERATION, read, written
 from recmesh.serving.tensors import Tensor
 from recmesh.serving.transport import ConnectionLost, Message, Transport
-from recmesh.serving.transport.endpoints import Endpoint, dial
+from recmesh.serving.transport.endpoints import Endpoint, dial_for_terms
 
 DIAL_S = 5.0
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -29,19 +33,36 @@ class _Call:
     sent: float
 
 
+class Events(Protocol):
+    """Told by connections, in their threads."""
+
+    def answered(self, hn: str, seconds: float) -> None:
+        """A call was answered after so long."""
+        ...
+
+    def told(self, hn: str, message: ToCn) -> None:
+        """The HN says something about a request that it was asked for."""
+        ...
+
+    def lost(self, hn: str) -> None:
+        """The connection ended."""
+        ...
+
+
 class HnLink:
     """One HN. Answers are given to `done` in this link's thread: it must not wait there."""
 
     def __init__(
-        self, endpoint: Endpoint, *, token: str | None, answered: Callable[[str, float], None],
-        log: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self, endpoint: Endpoint, *, token: str | None, log: Callable[[str], None], events: Events | None = None
+    ) -> None:
         self.name = str(endpoint)
         self.refusal = ""
         """Why it is not connected."""
+        self.admits = False
+        """Whether it wants to be asked before it is sent a request."""
         self._endpoint = endpoint
         self._token = token
-        self._answered = answered
+        self._events = events
         self._log = log
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
@@ -84,14 +105,22 @@ class HnLink:
             raise
         return number
 
+    def tell(self, message: ToHn) -> bool:
+        """Say something about admission; False when it is not connected."""
+        transport = self._transport
+        if transport is None:
+            return False
+        try:
+            transport.send(*written(message))
+        except ConnectionLost:
+            transport.close()
+            return False
+        return True
+
     def cancel(self, number: int) -> None:
         """The answer is not wanted any more: if the HN has not begun, it never will. `done` is still called."""
-        transport = self._transport
-        if transport is not None and number in self._calls:
-            try:
-                transport.send({"op": "cancel", "target": number})
-            except ConnectionLost:
-                transport.close()
+        if number in self._calls:
+            self._withdraw(number)
 
     def close(self) -> None:
         """Go away; calls without an answer fail."""
@@ -103,7 +132,7 @@ class HnLink:
         failures = 0
         while not self._closed.is_set():
             try:
-                transport = dial(self._endpoint, token=self._token, timeout_s=DIAL_S)
+                transport, terms = dial_for_terms(self._endpoint, token=self._token, timeout_s=DIAL_S)
             except MeshError as error:
                 if str(error) != self.refusal and not isinstance(error, Unavailable):
                     self._log(f"{self.name} refuses this CN: {error}")
@@ -112,23 +141,35 @@ class HnLink:
                 failures += 1
                 continue
             failures = 0
+            self.admits = bool(terms.get("admission"))
             self._transport = transport
             self._read(transport)
             self._transport = None
             transport.close()
             self.refusal = "the connection ended"
             self._fail_all()
+            if self._events is not None:
+                self._events.lost(self.name)
 
     def _read(self, transport: Transport) -> None:
         try:
             while not self._closed.is_set() and (message := transport.receive()) is not None:
-                call = self._take(int(message.header.get("call", 0)))
-                if call is not None:
-                    self._answered(self.name, time.monotonic() - call.sent)
-                    call.done(rebuilt(message.header) if "error" in message.header else message)
-                del message, call                # or their memory would be held until the next one comes
+                self._received(message)
+                del message                      # or its memory would be held until the next one comes
         except (FrameError, MeshError, TypeError, ValueError) as error:
             self._log(f"{self.name} speaks nonsense: {error}")
+
+    def _received(self, message: Message) -> None:
+        if message.header.get("op") == OPERATION:
+            said = read(message)
+            if self._events is not None and isinstance(said, ToCn):
+                self._events.told(self.name, said)
+            return
+        call = self._take(int(message.header.get("call", 0)))
+        if call is not None:
+            if self._events is not None:
+                self._events.answered(self.name, time.monotonic() - call.sent)
+            call.done(rebuilt(message.header) if "error" in message.header else message)
 
     def _take(self, number: int) -> _Call | None:
         with self._lock:
@@ -145,11 +186,17 @@ class HnLink:
         while not self._closed.wait(SWEEP_S):
             now = time.monotonic()
             for number, call in list(self._calls.items()):
-                if call.deadline <= now:
-                    self.cancel(number)
-                    late = self._take(number)
-                    if late is not None:
-                        late.done(DeadlineExceeded(f"{self.name} did not answer in time", reason="HN_TOO_SLOW"))
+                if call.deadline <= now and self._take(number) is not None:
+                    self._withdraw(number)
+                    call.done(DeadlineExceeded(f"{self.name} did not answer in time", reason="HN_TOO_SLOW"))
+
+    def _withdraw(self, number: int) -> None:
+        transport = self._transport
+        if transport is not None:
+            try:
+                transport.send({"op": "cancel", "target": number})
+            except ConnectionLost:
+                transport.close()
 
 
 class Hns:
@@ -161,8 +208,10 @@ class Hns:
         self._choice = choice
         self._lock = threading.Lock()
         self._links = {
-            str(endpoint): HnLink(endpoint, token=token, answered=self._observed, log=log) for endpoint in endpoints
+            str(endpoint): HnLink(endpoint, token=token, events=self, log=log) for endpoint in endpoints
         }
+        self.asking: ByHn | None = None
+        """Hears what HNs say about admission."""
 
     def choose(self, *, but: frozenset[str] = frozenset()) -> HnLink:
         """One that is connected, and none of those named; Unavailable tells why there is none."""
@@ -190,6 +239,25 @@ class Hns:
         for link in self._links.values():
             link.close()
 
-    def _observed(self, name: str, seconds: float) -> None:
+    def wants(self, hn: str) -> bool:
+        """Whether this HN wants to be asked."""
+        return self._links[hn].admits
+
+    def tell(self, hn: str, message: ToHn) -> bool:
+        """Say something about admission to an HN; False when it is not connected."""
+        return self._links[hn].tell(message)
+
+    def answered(self, hn: str, seconds: float) -> None:
+        """Of a connection: a call was answered."""
         with self._lock:
-            self._choice.observed(name, seconds)
+            self._choice.observed(hn, seconds)
+
+    def told(self, hn: str, message: ToCn) -> None:
+        """Of a connection: the HN says something about admission."""
+        if self.asking is not None:
+            self.asking.received(hn, message)
+
+    def lost(self, hn: str) -> None:
+        """Of a connection: it ended."""
+        if self.asking is not None:
+            self.asking.lost(hn)

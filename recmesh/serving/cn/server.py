@@ -27,6 +27,7 @@ from recmesh.runtime.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from recmesh.serving.admission.client import Refused
 from recmesh.serving.cn import model as models
 from recmesh.serving.cn.admission import Admission, Asking, Grant
 from recmesh.serving.cn.model import CnModel
@@ -44,6 +45,8 @@ ATTEMPTS = 2
 AGAIN_S = 0.1
 ELSEWHERE = frozenset({"HN_LOST", "DRAINING", "NOT_LOADED"})
 """Reasons of one HN for which another may be asked."""
+ASK_AGAIN = frozenset({"NOT_GRANTED", "GRANT_EXPIRED"})
+"""This process was too slow for its grant, or the HN has forgotten it: any HN may be asked, the same too."""
 _FINISH, _RESEND, _BEGIN = 0, 1, 2
 
 
@@ -63,6 +66,7 @@ class Flight:
     call: int = 0
     cancelled: bool = False
     tried: frozenset[str] = frozenset()
+    attempts: int = 0
     sent_to: tuple[str, int] | None = None
     arrived: int = field(default_factory=time.monotonic_ns)
     begun: int = 0
@@ -88,7 +92,8 @@ class Server:
         self._warm_ups = itertools.count(1)
         self._lock = threading.Lock()
         self._draining = False
-        threading.Thread(target=self._compute, name="compute", daemon=True).start()
+        self._thread = threading.Thread(target=self._compute, name="compute", daemon=True)
+        self._thread.start()
 
     def serve(self, transport: Transport, *, trusted: bool = False) -> None:
         """Answer until the other side goes. Only who is trusted may load and unload."""
@@ -225,33 +230,41 @@ class Server:
             self._end(flight, error)
             return
         flight.tried |= {link.name}
+        flight.attempts += 1
         asking = Asking(
             link.name, flight.model.key, sum(tensor.array.nbytes for tensor in tensors), flight.deadline,
             flight.priority,
         )  # fmt: skip
-        self._admission.ask(asking, lambda decision: self._decided(flight, link, tensors, decision))
+
+        def decided(decision: Grant | MeshError) -> None:
+            if threading.current_thread() is self._thread:
+                self._decided(flight, link, tensors, decision)
+            else:                                # in the thread of a connection, which must not wait for a send
+                self._later(_RESEND, flight, lambda: self._decided(flight, link, tensors, decision))
+
+        self._admission.ask(asking, decided)
 
     def _decided(
         self, flight: Flight, link: HnLink, tensors: Sequence[Tensor], decision: Grant | MeshError
     ) -> None:
         if isinstance(decision, MeshError):
-            self._end(flight, decision)
+            self._answered(flight, decision)
             return
         flight.granted = time.monotonic_ns()
         header = {
             "op": "infer", "model": flight.model.key, "outputs": flight.model.asked(flight.outputs),
-            "priority": flight.priority, "timeout_us": flight.timeout_us,
+            "priority": flight.priority, "timeout_us": flight.timeout_us, "grant": decision.number,
         }  # fmt: skip
 
-        def answered(result: Message | MeshError) -> None:
-            self._admission.release(decision)
+        def answered(result: Message | MeshError, *, sent: bool = True) -> None:
+            self._admission.release(decision, sent=sent)
             self._answered(flight, result)
 
         try:
             self._check(flight)
             number = link.call(header, tensors, deadline=flight.deadline, done=answered)
         except MeshError as error:
-            answered(error)
+            answered(error, sent=False)
             return
         flight.sent_to = link.name, number
         if flight.cancelled:                     # in the very moment
@@ -261,8 +274,10 @@ class Server:
         """In the thread of a connection: nothing may be computed here."""
         if isinstance(result, Message):
             self._later(_FINISH, flight, lambda: self._finish(flight, result))
-        elif result.reason in ELSEWHERE and len(flight.tried) < ATTEMPTS:
+        elif flight.attempts < ATTEMPTS and (_elsewhere(result) or result.reason in ASK_AGAIN):
             first = result
+            if result.reason in ASK_AGAIN:
+                flight.tried = frozenset()
             self._later(_RESEND, flight, lambda: self._resend(flight, first))
         else:
             self._end(flight, result)
@@ -353,6 +368,11 @@ class Server:
         if isinstance(result, Exception):
             raise result
         check_outputs(model.card, result)
+
+
+def _elsewhere(error: MeshError) -> bool:
+    """Whether another HN may have a better answer."""
+    return error.refusal.reason.elsewhere if isinstance(error, Refused) else error.reason in ELSEWHERE
 
 
 def _gone() -> Aborted:

@@ -2,5 +2,6 @@
 
     server     connections, operations, loading
     model      one loaded model: its queue, its thread, its batches
+    desk       admission: whether a CN may send now
     batching   which requests are run next, and together (pure)
 """

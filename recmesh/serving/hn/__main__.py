@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from recmesh.runtime.errors import MeshError
 from recmesh.serving import halves, process
+from recmesh.serving.admission.settings import Settings
+from recmesh.serving.hn.desk import TERMS, Desk
 from recmesh.serving.hn.server import Server
 from recmesh.serving.programs import DeviceLost
 from recmesh.serving.transport.endpoints import Endpoint, Listener
@@ -29,15 +31,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--hang", type=float, default=HANG_S,
         help="a model that runs so many seconds past the deadlines of its callers hangs; this process then ends",
     )  # fmt: skip
+    parser.add_argument(
+        "--admission", action="store_true", help="CNs ask before they send; grants follow the congestion of the link"
+    )
+    parser.add_argument(
+        "--bandwidth", type=float, default=Settings().bandwidth_bytes_per_s, metavar="BYTES_PER_S",
+        help="of the link to this HN, until it is measured",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
     process.quiet()
-    server = Server(lost=_lost, log=process.log, threads=given.threads)
     listeners: list[Listener] = []
+    token = process.token(os.environ)
     try:
+        desk = Desk(Settings(bandwidth_bytes_per_s=given.bandwidth)) if given.admission else None
+        server = Server(lost=_lost, log=process.log, threads=given.threads, desk=desk)
         for address in given.listen:
-            listeners.append(
-                Listener(Endpoint.parse(address), token=process.token(os.environ), log=process.log, open_now=False)
-            )
+            endpoint, terms = Endpoint.parse(address), TERMS if desk else None
+            listeners.append(Listener(endpoint, token=token, log=process.log, open_now=False, terms=terms))
         parent = None
         if given.fd >= 0:
             parent = process.greet(given.fd, given.framework, threads=given.threads)

@@ -2,8 +2,9 @@
 
     load       model, folder, part (whole | dense), settings    by the parent process alone
     unload     model                                             as above; what waits is still run
-    infer      model, outputs, budget_ns, priority, timeout_us   and the inputs
+    infer      model, outputs, budget_ns, priority, timeout_us   and the inputs; grant, where there is admission
     cancel     target                                            the call with this number is not run, if it waits
+    admission  asks and what becomes of them, where there is admission (`desk`)
     ping                                                         models, and how many requests wait
 
 Each call but `cancel` has a number and is answered once. The time that is left (`budget_ns`) travels, not a
@@ -17,10 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Unavailable
+from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, ResourceExhausted, Unavailable
 from recmesh.serving import halves
 from recmesh.serving.failures import describe
 from recmesh.serving.frames import FrameError, Header
+from recmesh.serving.hn.desk import OPERATION, Desk
 from recmesh.serving.hn.model import Model, Request
 from recmesh.serving.programs import DeviceLost, Program, framework
 from recmesh.serving.programs.warmup import check_outputs, warm_up_inputs
@@ -36,8 +38,10 @@ class Server:
     """Loaded models, and calls to them from any number of connections."""
 
     def __init__(
-        self, *, lost: Callable[[DeviceLost], None], log: Callable[[str], None], threads: int = 1
-    ) -> None:
+        self, *, lost: Callable[[DeviceLost], None], log: Callable[[str], None], threads: int = 1,
+        desk: Desk | None = None,
+    ) -> None:  # fmt: skip
+        self._desk = desk
         self._threads = threads
         self._lost = lost
         self._log = log
@@ -49,15 +53,20 @@ class Server:
     def serve(self, transport: Transport, *, trusted: bool = False) -> None:
         """Answer until the other side goes. Only who is trusted may load and unload."""
         caller = next(self._connections)
+        desk = None if trusted else self._desk
+        if desk is not None:
+            desk.joined(str(caller), transport)
         try:
             while (message := self._received(transport)) is not None:
-                self._handle(transport, caller, message, trusted=trusted)
+                self._handle(transport, caller, message, desk, trusted=trusted)
                 del message                      # or its memory would be held until the next one comes
         except FrameError as error:
             self._log(f"a connection is given up: {error}")
         finally:
             transport.close()
             self.cancel(lambda request: request.caller == caller)
+            if desk is not None:
+                desk.lost(str(caller))
 
     def load(self, key: str, folder: Path, *, which: str, settings: ServingSettings) -> int:
         """Load, check and warm up; nanoseconds of the warm-up. A model of that key is replaced when it is ready."""
@@ -97,6 +106,8 @@ class Server:
     def drain(self, timeout_s: float) -> bool:
         """Take no more calls, finish those that are there; False when they took longer."""
         self._draining = True
+        if self._desk is not None:
+            self._desk.drain()
         until = time.monotonic() + timeout_s
         while not self._idle():
             if time.monotonic() > until:
@@ -113,7 +124,9 @@ class Server:
         except InvalidArgument as error:         # tensors that are none: no caller of ours sends such
             raise FrameError(str(error)) from None
 
-    def _handle(self, transport: Transport, caller: int, message: Message, *, trusted: bool) -> None:
+    def _handle(
+        self, transport: Transport, caller: int, message: Message, desk: Desk | None, *, trusted: bool
+    ) -> None:
         header = message.header
         operation, call = header.get("op"), int(header.get("call", 0))
         if operation == "cancel":
@@ -122,7 +135,9 @@ class Server:
             return
         try:
             if operation == "infer":
-                self._infer(transport, caller, call, message)
+                self._infer(transport, caller, call, message, desk)
+            elif operation == OPERATION and desk is not None:
+                desk.received(str(caller), message)
             elif operation == "ping":
                 reply(transport, call, self._status())
             elif operation in ("load", "unload") and trusted:
@@ -132,18 +147,29 @@ class Server:
         except (MeshError, ValueError, TypeError, KeyError) as error:
             reply(transport, call, describe(error))
 
-    def _infer(self, transport: Transport, caller: int, call: int, message: Message) -> None:
+    def _infer(
+        self, transport: Transport, caller: int, call: int, message: Message, desk: Desk | None
+    ) -> None:
         header = message.header
+        if desk is not None and not desk.arrived(str(caller), int(header.get("grant", 0))):
+            raise ResourceExhausted("the request came without a grant, or too late for it", reason="NOT_GRANTED")
         if self._draining:
             raise Unavailable("this process is being stopped", reason="DRAINING")
         model = self._models.get(str(header["model"]))
         if model is None:
             raise Unavailable(f"model {header['model']!r} is not loaded", reason="NOT_LOADED")
         budget_s = min(MAX_BUDGET_S, int(header["budget_ns"]) / 1e9)
+        arrived = time.monotonic()
+
+        def answer(fields: Header, tensors: Sequence[Tensor]) -> None:
+            reply(transport, call, fields, tensors)
+            if desk is not None:
+                desk.computed(str(header["model"]), time.monotonic() - arrived)
+
         request = Request(
             caller, call, {tensor.name: tensor.array for tensor in message.tensors},
             [str(name) for name in header["outputs"]], time.monotonic() + budget_s,
-            answer=lambda fields, tensors: reply(transport, call, fields, tensors),
+            answer=answer,
             fail=lambda error: reply(transport, call, describe(error)),
         )  # fmt: skip
         model.submit(request, priority=int(header.get("priority", 0)), timeout_us=int(header.get("timeout_us", 0)))

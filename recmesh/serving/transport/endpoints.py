@@ -12,7 +12,7 @@ from typing import Literal, cast
 
 from recmesh.runtime import net
 from recmesh.runtime.errors import InvalidArgument, MeshError, Unavailable, Violation
-from recmesh.serving.frames import FrameError
+from recmesh.serving.frames import FrameError, Header
 from recmesh.serving.transport import ConnectionLost, Transport, handshake
 from recmesh.serving.transport.shared import SharedTransport
 from recmesh.serving.transport.sockets import SocketTransport
@@ -47,6 +47,11 @@ class Endpoint:
 
 def dial(endpoint: Endpoint, *, token: str | None, timeout_s: float) -> Transport:
     """Connect. Unavailable: nobody is there, or it does not answer; Unauthenticated: token or protocol differ."""
+    return dial_for_terms(endpoint, token=token, timeout_s=timeout_s)[0]
+
+
+def dial_for_terms(endpoint: Endpoint, *, token: str | None, timeout_s: float) -> tuple[Transport, Header]:
+    """As `dial`, and what the other side wants its clients to know."""
     sock = socket.socket(_family(endpoint), socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
@@ -64,9 +69,14 @@ class Listener:
     """Accepts CNs; each connection, once it has proved who it is, is given to `serve` in a thread of its own."""
 
     def __init__(
-        self, endpoint: Endpoint, *, token: str | None, log: Callable[[str], None], open_now: bool = True
-    ) -> None:
-        """Takes the address; `open_now` False: whoever connects is refused until `open`, not kept waiting."""
+        self, endpoint: Endpoint, *, token: str | None, log: Callable[[str], None], open_now: bool = True,
+        terms: Header | None = None,
+    ) -> None:  # fmt: skip
+        """Takes the address; `open_now` False: whoever connects is refused until `open`, not kept waiting.
+
+        `terms` are told to all who connect.
+        """
+        self._terms = terms or {}
         if endpoint.carrier == "tcp" and not net.is_loopback(endpoint.place) and not token:
             raise InvalidArgument(
                 f"{endpoint} can be reached from other machines: the mesh's token (RECMESH_API_KEY) must be set",
@@ -114,7 +124,7 @@ class Listener:
 
     def _one(self, made: SocketTransport, serve: Callable[[Transport], None]) -> None:
         try:
-            carrier = handshake.as_server(made, token=self._token)
+            carrier = handshake.as_server(made, token=self._token, terms=self._terms)
             serve(SharedTransport(made) if carrier == "shm" and self.endpoint.carrier != "tcp" else made)
         except (FrameError, ConnectionLost, MeshError, OSError) as error:
             self._log(f"a connection to {self.endpoint} ended: {error}")
@@ -124,10 +134,10 @@ class Listener:
                 self._open.discard(made)
 
 
-def _greeted(sock: socket.socket, endpoint: Endpoint, token: str | None) -> Transport:
+def _greeted(sock: socket.socket, endpoint: Endpoint, token: str | None) -> tuple[Transport, Header]:
     made = SocketTransport(sock, kind="tcp" if endpoint.carrier == "tcp" else "unix")
-    handshake.as_client(made, token=token, carrier=endpoint.carrier)
-    return SharedTransport(made) if endpoint.carrier == "shm" else made
+    terms = handshake.as_client(made, token=token, carrier=endpoint.carrier)
+    return (SharedTransport(made) if endpoint.carrier == "shm" else made), terms
 
 
 def _bound(endpoint: Endpoint) -> socket.socket:

@@ -3,7 +3,7 @@
     client → hello     {protocol, nonce, carrier}
     server → challenge {nonce, proof = HMAC-SHA256(token, "server" + the client's nonce + its own)}
     client → proof     {proof = HMAC-SHA256(token, "client" + the client's nonce + the server's)}
-    server → welcome   {}
+    server → welcome   what the server wants its clients to know
 
 Frames of a handshake are small, and it must be over within HANDSHAKE_S: a stranger holds neither memory nor a
 thread for long. What follows is neither encrypted nor signed; over networks that are not trusted it needs a
@@ -26,8 +26,8 @@ HANDSHAKE_S = 5.0
 MAX_HEADER_BYTES = 4096
 
 
-def as_client(connection: SocketTransport, *, token: str | None, carrier: str) -> None:
-    """Prove and be shown a proof; Unauthenticated by either side, ConnectionLost when there is no answer."""
+def as_client(connection: SocketTransport, *, token: str | None, carrier: str) -> Header:
+    """Prove and be shown a proof; the server's terms. Unauthenticated by either side, ConnectionLost: no answer."""
     ours = secrets.token_hex(16)
     with _Small(connection):
         connection.send({"op": "hello", "protocol": PROTOCOL, "nonce": ours, "carrier": carrier})
@@ -36,10 +36,10 @@ def as_client(connection: SocketTransport, *, token: str | None, carrier: str) -
         if token is not None and not _same(challenge, _proof(token, "server", ours, theirs)):
             raise Unauthenticated("the other side does not know this mesh's token", reason="BAD_TOKEN")
         connection.send({"op": "proof", "proof": _proof(token or "", "client", ours, theirs)})
-        _expect(connection.receive(), "welcome")
+        return _expect(connection.receive(), "welcome")
 
 
-def as_server(connection: SocketTransport, *, token: str | None) -> str:
+def as_server(connection: SocketTransport, *, token: str | None, terms: Header) -> str:
     """Check a client; the carrier that it wants. It is told why it is refused."""
     ours = secrets.token_hex(16)
     with _Small(connection):
@@ -59,7 +59,7 @@ def as_server(connection: SocketTransport, *, token: str | None) -> str:
         except MeshError as error:
             connection.send(describe(error))
             raise
-        connection.send({"op": "welcome"})
+        connection.send({**terms, "op": "welcome"})
     return str(hello.get("carrier", ""))
 
 

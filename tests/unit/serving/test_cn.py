@@ -148,7 +148,7 @@ class OneAtATime:
         self.waiting.append((asking, decided))
         self._grant()
 
-    def release(self, grant: Grant) -> None:
+    def release(self, grant: Grant, *, sent: bool) -> None:
         self.granted -= 1
         self._grant()
 

@@ -135,6 +135,7 @@ def test_draining_finishes_what_is_there_and_takes_nothing_new(tmp_path: Path) -
         calls = Calls(link)
         program.hold.clear()
         calls.infer("first", [0])
+        assert program.running.wait(60.0)
         calls.infer("second", [1])
         until(lambda: hn.server._models["m/1"].queued == 1)
         drained: list[bool] = []
