@@ -157,6 +157,9 @@ class Model:
             for entry, begin, size in zip(batch, np.cumsum([0, *rows[:-1]]).tolist(), rows, strict=True)
         ]
         ended = time.monotonic_ns()
+        del inputs
+        for entry in batch:
+            entry.item.inputs = {}               # their memory is the sender's again, and the answer tells it so
         for index, (entry, tensors) in enumerate(zip(batch, answers, strict=True)):
             header = {
                 "queue_ns": max(0, started - int(entry.arrived * 1e9)), "input_ns": prepared - started,

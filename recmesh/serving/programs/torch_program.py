@@ -10,7 +10,7 @@ from torch.export.passes import move_to_device_pass
 
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.serving.card import ModelCard
-from recmesh.serving.programs import Arrays, DeviceLost, torch_archive
+from recmesh.serving.programs import Arrays, DeviceLost, torch_archive, torch_constants
 
 FILE = "model.pt2"
 
@@ -38,7 +38,9 @@ class TorchFramework:
         exported = torch.export.load(str(path))
         if device != "cpu":
             exported = move_to_device_pass(exported, device)
-        return TorchProgram(exported.module(), _caller(exported, card), card, device=device)
+        module = exported.module()
+        torch_constants.fold(module)
+        return TorchProgram(module, _caller(exported, card), card, device=device)
 
 
 class TorchProgram:

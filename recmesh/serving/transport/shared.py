@@ -21,7 +21,7 @@ from recmesh.serving import frames
 from recmesh.serving.frames import FrameError, Header
 from recmesh.serving.tensors import Tensor
 from recmesh.serving.transport import Message
-from recmesh.serving.transport.ring import Ring
+from recmesh.serving.transport.places import Places
 from recmesh.serving.transport.sockets import SocketTransport
 
 INLINE_BYTES = 16 << 10
@@ -41,7 +41,7 @@ class SharedTransport:
         self._ours = _offered(socket_.sock, arena_bytes)
         self._theirs = _taken(socket_.sock)
         socket_.sock.settimeout(None)
-        self._ring = Ring(arena_bytes)
+        self._places = Places(arena_bytes)
         self._placing = threading.Lock()
         self._dropped: deque[int] = deque()
 
@@ -54,7 +54,7 @@ class SharedTransport:
     def held(self) -> int:
         """Places of ours that the other side still uses, as far as it has told."""
         with self._placing:
-            return self._ring.held
+            return self._places.held
 
     def send(self, header: Header, tensors: Sequence[Tensor] = ()) -> None:
         """Send one frame; its body goes into our memory, where there is room."""
@@ -63,7 +63,7 @@ class SharedTransport:
         at = None
         if body.size_bytes > INLINE_BYTES:
             with self._placing:
-                at = self._ring.take(body.size_bytes)
+                at = self._places.take(body.size_bytes)
         if at is None:
             self._socket.write([frames.head(header, body.described, body.size_bytes), *body.parts])
             return
@@ -107,7 +107,7 @@ class SharedTransport:
         with self._placing:
             for at in places:
                 try:
-                    self._ring.give_back(at)
+                    self._places.give_back(at)
                 except KeyError:
                     raise FrameError(f"the place {at} was given back, but not taken") from None
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmesh.serving.transport.ring import ALIGN, Ring
+from recmesh.serving.transport.places import ALIGN, Places
 
 SIZE = 64 * ALIGN
 
@@ -12,36 +12,36 @@ SIZE = 64 * ALIGN
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20 * ALIGN), st.integers(0, 1 << 30)), max_size=60))
 def test_no_two_places_that_are_held_overlap(steps: list[tuple[bool, int, int]]) -> None:
-    ring, held = Ring(SIZE), dict[int, int]()
+    places, held = Places(SIZE), dict[int, int]()
     for takes, size, which in steps:
         if takes:
-            at = ring.take(size)
+            at = places.take(size)
             if at is None:
-                assert held, "an empty ring has room for what is smaller than it"
+                assert held, "empty memory has room for what is smaller than it"
                 continue
             assert at % ALIGN == 0 and 0 <= at and at + size <= SIZE
             assert all(at + size <= other or other + length <= at for other, length in held.items())
             held[at] = max(size, 1)
         elif held:
             at = sorted(held)[which % len(held)]
-            ring.give_back(at)
+            places.give_back(at)
             del held[at]
-    assert ring.held == len(held)
+    assert places.held == len(held)
 
 
 def test_what_nobody_holds_cannot_be_given_back() -> None:
-    ring = Ring(SIZE)
-    at = ring.take(10)
+    places = Places(SIZE)
+    at = places.take(10)
     assert at is not None
-    ring.give_back(at)
+    places.give_back(at)
     with pytest.raises(KeyError):
-        ring.give_back(at)
+        places.give_back(at)
 
 
-def test_an_empty_ring_gives_the_same_place_again() -> None:
-    ring = Ring(SIZE)
+def test_the_lowest_free_place_is_given() -> None:
+    places = Places(SIZE)
     for _ in range(3):
-        at = ring.take(SIZE)
+        at = places.take(SIZE)
         assert at == 0
-        assert ring.take(1) is None
-        ring.give_back(at)
+        assert places.take(1) is None
+        places.give_back(at)
