@@ -63,7 +63,7 @@ def _writes(target: Any) -> bool:
 
 
 def _fits(node: Node, value: torch.Tensor) -> bool:
-    return node.op == "get_attr" or value.untyped_storage().nbytes() <= MAX_BYTES
+    return node.op == "get_attr" or bool(value.untyped_storage().nbytes() <= MAX_BYTES)
 
 
 def _attribute(module: Any, path: str) -> Any:
