@@ -13,6 +13,7 @@ import numpy as np
 from recmesh.runtime.deadline import remaining_s
 from recmesh.runtime.errors import Aborted, AlreadyExists, MeshError, NotFound
 from recmesh.runtime.room import Room
+from recmesh.serving.settings import ServingSettings
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
@@ -97,7 +98,9 @@ class FakeRuntimes:
     def serves(self, framework: str, key: str) -> bool:
         return key in self.loaded
 
-    async def load(self, framework: str, key: str, folder: Path, *, timeout_s: float) -> None:
+    async def load(
+        self, framework: str, key: str, folder: Path, *, settings: ServingSettings, timeout_s: float
+    ) -> None:
         self.time_left.append(remaining_s())
         if self.hold_load is not None:
             await self.hold_load.wait()

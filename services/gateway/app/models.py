@@ -202,9 +202,11 @@ class Models:
             try:
                 folder = await asyncio.to_thread(self._folders.resolve, record.uri)
                 card = await asyncio.to_thread(self._checked_card, folder, record.framework)
+                settings = await asyncio.to_thread(self._folders.settings, folder, record.serving)
                 await self._runtimes.load(
-                    record.framework, record.key, folder, timeout_s=self._limits.load_timeout_s
-                )
+                    record.framework, record.key, folder, settings=settings,
+                    timeout_s=self._limits.load_timeout_s,
+                )  # fmt: skip
             except MeshError as error:
                 _log.error("model %s cannot be loaded: %s", record.key, error)
                 still = self.serving.find(record.name, record.version) is not None    # a reload failed

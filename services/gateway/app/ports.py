@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from recmesh.serving.settings import ServingSettings
 from services.gateway.domain.models import ModelVersion
 from services.gateway.domain.statistics import Times
 from services.gateway.domain.tensors import Tensor
@@ -26,8 +27,10 @@ class Runtimes(Protocol):
         """True when a request for the model would be run now."""
         ...
 
-    async def load(self, framework: str, key: str, folder: Path, *, timeout_s: float) -> None:
-        """Returns when the model can serve."""
+    async def load(
+        self, framework: str, key: str, folder: Path, *, settings: ServingSettings, timeout_s: float
+    ) -> None:
+        """Returns when the model can serve, in halves or whole as its settings and folder say."""
         ...
 
     async def unload(self, framework: str, key: str) -> None:

@@ -9,6 +9,8 @@ from services.gateway.domain.tensors import Tensor
 
 Parameter = bool | int | float | str
 DEFAULT_PRIORITY = 0
+NO_PRIORITY = 100
+"""What a request counts as that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def priority(parameters: Mapping[str, Parameter]) -> int:
     value = parameters.get("priority", DEFAULT_PRIORITY)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _bad_parameter("priority", "is not a whole number from 0")
-    return value or 100
+    return value or NO_PRIORITY
 
 
 def unknown_model(name: str, version: str = "") -> NotFound:

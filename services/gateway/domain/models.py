@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Violation
+from recmesh.serving.settings import ServingSettings
 from services.gateway.domain.card import FRAMEWORKS
 
 
@@ -47,6 +49,8 @@ class ModelVersion:
     state: State = State.REGISTERED
     reason: str = ""
     request_id: str = ""
+    serving: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that go before those of the model's `model.json`, name by name."""
 
     @property
     def number(self) -> int:
@@ -72,6 +76,7 @@ class Registration:
     metrics: Mapping[str, float] = field(default_factory=dict)
     request_id: str = ""
     load: bool = False
+    serving: Mapping[str, Any] = field(default_factory=dict)
 
 
 def register(
@@ -86,7 +91,8 @@ def register(
         if wanted.request_id and record.request_id == wanted.request_id:
             return record, False
         if record.version == wanted.version:
-            if (record.uri, record.framework, record.job_id) == (wanted.uri, wanted.framework, wanted.job_id):
+            same = (record.uri, record.framework, record.job_id) == (wanted.uri, wanted.framework, wanted.job_id)
+            if same and dict(record.serving) == dict(wanted.serving):
                 return record, False
             raise AlreadyExists(
                 f"model {wanted.name!r} version {wanted.version} is registered with other content",
@@ -102,7 +108,7 @@ def register(
         ModelVersion(
             wanted.name, wanted.version or str(newest + 1), wanted.uri, wanted.framework, wanted.job_id,
             wanted.snapshot, dict(wanted.metrics), now,
-            State.LOADING if wanted.load else State.REGISTERED, "", wanted.request_id,
+            State.LOADING if wanted.load else State.REGISTERED, "", wanted.request_id, dict(wanted.serving),
         ),
         True,
     )  # fmt: skip
@@ -119,6 +125,10 @@ def check(wanted: Registration) -> None:
         wrong.append(Violation("uri", "is missing"))
     if wanted.framework not in FRAMEWORKS:
         wrong.append(Violation("framework", f"{wanted.framework!r} is none of {', '.join(FRAMEWORKS)}"))
+    try:
+        ServingSettings.parse(wanted.serving)
+    except InvalidArgument as error:
+        wrong.extend(error.violations)
     if wrong:
         raise InvalidArgument("the model cannot be registered", reason="BAD_REGISTRATION", violations=wrong)
 

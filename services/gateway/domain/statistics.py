@@ -68,6 +68,8 @@ class Times:
     input_ns: int
     compute_ns: int
     output_ns: int
+    executions: int = 1
+    """1 for one of the requests that were run together, 0 for the others."""
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class ModelStatistics:
             self.compute_infer.add(outcome.times.compute_ns)
             self.compute_output.add(outcome.times.output_ns)
         self.samples += outcome.samples
-        self.executions += 1
+        self.executions += 1 if outcome.times is None else outcome.times.executions
         self.latency.add(outcome.total_s)
 
 

@@ -1,6 +1,6 @@
 """`/v1/models`: the model registry."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +32,8 @@ class RegisterBody(BaseModel):
     request_id: str = ""
     load: bool = True
     """Serve it as soon as it is loaded."""
+    serving: dict[str, Any] = {}
+    """How it is served (docs/reference/serving.md); goes before `serving` of its `model.json`, name by name."""
 
 
 def router(models: Models) -> APIRouter:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recmesh.runtime.errors import BY_GRPC_CODE, DeadlineExceeded, Internal, MeshError, Unavailable, Violation
-from services.gateway.domain.tensors import Tensor
-from services.gateway.runtimes import frames
+from recmesh.runtime.errors import DeadlineExceeded, MeshError, Unavailable
+from recmesh.serving import frames
+from recmesh.serving.failures import rebuilt
+from recmesh.serving.tensors import Tensor
 
 ROOT = Path(__file__).resolve().parents[3]
 STOP_S = 5.0
 HELLO = 0
-ERRORS: Mapping[str, type[MeshError]] = {kind.__name__: kind for kind in BY_GRPC_CODE.values()}
+SILENT = "MODEL_TOO_SLOW"
 
 Reply = tuple[frames.Header, list[Tensor]]
 
@@ -51,14 +52,13 @@ class Link:
         self._reading = asyncio.create_task(self._read(), name="model-server-read")
 
     @classmethod
-    async def start(cls, framework: str, *, environment: Mapping[str, str]) -> "Link":
-        """Start the process; it is of use when `hello` has answered."""
+    async def start(cls, command: Sequence[str], *, environment: Mapping[str, str]) -> "Link":
+        """Start a module of ours with these arguments; the process is of use when `hello` has answered."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "services.gateway.runtimes.server",
-                "--framework", framework, "--fd", str(theirs.fileno()),
+                sys.executable, "-m", *command, "--fd", str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
                 env={**environment, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
@@ -101,7 +101,7 @@ class Link:
         future.add_done_callback(_observe)
         if answered:
             future.add_done_callback(lambda _future: answered())
-        line = "load" if header.get("op") == "load" else "run"  # the process answers those of a line in turn
+        line = "load" if header.get("op") == "load" else str(header.get("model"))    # each is answered in turn
         before = max((item.due for item in self._pending.values() if item.line == line), default=0.0)
         self._pending[call] = _Pending(future, max(before, loop.time() + timeout_s), line)
         self._writer.writelines(frames.encode({**header, "call": call}, tensors))
@@ -110,10 +110,24 @@ class Link:
                 with contextlib.suppress(ConnectionError):  # the reader sees the end, and fails the future
                     await self._writer.drain()
                 return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._cancel(call)
+            raise
         except TimeoutError:
+            self._cancel(call)
             raise DeadlineExceeded(
-                f"the model server did not answer within {timeout_s:.3g} s", reason="MODEL_TOO_SLOW"
+                f"the model server did not answer within {timeout_s:.3g} s", reason=SILENT
             ) from None
+
+    def tell(self, header: frames.Header) -> None:
+        """Send what needs no answer."""
+        if not self.ended.is_set():
+            self._writer.writelines(frames.encode({**header, "call": next(self._calls)}))
+
+    def _cancel(self, call: int) -> None:
+        """Nobody waits for it: if the process has not begun with it, it never will. It still answers."""
+        if call in self._pending and not self.ended.is_set():
+            self._writer.writelines(frames.encode({"op": "cancel", "target": call}))
 
     async def stop(self) -> None:
         """Close the socket, which ends the process; kill it when it lingers."""
@@ -157,13 +171,10 @@ class Link:
         call = self._pending.pop(int(header["call"]), None)
         if call is None or call.future.done():
             return
-        future = call.future
-        if "error" not in header:
-            future.set_result((header, tensors))
-            return
-        kind = ERRORS.get(str(header.get("kind")), Internal)
-        violations = [Violation(str(path), str(reason)) for path, reason in header.get("violations", ())]
-        future.set_exception(kind(str(header["error"]), reason=str(header["reason"]), violations=violations))
+        if "error" in header:
+            call.future.set_exception(rebuilt(header))
+        else:
+            call.future.set_result((header, tensors))
 
     def _gone(self) -> Unavailable:
         return Unavailable(

@@ -1,14 +1,21 @@
-"""One model server for each framework in use."""
+"""One set of processes for each framework and way of running in use."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from recmesh.runtime.errors import Unavailable
+from recmesh.serving import halves
+from recmesh.serving.settings import ServingSettings
+from recmesh.serving.tensors import Tensor
 from services.gateway.domain.statistics import Times
-from services.gateway.domain.tensors import Tensor
 from services.gateway.runtimes.process import Limits, Lost, ModelServer
+from services.gateway.runtimes.split import HN_MODULE, SplitServer
+
+Lane = tuple[str, str]
+"""Framework, and `whole` or `split`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +30,39 @@ class RuntimeStatus:
     models: tuple[str, ...]
 
 
+class _Server(Protocol):
+    """Processes that run models of one framework in one way."""
+
+    @property
+    def models(self) -> list[str]: ...
+    @property
+    def processes(self) -> Sequence[ModelServer]: ...
+    def serves(self, key: str) -> bool: ...
+    async def load(self, key: str, folder: Path, *, settings: ServingSettings, timeout_s: float) -> None: ...
+    async def unload(self, key: str) -> None: ...
+    async def infer(
+        self, key: str, inputs: Sequence[Tensor], outputs: Sequence[str], *, timeout_s: float, priority: int
+    ) -> tuple[list[Tensor], Times]: ...
+    async def stop(self) -> None: ...
+
+
+class WholeServer(ModelServer):
+    """An HN process that runs whole models, for the gateway alone."""
+
+    @property
+    def processes(self) -> Sequence[ModelServer]:
+        """This one."""
+        return (self,)
+
+    async def load(
+        self, key: str, folder: Path, *, settings: ServingSettings, timeout_s: float, part: str = "whole"
+    ) -> None:
+        """Load and warm up; returns when the model can serve."""
+        await super().load(key, folder, settings=settings, part=part, timeout_s=timeout_s)
+
+
 class Runtimes:
-    """Starts a framework's process with the first model of it, and ends it with the last."""
+    """Starts a framework's processes with the first model that needs them, and ends them with the last."""
 
     name = "model runtimes"
 
@@ -40,8 +78,10 @@ class Runtimes:
         self._limits = limits
         self._log = log
         self.lost: Lost = lost or (lambda _key, _reason: None)
-        self._servers: dict[str, ModelServer] = {}
-        self._loading: dict[str, int] = {}
+        self._servers: dict[Lane, _Server] = {}
+        self._lanes: dict[str, Lane] = {}
+        """Of each loaded model."""
+        self._loading: dict[Lane, int] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -55,30 +95,34 @@ class Runtimes:
 
     def serves(self, framework: str, key: str) -> bool:
         """True when a request for the model would be run now."""
-        server = self._servers.get(framework)
+        server = self._of(key)
         return server is not None and server.serves(key)
 
-    async def load(self, framework: str, key: str, folder: Path, *, timeout_s: float) -> None:
-        """Load a model; returns when it can serve."""
-        server = self._servers.get(framework)
+    async def load(
+        self, framework: str, key: str, folder: Path, *, settings: ServingSettings, timeout_s: float
+    ) -> None:
+        """Load a model, in halves or whole as its settings and folder say; returns when it can serve."""
+        split = await asyncio.to_thread(halves.is_split, folder, settings)
+        lane = (framework, "split" if split else "whole")
+        before = self._lanes.get(key)
+        server = self._servers.get(lane)
         if server is None:
-            server = self._servers[framework] = ModelServer(
-                framework, environment=self._environment, limits=self._limits,
-                lost=lambda lost_key, reason: self.lost(lost_key, reason), log=self._log,
-            )  # fmt: skip
-        self._loading[framework] = self._loading.get(framework, 0) + 1
+            server = self._servers[lane] = self._made(lane)
+        self._loading[lane] = self._loading.get(lane, 0) + 1
         try:
-            await server.load(key, folder, timeout_s=timeout_s)
+            await server.load(key, folder, settings=settings, timeout_s=timeout_s)
+            self._lanes[key] = lane
+            if before is not None and before != lane:
+                await self._drop(before, key)
         finally:
-            self._loading[framework] -= 1
-            self._end_when_idle(framework)
+            self._loading[lane] -= 1
+            self._end_when_idle(lane)
 
     async def unload(self, framework: str, key: str) -> None:
         """Forget a model."""
-        server = self._servers.get(framework)
-        if server is not None:
-            await server.unload(key)
-            self._end_when_idle(framework)
+        lane = self._lanes.pop(key, None)
+        if lane is not None:
+            await self._drop(lane, key)
 
     async def infer(
         self,
@@ -91,24 +135,51 @@ class Runtimes:
         priority: int,
     ) -> tuple[list[Tensor], Times]:
         """Run a model."""
-        server = self._servers.get(framework)
+        server = self._of(key)
         if server is None:
-            raise Unavailable(f"no {framework} model server runs", reason="RUNTIME_DOWN")
+            raise Unavailable(f"no {framework} model server runs {key}", reason="RUNTIME_DOWN")
         return await server.infer(key, inputs, outputs, timeout_s=timeout_s, priority=priority)
 
     def status(self) -> list[RuntimeStatus]:
-        """All model servers."""
+        """All processes."""
         return [
             RuntimeStatus(
                 item.framework, item.version, item.pid, item.restarts, item.queued, tuple(item.models)
             )
-            for item in self._servers.values()
+            for server in self._servers.values()
+            for item in server.processes
         ]
 
-    def _end_when_idle(self, framework: str) -> None:
-        server = self._servers.get(framework)
-        if server is not None and not server.models and not self._loading[framework]:
-            del self._servers[framework]
-            task = asyncio.create_task(server.stop(), name=f"stop-{framework}")
+    def _of(self, key: str) -> _Server | None:
+        lane = self._lanes.get(key)
+        return None if lane is None else self._servers.get(lane)
+
+    def _made(self, lane: Lane) -> _Server:
+        framework, way = lane
+
+        def lost(key: str, reason: str) -> None:
+            self._lanes.pop(key, None)
+            self.lost(key, reason)
+
+        if way == "split":
+            return SplitServer(
+                framework, environment=self._environment, limits=self._limits, lost=lost, log=self._log
+            )
+        return WholeServer(
+            framework, command=[HN_MODULE, "--framework", framework], environment=self._environment,
+            limits=self._limits, lost=lost, log=self._log,
+        )  # fmt: skip
+
+    async def _drop(self, lane: Lane, key: str) -> None:
+        server = self._servers.get(lane)
+        if server is not None:
+            await server.unload(key)
+            self._end_when_idle(lane)
+
+    def _end_when_idle(self, lane: Lane) -> None:
+        server = self._servers.get(lane)
+        if server is not None and not server.models and not self._loading.get(lane):
+            del self._servers[lane]
+            task = asyncio.create_task(server.stop(), name=f"stop-{'-'.join(lane)}")
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)

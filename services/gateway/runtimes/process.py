@@ -1,4 +1,4 @@
-"""A supervised model server: one framework, any number of models, restarted with backoff when it dies."""
+"""A supervised model server: a process with any number of models, restarted with backoff when it dies."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.runtime.errors import DeadlineExceeded, MeshError, Unavailable
+from recmesh.serving.settings import ServingSettings
+from recmesh.serving.tensors import Tensor
+from services.gateway.domain.inference import NO_PRIORITY
 from services.gateway.domain.statistics import Times
-from services.gateway.domain.tensors import Tensor
 from services.gateway.runtimes.gate import Gate
-from services.gateway.runtimes.link import Link
+from services.gateway.runtimes.link import SILENT, Link
 
 RELOAD_ATTEMPTS = 2
 STABLE_S = 60.0
+LOAD_GRACE_S = 1.0
+"""For a process to say itself that a load took too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,8 @@ class Limits:
 
     queue: int = 256
     """Requests that may wait; one more is refused."""
-    in_flight: int = 2
-    """One runs, one is decoded meanwhile."""
+    in_flight: int = 64
+    """Requests in a process, where they wait in their model's own queue and may be run together."""
     start_s: float = 120.0
     """For the process to import its framework."""
     hang_s: float = 120.0
@@ -36,13 +40,22 @@ Lost = Callable[[str, str], None]
 """Told of a model that could not be brought back after a restart, and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What is loaded again after a restart."""
+
+    header: Mapping[str, object]
+    timeout_s: float
+
+
 class ModelServer:
-    """Keeps a process running, and its models loaded in it."""
+    """Keeps a process running, and its models loaded in it. `command`: a module of ours and its arguments."""
 
     def __init__(
         self,
         framework: str,
         *,
+        command: Sequence[str],
         environment: Mapping[str, str],
         limits: Limits,
         lost: Lost,
@@ -51,11 +64,12 @@ class ModelServer:
         self.framework = framework
         self.version = ""
         self.restarts = 0
+        self._command = command
         self._environment = environment
         self._limits = limits
         self._lost = lost
         self._log = log
-        self._folders: dict[str, tuple[Path, float]] = {}  # and seconds that loading it may take
+        self._loaded: dict[str, _Loaded] = {}
         self._crashes_on_reload: dict[str, int] = {}
         self._gate = Gate(slots=limits.in_flight, waiting=limits.queue)
         self._link: Link | None = None
@@ -66,7 +80,7 @@ class ModelServer:
     @property
     def models(self) -> list[str]:
         """Keys of the loaded models."""
-        return list(self._folders)
+        return list(self._loaded)
 
     @property
     def queued(self) -> int:
@@ -78,23 +92,40 @@ class ModelServer:
         """The process; 0 between two runs of it."""
         return self._link.pid if self._link is not None and not self._link.ended.is_set() else 0
 
+    @property
+    def reason(self) -> str:
+        """Why it is down, when it is."""
+        return self._reason
+
+    def forget(self, key: str) -> None:
+        """Do not load this model again; where it is loaded, free it in the background."""
+        if self._loaded.pop(key, None) is not None and self._link is not None and self._up.is_set():
+            self._link.tell({"op": "unload", "model": key})
+
     def serves(self, key: str) -> bool:
         """True when a request for the model would be run now."""
-        return key in self._folders and self._up.is_set()
+        return key in self._loaded and self._up.is_set()
 
-    async def load(self, key: str, folder: Path, *, timeout_s: float) -> None:
+    async def load(
+        self, key: str, folder: Path, *, settings: ServingSettings, part: str, timeout_s: float
+    ) -> None:
         """Load and warm up; returns when the model can serve. Other models go on serving meanwhile."""
+        header = {
+            "op": "load", "model": key, "folder": str(folder), "part": part, "timeout_s": timeout_s,
+            "settings": settings.model_dump(mode="json"),
+        }  # fmt: skip
         link = await self._started(timeout_s)
         try:
-            await link.call(_load(key, folder), timeout_s=timeout_s)
-        except DeadlineExceeded:
-            link.kill()  # its loading thread is stuck; the others come back in seconds
+            await link.call(header, timeout_s=timeout_s + LOAD_GRACE_S)
+        except DeadlineExceeded as error:
+            if error.reason == SILENT:
+                link.kill()  # its loading thread is stuck; the others come back in seconds
             raise
-        self._folders[key] = (folder, timeout_s)
+        self._loaded[key] = _Loaded(header, timeout_s)
 
     async def unload(self, key: str) -> None:
         """Forget the model."""
-        if self._folders.pop(key, None) is not None and self._link is not None and self._up.is_set():
+        if self._loaded.pop(key, None) is not None and self._link is not None and self._up.is_set():
             with contextlib.suppress(MeshError):  # a dead process has forgotten it already
                 await self._link.call({"op": "unload", "model": key}, timeout_s=10.0)
 
@@ -112,12 +143,16 @@ class ModelServer:
             )
         waited_s = time.monotonic() - arrived
         left_s = max(0.001, timeout_s - waited_s)
-        header = {"op": "infer", "model": key, "outputs": list(outputs), "budget_ns": int(left_s * 1e9)}
+        header = {
+            "op": "infer", "model": key, "outputs": list(outputs), "budget_ns": int(left_s * 1e9),
+            "priority": 0 if priority == NO_PRIORITY else priority,
+        }  # fmt: skip
         reply, tensors = await link.call(header, inputs, timeout_s=left_s, answered=self._gate.leave)
         queue_ns = int(waited_s * 1e9) + int(reply["queue_ns"])
         return tensors, Times(
-            queue_ns, int(reply["input_ns"]), int(reply["compute_ns"]), int(reply["output_ns"])
-        )
+            queue_ns, int(reply["input_ns"]), int(reply["compute_ns"]), int(reply["output_ns"]),
+            int(reply["executions"]),
+        )  # fmt: skip
 
     async def stop(self) -> None:
         """End the process; calls in flight fail."""
@@ -163,10 +198,10 @@ class ModelServer:
 
     async def _run_once(self) -> None:
         """Start, bring the models back, and stay until the process ends."""
-        link = self._link = await Link.start(self.framework, environment=self._environment)
+        link = self._link = await Link.start(self._command, environment=self._environment)
         self.version = await link.hello(self._limits.start_s)
-        for key, (folder, load_s) in list(self._folders.items()):
-            await self._reload(link, key, folder, load_s)
+        for key, loaded in list(self._loaded.items()):
+            await self._reload(link, key, loaded)
         self._reason = "it ended"
         self._up.set()
         while not link.ended.is_set():
@@ -177,9 +212,9 @@ class ModelServer:
                 self._reason = f"it did not answer until {self._limits.hang_s} s after a call's deadline"
                 link.kill()
 
-    async def _reload(self, link: Link, key: str, folder: Path, load_s: float) -> None:
+    async def _reload(self, link: Link, key: str, loaded: _Loaded) -> None:
         try:
-            await link.call(_load(key, folder), timeout_s=load_s)
+            await link.call(dict(loaded.header), timeout_s=loaded.timeout_s + LOAD_GRACE_S)
             self._crashes_on_reload.pop(key, None)
         except Unavailable:
             crashes = self._crashes_on_reload[key] = self._crashes_on_reload.get(key, 0) + 1
@@ -190,10 +225,6 @@ class ModelServer:
             self._give_up(key, str(error))
 
     def _give_up(self, key: str, reason: str) -> None:
-        self._folders.pop(key, None)
+        self._loaded.pop(key, None)
         self._crashes_on_reload.pop(key, None)
         self._lost(key, reason)
-
-
-def _load(key: str, folder: Path) -> dict[str, str]:
-    return {"op": "load", "model": key, "folder": str(folder)}

@@ -1,12 +1,15 @@
 """Folders of exported models: found, confined to the storage root, and their `model.json` checked."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import orjson
 
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
+from recmesh.serving.settings import ServingSettings
 from services.gateway.domain.card import ModelCard
 
 MAX_CARD_BYTES = 4 << 20
@@ -36,21 +39,30 @@ class ModelFolders:
                     raise _refused(uri, f"holds a link out of the storage root: {item.relative_to(path)}")
         return path
 
+    def settings(self, folder: Path, override: Mapping[str, Any]) -> ServingSettings:
+        """How the model is to be served: `serving` of its `model.json`, and what goes before it."""
+        given = self._document(folder).get("serving") or {}
+        if not isinstance(given, dict):
+            raise InvalidArgument("model.json: serving is no object", reason="BAD_MODEL_CARD")
+        return ServingSettings.parse({**given, **override}, path="model.json.serving")
+
     def card(self, folder: Path) -> ModelCard:
         """The folder's checked `model.json`."""
+        return ModelCard.parse(self._document(folder))
+
+    def _document(self, folder: Path) -> Any:
         path = folder / "model.json"
         try:
             size = path.stat().st_size
             if size > MAX_CARD_BYTES:
                 raise InvalidArgument(f"model.json has {size} bytes", reason="BAD_MODEL_CARD")
-            document = orjson.loads(path.read_bytes())
+            return orjson.loads(path.read_bytes())
         except FileNotFoundError:
             raise InvalidArgument(
                 f"model folder {folder} has no model.json", reason="BAD_MODEL_FOLDER"
             ) from None
         except orjson.JSONDecodeError as error:
             raise InvalidArgument(f"model.json is not JSON: {error}", reason="BAD_MODEL_CARD") from None
-        return ModelCard.parse(document)
 
 
 def _local(uri: str) -> str:

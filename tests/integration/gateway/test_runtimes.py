@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from recmesh.runtime.errors import InvalidArgument, MeshError, Unavailable
+from recmesh.serving.settings import ServingSettings
 from services.gateway.config import child_environment
 from services.gateway.domain.tensors import Tensor
 from services.gateway.runtimes.pool import Runtimes
@@ -22,6 +23,7 @@ from tests.support.oip_models import torch_model
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
 
 LOAD_S = 240.0
+SETTINGS = ServingSettings()
 
 
 @pytest_asyncio.fixture
@@ -52,7 +54,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_killed_model_server_comes_back_with_its_models(runtimes: Runtimes, model: Path) -> None:
-    await runtimes.load("torch", "m/1", model, timeout_s=LOAD_S)
+    await runtimes.load("torch", "m/1", model, settings=SETTINGS, timeout_s=LOAD_S)
     assert await predict(runtimes, "m/1") == [3.5]
     pid = runtimes.status()[0].pid
     os.kill(pid, signal.SIGSTOP)
@@ -72,8 +74,8 @@ async def test_a_model_that_is_gone_after_a_crash_is_reported_and_the_others_ser
     other = torch_model(tmp_path / "other", bias=1.0)
     lost: list[tuple[str, str]] = []
     runtimes.lost = lambda key, reason: lost.append((key, reason))
-    await runtimes.load("torch", "m/1", model, timeout_s=LOAD_S)
-    await runtimes.load("torch", "other/1", other, timeout_s=LOAD_S)
+    await runtimes.load("torch", "m/1", model, settings=SETTINGS, timeout_s=LOAD_S)
+    await runtimes.load("torch", "other/1", other, settings=SETTINGS, timeout_s=LOAD_S)
     (other / "model.pt2").unlink()
     os.kill(runtimes.status()[0].pid, signal.SIGKILL)
     await until(lambda: bool(lost) and runtimes.serves("torch", "m/1"))
@@ -84,22 +86,22 @@ async def test_a_model_that_is_gone_after_a_crash_is_reported_and_the_others_ser
 async def test_a_broken_model_is_refused_while_the_other_serves(
     runtimes: Runtimes, model: Path, tmp_path: Path
 ) -> None:
-    await runtimes.load("torch", "m/1", model, timeout_s=LOAD_S)
+    await runtimes.load("torch", "m/1", model, settings=SETTINGS, timeout_s=LOAD_S)
     broken = tmp_path / "broken"
     broken.mkdir()
     card = (model / "model.json").read_text()
     (broken / "model.json").write_text(card.replace('"predictions"', '"scores"'))
     (broken / "model.pt2").write_bytes((model / "model.pt2").read_bytes())
     with pytest.raises(InvalidArgument, match="scores"):
-        await runtimes.load("torch", "broken/1", broken, timeout_s=LOAD_S)
+        await runtimes.load("torch", "broken/1", broken, settings=SETTINGS, timeout_s=LOAD_S)
     (broken / "model.pt2").write_bytes(b"no zip")
     with pytest.raises(MeshError):
-        await runtimes.load("torch", "broken/1", broken, timeout_s=LOAD_S)
+        await runtimes.load("torch", "broken/1", broken, settings=SETTINGS, timeout_s=LOAD_S)
     assert await predict(runtimes, "m/1") == [3.5]
 
 
 async def test_the_last_unloaded_model_ends_the_process(runtimes: Runtimes, model: Path) -> None:
-    await runtimes.load("torch", "m/1", model, timeout_s=LOAD_S)
+    await runtimes.load("torch", "m/1", model, settings=SETTINGS, timeout_s=LOAD_S)
     pid = runtimes.status()[0].pid
     await runtimes.unload("torch", "m/1")
     await until(lambda: not psutil.pid_exists(pid))
@@ -114,7 +116,7 @@ async def test_a_savedmodel_is_served_with_its_strings(runtimes: Runtimes, tmp_p
         "tensorflow_model(pathlib.Path(sys.argv[1]))", str(folder),
     )  # fmt: skip
     assert await made.wait() == 0
-    await runtimes.load("tensorflow", "t/1", folder, timeout_s=LOAD_S)
+    await runtimes.load("tensorflow", "t/1", folder, settings=SETTINGS, timeout_s=LOAD_S)
     city = np.array([b"Oslo", "Malmö".encode()], dtype=object)
     inputs = [
         Tensor.of("x", np.array([1.0, 2.0], np.float32)),

@@ -7,24 +7,28 @@ import numpy as np
 import tensorflow as tf
 
 from recmesh.runtime.errors import InvalidArgument
-from services.gateway.domain.card import ModelCard
-from services.gateway.runtimes.programs import Arrays
+from recmesh.serving.card import ModelCard
+from recmesh.serving.programs import Arrays
 
 FOLDER = "saved_model"
 SIGNATURE = "serving_default"
 
 
 class TensorFlowFramework:
-    """TensorFlow, with one thread: models are scaled by processes."""
+    """TensorFlow, with one thread unless told otherwise: models are scaled by processes."""
 
-    def prepare(self) -> str:
-        """Limit TensorFlow to one thread; its version."""
-        tf.config.threading.set_intra_op_parallelism_threads(1)
+    def prepare(self, *, threads: int = 1) -> str:
+        """Limit TensorFlow's threads; its version."""
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         return str(tf.__version__)
 
-    def load(self, folder: Path, card: ModelCard) -> "TensorFlowProgram":
-        """The signature `serving_default` of the SavedModel in `saved_model/`."""
+    def device(self) -> str:
+        """A GPU where TensorFlow sees one."""
+        return "cuda" if tf.config.list_physical_devices("GPU") else "cpu"
+
+    def load(self, folder: Path, card: ModelCard, *, device: str = "cpu") -> "TensorFlowProgram":
+        """The signature `serving_default` of the SavedModel in `saved_model/`; TensorFlow places it itself."""
         path = folder / FOLDER
         if not (path / "saved_model.pb").is_file():
             raise InvalidArgument(

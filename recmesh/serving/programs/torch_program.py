@@ -6,49 +6,64 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.export.passes import move_to_device_pass
 
 from recmesh.runtime.errors import InvalidArgument
-from services.gateway.domain.card import ModelCard
-from services.gateway.runtimes import torch_archive
-from services.gateway.runtimes.programs import Arrays
+from recmesh.serving.card import ModelCard
+from recmesh.serving.programs import Arrays, DeviceLost, torch_archive, torch_constants
 
 FILE = "model.pt2"
 
 
 class TorchFramework:
-    """torch, with one thread: models are scaled by processes."""
+    """torch, with one thread unless told otherwise: models are scaled by processes."""
 
-    def prepare(self) -> str:
-        """Limit torch to one thread, and what it reads to tensors; its version."""
-        torch.set_num_threads(1)
+    def prepare(self, *, threads: int = 1) -> str:
+        """Limit torch's threads, and what it reads to tensors; its version."""
+        torch.set_num_threads(threads)
         torch.set_num_interop_threads(1)
         torch.load = _weights_only(torch.load)
         return str(torch.__version__)
 
-    def load(self, folder: Path, card: ModelCard) -> "TorchProgram":
-        """The program in `model.pt2`."""
+    def device(self) -> str:
+        """CUDA where torch has it."""
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def load(self, folder: Path, card: ModelCard, *, device: str = "cpu") -> "TorchProgram":
+        """The program in `model.pt2`, its weights on the device."""
         path = folder / FILE
         if not path.is_file():
             raise InvalidArgument(f"the model folder has no {FILE}", reason="BAD_MODEL_FOLDER")
         torch_archive.check(path)
         exported = torch.export.load(str(path))
-        return TorchProgram(exported.module(), _caller(exported, card), card)
+        if device != "cpu":
+            exported = move_to_device_pass(exported, device)
+        module = exported.module()
+        torch_constants.fold(module)
+        return TorchProgram(module, _caller(exported, card), card, device=device)
 
 
 class TorchProgram:
     """An exported program and how it wants its inputs."""
 
-    def __init__(self, module: Any, call: Callable[[Any, dict[str, Any]], Any], card: ModelCard) -> None:
+    def __init__(
+        self, module: Any, call: Callable[[Any, dict[str, Any]], Any], card: ModelCard, *, device: str
+    ) -> None:
         self._module = module
         self._call = call
+        self._device = device
         self._outputs = [spec.name for spec in card.outputs]
 
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs by name."""
-        tensors = {name: torch.from_numpy(_writable(array)) for name, array in inputs.items()}
-        with torch.inference_mode():
-            result = self._call(self._module, tensors)
-        return {name: value.detach().cpu().numpy() for name, value in _named(result, self._outputs).items()}
+        tensors = {name: torch.from_numpy(_writable(array)).to(self._device) for name, array in inputs.items()}
+        try:
+            with torch.inference_mode():
+                result = self._call(self._module, tensors)
+            named = _named(result, self._outputs)
+            return {name: value.detach().cpu().numpy() for name, value in named.items()}
+        except torch.AcceleratorError as error:
+            raise DeviceLost(str(error)) from error
 
 
 def _weights_only(load: Callable[..., Any]) -> Callable[..., Any]:

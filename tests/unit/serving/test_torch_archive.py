@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from recmesh.runtime.errors import InvalidArgument  # noqa: E402  # torch may be missing
-from services.gateway.runtimes.torch_archive import check  # noqa: E402  # as above
+from recmesh.serving.programs.torch_archive import check  # noqa: E402  # as above
 
 PLAIN = {"w": {"path_name": "weight_0", "use_pickle": False}}
 WEIGHTS, CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"

@@ -1,0 +1,98 @@
+"""Runs dense halves and whole models: `python -m recmesh.serving.hn --listen shm:/run/hn --model ctr/1=/models/ctr`.
+
+With --fd it belongs to the process that started it: that one loads and unloads models, and this one ends with it.
+Without, models are given by --model; settings are those of each model's `model.json` (`serving`). The mesh's
+token (RECMESH_API_KEY) must be set to listen on addresses that other machines can reach; CNs have to know it.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from recmesh.runtime.errors import MeshError
+from recmesh.serving import halves, process
+from recmesh.serving.admission.settings import Settings
+from recmesh.serving.hn.desk import TERMS, Desk
+from recmesh.serving.hn.server import Server
+from recmesh.serving.programs import DeviceLost
+from recmesh.serving.transport.endpoints import Endpoint, Listener
+
+BROKEN = 70
+HANG_S = 120.0
+LOOK_S = 1.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until the parent goes, or SIGTERM comes; the exit code."""
+    parser = process.options("recmesh-hn", __doc__)
+    parser.add_argument(
+        "--hang", type=float, default=HANG_S,
+        help="a model that runs so many seconds past the deadlines of its callers hangs; this process then ends",
+    )  # fmt: skip
+    parser.add_argument(
+        "--admission", action="store_true", help="CNs ask before they send; grants follow the congestion of the link"
+    )
+    parser.add_argument(
+        "--bandwidth", type=float, default=Settings().bandwidth_bytes_per_s, metavar="BYTES_PER_S",
+        help="of the link to this HN, until it is measured",
+    )  # fmt: skip
+    given = parser.parse_args(arguments)
+    process.quiet()
+    listeners: list[Listener] = []
+    token = process.token(os.environ)
+    try:
+        desk = Desk(Settings(bandwidth_bytes_per_s=given.bandwidth)) if given.admission else None
+        server = Server(lost=_lost, log=process.log, threads=given.threads, desk=desk)
+        for address in given.listen:
+            endpoint, terms = Endpoint.parse(address), TERMS if desk else None
+            listeners.append(Listener(endpoint, token=token, log=process.log, open_now=False, terms=terms))
+        parent = None
+        if given.fd >= 0:
+            parent = process.greet(given.fd, given.framework, threads=given.threads)
+            if parent is None:
+                return process.NO_FRAMEWORK
+        for key, folder in process.models(given.model).items():
+            which = "dense" if halves.is_split(folder, halves.part(folder).settings) else "whole"
+            server.load(key, folder, which=which, settings=halves.part(folder).settings)
+    except (MeshError, ImportError) as error:
+        process.log(f"hn cannot start: {error}")
+        return 78
+    for listener in listeners:
+        listener.open()
+        threading.Thread(target=listener.accept, args=(server.serve,), name="accept", daemon=True).start()
+    if parent is None:
+        process.told(" ".join(["ready", *(str(listener.endpoint) for listener in listeners)]))
+
+    threading.Thread(target=_watch, args=(server, given.hang), name="watch", daemon=True).start()
+
+    def drain() -> bool:
+        for listener in listeners:
+            listener.close()
+        return server.drain(given.drain)
+
+    parents = None if parent is None else lambda: server.serve(parent, trusted=True)
+    code = process.run(drain, parents)
+    process.end(code)
+    return code
+
+
+def _watch(server: Server, hang_s: float) -> None:
+    """A thread that hangs in a model cannot be ended but with its process, which is started again."""
+    while True:
+        time.sleep(LOOK_S)
+        key, overdue_s = server.overdue()
+        if overdue_s > hang_s:
+            process.log(f"model {key} runs {overdue_s:.0f} s past the deadlines of all who wait for it: it hangs")
+            process.end(BROKEN)
+
+
+def _lost(error: DeviceLost) -> None:
+    """The one who started us starts a new process, with a device that works."""
+    process.log(f"the accelerator is lost: {error}")
+    process.end(BROKEN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

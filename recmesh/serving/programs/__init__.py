@@ -1,0 +1,62 @@
+"""A loaded model as a function of arrays. Frameworks are imported by their own modules, on first use."""
+
+import importlib
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from recmesh.runtime.errors import InvalidArgument
+from recmesh.serving.card import ModelCard
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class DeviceLost(Exception):
+    """The accelerator is of no more use to this process, whatever model asks for it: only a new process helps."""
+
+
+class Program(Protocol):
+    """A model, ready to be called from one thread."""
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Outputs by name; the arrays may be views of framework memory."""
+
+
+class Framework(Protocol):
+    """What a framework's module offers."""
+
+    def prepare(self, *, threads: int = 1) -> str:
+        """Configure the framework; its version. Once in a process, before anything is loaded."""
+
+    def device(self) -> str:
+        """Where dense halves run: `cuda` where there is one, else `cpu`."""
+
+    def load(self, folder: Path, card: ModelCard, *, device: str = "cpu") -> Program:
+        """The model of an exported folder; InvalidArgument when folder or program do not fit `model.json`."""
+
+
+MODULES = {
+    "torch": "recmesh.serving.programs.torch_program",
+    "tensorflow": "recmesh.serving.programs.tensorflow_program",
+}
+
+
+_prepared: dict[str, tuple[Framework, str]] = {}
+_preparing = threading.Lock()
+
+
+def framework(name: str, *, threads: int = 1) -> tuple[Framework, str]:
+    """The framework, imported and prepared at the first call, and its version.
+
+    InvalidArgument for a name that is none; ImportError when it is not installed.
+    """
+    if name not in MODULES:
+        raise InvalidArgument(f"there is no runtime for framework {name!r}", reason="UNKNOWN_FRAMEWORK")
+    with _preparing:
+        if name not in _prepared:
+            module: Any = importlib.import_module(MODULES[name])
+            chosen: Framework = module.FRAMEWORK
+            _prepared[name] = chosen, chosen.prepare(threads=threads)
+        return _prepared[name]

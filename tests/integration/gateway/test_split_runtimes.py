@@ -1,0 +1,117 @@
+"""Models in halves as real processes: both frameworks, death of either process, swaps, refusals."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+
+from recmesh.runtime.errors import DataLoss, FailedPrecondition, Unavailable
+from recmesh.serving.settings import ServingSettings
+from recmesh.serving.tensors import Tensor
+from services.gateway.config import child_environment
+from services.gateway.runtimes.pool import Runtimes
+from services.gateway.runtimes.process import Limits
+from tests.support import split_models
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
+
+LOAD_S = 240.0
+AUTO, NEVER = ServingSettings(), ServingSettings(split="never")
+
+
+@pytest_asyncio.fixture
+async def runtimes() -> AsyncIterator[Runtimes]:
+    made = Runtimes(environment=child_environment(os.environ), limits=Limits(backoff_s=(0.1,)), log=print)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return split_models.torch_model(tmp_path_factory.mktemp("models") / "1", post=True)
+
+
+async def predict(runtimes: Runtimes, key: str, *, framework: str = "torch", id_: int = 3) -> float:
+    inputs = [Tensor.of("x", np.array([0.5], np.float32)), Tensor.of("id", np.array([id_], np.int64))]
+    tensors, times = await runtimes.infer(framework, key, inputs, ["predictions"], timeout_s=60.0, priority=100)
+    assert times.compute_ns > 0
+    return float(tensors[0].array[0])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(180.0):
+        while not condition():  # noqa: ASYNC110 (another process is what is waited for)
+            await asyncio.sleep(0.02)
+
+
+def pid(runtimes: Runtimes, which: str) -> int:
+    return next(item.pid for item in runtimes.status() if item.framework.endswith(which))
+
+
+async def test_either_process_may_be_killed_under_load_and_the_model_serves_again(
+    runtimes: Runtimes, model: Path
+) -> None:
+    await runtimes.load("torch", "m/1", model, settings=AUTO, timeout_s=LOAD_S)
+    expected = split_models.expected(3, 0.5)
+    assert await predict(runtimes, "m/1") == expected
+    for which, reason in (("HN", "HN_LOST"), ("CN", "RUNTIME_CRASHED")):
+        victim = pid(runtimes, which)
+        os.kill(victim, signal.SIGSTOP)
+        in_flight = [asyncio.create_task(predict(runtimes, "m/1")) for _ in range(4)]
+        await asyncio.sleep(0.3)                 # on their way: either answered never, or by nobody but the victim
+        os.kill(victim, signal.SIGKILL)
+        for outcome in await asyncio.gather(*in_flight, return_exceptions=True):
+            assert isinstance(outcome, Unavailable) and outcome.reason == reason
+        await until(lambda: not runtimes.serves("torch", "m/1"))
+        with pytest.raises(Unavailable):
+            await predict(runtimes, "m/1")
+        await until(lambda: runtimes.serves("torch", "m/1"))
+        assert await predict(runtimes, "m/1") == expected
+    both = [pid(runtimes, "HN"), pid(runtimes, "CN")]
+    for each in both:
+        os.kill(each, signal.SIGKILL)
+    await until(lambda: not runtimes.serves("torch", "m/1"))
+    await until(lambda: runtimes.serves("torch", "m/1"))
+    assert await predict(runtimes, "m/1") == expected
+    await runtimes.unload("torch", "m/1")
+    await until(lambda: not any(map(psutil.pid_exists, both)) and runtimes.status() == [])
+
+
+async def test_versions_whole_and_split_follow_each_other(runtimes: Runtimes, model: Path, tmp_path: Path) -> None:
+    await runtimes.load("torch", "m/1", model, settings=NEVER, timeout_s=LOAD_S)
+    assert [item.framework for item in runtimes.status()] == ["torch"]
+    await runtimes.load("torch", "m/1", model, settings=AUTO, timeout_s=LOAD_S)
+    await until(lambda: len(runtimes.status()) == 2)
+    assert await predict(runtimes, "m/1") == split_models.expected(3, 0.5)
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    (other / "model.pt2").write_bytes(b"exported again")
+    with pytest.raises(DataLoss, match="another model"):
+        await runtimes.load("torch", "m/2", other, settings=AUTO, timeout_s=LOAD_S)
+    shutil.rmtree(other / "split")
+    with pytest.raises(FailedPrecondition, match=r"split/split\.json"):
+        await runtimes.load("torch", "m/2", other, settings=ServingSettings(split="always"), timeout_s=LOAD_S)
+    assert await predict(runtimes, "m/1") == split_models.expected(3, 0.5)
+    assert pid(runtimes, "HN") and runtimes.status()[0].restarts == 0
+
+
+async def test_a_split_savedmodel_is_served(runtimes: Runtimes, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    folder = tmp_path / "tf"
+    made = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import sys, pathlib; from tests.support.split_models import tensorflow_model;"
+        "tensorflow_model(pathlib.Path(sys.argv[1]))", str(folder),
+    )  # fmt: skip
+    assert await made.wait() == 0
+    always = ServingSettings(split="always", max_batch_size=8)
+    await runtimes.load("tensorflow", "t/1", folder, settings=always, timeout_s=LOAD_S)
+    values = await asyncio.gather(*(predict(runtimes, "t/1", framework="tensorflow", id_=each) for each in range(8)))
+    assert values == [split_models.expected(each, 0.5) for each in range(8)]

@@ -1,0 +1,93 @@
+"""Admission between a CN and an HN over real connections: who asks is granted, who may not is told, nothing leaks."""
+
+from pathlib import Path
+
+import pytest
+
+from recmesh.runtime.errors import Aborted, MeshError, ResourceExhausted
+from recmesh.serving.admission.settings import Settings
+from recmesh.serving.hn.desk import Desk
+from tests.support.serving import Calls, hn_link, running_cn, running_hn, until
+
+
+def desk(**settings: float) -> Desk:
+    """Grants that do not expire on a slow machine, unless a test says otherwise."""
+    return Desk(Settings(**{"grant_min_s": 30.0, **settings}))  # type: ignore[arg-type]  # of the types that they have
+
+
+def test_requests_are_granted_before_they_are_sent_and_leave_the_window_empty(tmp_path: Path) -> None:
+    made = desk()
+    with running_hn(tmp_path, desk=made) as hn:
+        hn.install()
+        with running_cn(tmp_path, hn) as (_, client):
+            for x in (1.0, 2.0, 3.0):
+                assert client.predict([x]) == [2 * (x + 1) + x]
+            until(lambda: made.snapshot().in_flight_bytes == 0)
+            seen = made.snapshot()
+            assert (seen.asked, seen.granted, seen.arrived, seen.came_too_late) == (3, 3, 3, 0)
+
+
+def test_a_request_that_cannot_be_in_time_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    made = desk(bandwidth_bytes_per_s=1.0)           # a byte takes a second
+    with running_hn(tmp_path, desk=made) as hn:
+        program = hn.install()
+        with running_cn(tmp_path, hn) as (server, client):
+            with pytest.raises(MeshError) as refused:
+                client.predict([1, 2], left_s=2.0)
+            assert refused.value.reason == "DEADLINE_TOO_SHORT"
+            assert program.runs == [] and not server._flights
+
+
+def test_a_refused_request_is_taken_by_another_hn(tmp_path: Path) -> None:
+    drained = desk()
+    drained.drain()
+    with running_hn(tmp_path, name="a", desk=drained) as first, running_hn(tmp_path, name="b", desk=desk()) as second:
+        first.install()
+        program = second.install()
+        with running_cn(tmp_path, first, second) as (_, client):
+            for _ in range(3):
+                assert client.predict([1]) == [5.0]
+            assert program.runs == [[2]] * 3
+            assert sum(drained.snapshot().refused.values()) > 0
+
+
+def test_a_request_whose_grant_expired_on_its_way_asks_again(tmp_path: Path) -> None:
+    made = desk(grant_min_s=1e-6, grant_patience=1e-6)
+    with running_hn(tmp_path, desk=made) as hn:
+        program = hn.install()
+        with running_cn(tmp_path, hn) as (server, client):
+            with pytest.raises(ResourceExhausted) as refused:
+                client.predict([1])
+            assert refused.value.reason in ("NOT_GRANTED", "GRANT_EXPIRED")
+            assert made.snapshot().asked == 2 and program.runs == [] and not server._flights
+
+
+def test_who_sends_without_asking_is_refused(tmp_path: Path) -> None:
+    with running_hn(tmp_path, desk=desk()) as hn, hn_link(hn) as link:
+        program = hn.install()
+        calls = Calls(link)
+        calls.infer("a", [1])
+        refused = calls.of("a")
+        assert isinstance(refused, ResourceExhausted) and refused.reason == "NOT_GRANTED"
+        assert program.runs == []
+
+
+def test_a_request_that_is_cancelled_while_it_waits_gives_its_place_back(tmp_path: Path) -> None:
+    made = desk(window_start_bytes=1, window_min_bytes=1, bandwidth_bytes_per_s=100.0)
+    with running_hn(tmp_path, desk=made) as hn:
+        hn.install()
+        with running_cn(tmp_path, hn) as (server, client):
+            calls = [client.send([1] * 8) for _ in range(6)]
+            for call in calls:
+                client.cancel(call)
+            outcomes = []
+            for _ in calls:
+                try:
+                    client.answer()
+                    outcomes.append("answered")
+                except Aborted:
+                    outcomes.append("cancelled")
+            assert "cancelled" in outcomes
+            until(lambda: made.snapshot().in_flight_bytes == 0 and made.snapshot().waiting == 0)
+            assert not server._flights
+            assert client.predict([1]) == [5.0]
