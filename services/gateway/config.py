@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -35,6 +35,8 @@ class Config(ServiceSettings):
     max_infer_timeout_s: Annotated[Seconds, Env("GATEWAY_MAX_INFER_TIMEOUT_S")] = 300.0
     load_timeout_s: Annotated[Seconds, Env("GATEWAY_LOAD_TIMEOUT_S")] = 300.0
     infer_queue: Annotated[Count, Env("GATEWAY_INFER_QUEUE")] = 256
+    shared_memory: Annotated[Literal["off", "loopback", "any"], Env("GATEWAY_SHARED_MEMORY")] = "loopback"
+    """Who may have tensors read from and written to /dev/shm."""
     rate_step_s: Annotated[Seconds, Env("GATEWAY_RATE_STEP_S")] = 10.0
 
     @model_validator(mode="after")

@@ -52,7 +52,9 @@ async def rest(served: Gateway) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stub(served: Gateway) -> AsyncIterator[Any]:
-    listening = server("127.0.0.1:0", served.models, served.inference, token="mesh", api_key=None, tls=None)
+    listening = server(
+        "127.0.0.1:0", served.models, served.inference, served.regions, token="mesh", api_key=None, tls=None
+    )
     await listening.start()
     async with grpc.aio.insecure_channel(listening.address) as channel:
         yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)

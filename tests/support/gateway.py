@@ -26,9 +26,12 @@ from services.gateway.peers.jobs import JobsPeer
 from services.gateway.peers.mesh import Mesh
 from services.gateway.rest import api
 from services.gateway.rest.guard import BodyLimits
+from services.gateway.rest.inference import InferLimits
 from services.gateway.store.code import CodeStore
 from services.gateway.store.folders import ModelFolders
 from services.gateway.store.registry import Registry
+from services.gateway.store.shared_memory import Access, SharedRegions
+from services.gateway.store.traffic import TrafficRules
 
 CARD: Document = {
     "framework": "torch",
@@ -51,9 +54,16 @@ class FakeEntry:
 class FakeBucket:
     """A key-value bucket with revisions, in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: "FakeBucket | None" = None) -> None:
         self.values: dict[str, FakeEntry] = {}
+        self._beside = beside
         self._revision = 0
+
+    @property
+    def beside(self) -> "FakeBucket":
+        """The bucket of traffic rules, which a restart sees, too."""
+        self._beside = self._beside or FakeBucket()
+        return self._beside
 
     async def get(self, key: str) -> FakeEntry | None:
         return self.values.get(key)
@@ -184,6 +194,7 @@ class Gateway:
     bucket: FakeBucket
     facts: Facts
     clock: FakeClock
+    regions: SharedRegions = field(default_factory=SharedRegions)
 
     def folder(self, name: str = "tiny", version: str = "1", *, card: Document | None = None) -> str:
         """Make a model folder; its URI."""
@@ -220,7 +231,7 @@ def gateway(
     observation = Observation(clock=clock, rate_step_s=10.0, tell_rates=facts.rates_of)
     serving = Serving(chosen, observation, clock=clock, limits=limits)
     models = Models(
-        Registry(bucket), ModelFolders(root), chosen, serving, observation,
+        Registry(bucket), TrafficRules(bucket.beside), ModelFolders(root), chosen, serving, observation,
         tell=facts.model, clock=clock, limits=limits,
     )  # fmt: skip
     inference = Inference(models, observation, version="1.2.3")
@@ -260,6 +271,7 @@ def rest_app(
     loopback: bool = True,
     limits: BodyLimits | None = None,
     room: Room | None = None,
+    shared: Access = "loopback",
 ) -> Any:
     """The REST API over the gateway, as an ASGI application."""
     peer: Any = FakePeer()
@@ -271,6 +283,7 @@ def rest_app(
     parts = api.Parts(
         made.models,
         made.inference,
+        made.regions,
         code,
         chosen_jobs,
         chosen_data,
@@ -283,7 +296,7 @@ def rest_app(
     return api.create(
         parts, ops=[], api_key=api_key, loopback=loopback,
         limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), room=room or Room(made.root),
-        closing=asyncio.Event(),
+        closing=asyncio.Event(), infer=InferLimits(1 << 20, shared_memory=shared),
     )  # fmt: skip
 
 

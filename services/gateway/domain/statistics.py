@@ -58,6 +58,8 @@ class Outcome:
     total_s: float
     times: "Times | None" = None
     error: str = ""
+    copy: bool = False
+    """Sent to a shadow; nobody waited for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ from services.gateway.peers.jobs import JobsPeer
 from services.gateway.peers.mesh import Mesh
 from services.gateway.rest import code, datasets, inference, jobs, models, openapi, planning, problems
 from services.gateway.rest.guard import Asgi, BodyLimits, Guard
+from services.gateway.rest.inference import InferLimits
 from services.gateway.store.code import CodeStore
+from services.gateway.store.shared_memory import SharedRegions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Parts:
 
     models: Models
     inference: Inference
+    regions: SharedRegions
     code: CodeStore
     jobs: JobsPeer
     data: DataPeer
@@ -50,6 +53,7 @@ def create(
     limits: BodyLimits,
     closing: asyncio.Event,
     room: Room,
+    infer: InferLimits,
 ) -> Asgi:
     """The application behind its middleware."""
     app = FastAPI(
@@ -63,7 +67,7 @@ def create(
         code.router(parts.code),
         datasets.router(parts.data),
         models.router(parts.models),
-        inference.router(parts.models, parts.inference),
+        inference.router(parts.models, parts.inference, parts.regions, limits=infer),
         planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
     ):
         app.include_router(routes)

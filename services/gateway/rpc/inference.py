@@ -1,28 +1,38 @@
 """`inference.GRPCInferenceService`: the Open Inference Protocol, for everyone who may call the public API."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from recmesh.pb import inference_pb2 as pb
 from recmesh.pb import inference_pb2_grpc
 from recmesh.runtime.errors import MeshError
-from recmesh.runtime.rpc import remaining_s
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
-from services.gateway.domain.access import authorize
+from services.gateway.domain.access import authorize, is_local_peer
+from services.gateway.domain.regions import Region
+from services.gateway.store.shared_memory import Access, Regions, SharedRegions, regions_for
 from services.gateway.wire import inference as wire
+from services.gateway.wire import repository
+from services.gateway.wire.model_config import model_config
 
 SERVICE = "inference.GRPCInferenceService"
+STREAM_WINDOW = 32
+"""Requests of one stream that are under way; more are read when the first of them is answered."""
 
 
 class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     """Clients of the protocol show only a status' message, so every violation is in it."""
 
-    def __init__(self, models: Models, inference: Inference, *, api_key: str | None) -> None:
+    def __init__(
+        self, models: Models, inference: Inference, regions: SharedRegions, *, api_key: str | None, shared: Access
+    ) -> None:
         self._models = models
         self._inference = inference
+        self._shared_regions = regions
         self._api_key = api_key
+        self._shared = shared
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
         """The process answers."""
@@ -57,8 +67,63 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
         """Run a model."""
         with self._call(context):
-            response = await self._models.infer(wire.infer_request(request), budget_s=remaining_s())
-            return wire.infer_response(response)
+            return await self._infer(request, self._regions(context))
+
+    async def ModelStreamInfer(
+        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Any
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """Requests run side by side; answers come in the requests' order, each with its own error if any."""
+        with self._call(context):
+            regions = self._regions(context)
+        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW)
+        under_way: set[asyncio.Task[Any]] = set()
+
+        async def read() -> None:
+            async for request in request_iterator:
+                task = asyncio.create_task(self._answer(request, regions))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+                await answers.put(task)
+            await answers.put(None)
+
+        reading = asyncio.create_task(read())
+        try:
+            while (task := await _first(answers, reading)) is not None:
+                yield await task
+        finally:
+            for each in (reading, *under_way):
+                each.cancel()
+            await asyncio.gather(reading, *under_way, return_exceptions=True)
+
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Any) -> pb.ModelConfigResponse:
+        """What a model takes and gives, in Triton's words."""
+        with self._call(context):
+            record, card, _versions = await self._inference.metadata(request.name, request.version)
+            return pb.ModelConfigResponse(config=model_config(record, card))
+
+    async def SystemSharedMemoryStatus(
+        self, request: pb.SystemSharedMemoryStatusRequest, context: Any
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """Registered regions."""
+        with self._call(context):
+            return wire.shared_memory(self._regions(context).status(request.name))
+
+    async def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest, context: Any
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Make a region known."""
+        with self._call(context):
+            region = Region(request.name, request.key, request.offset, request.byte_size)
+            self._regions(context).register(region)
+            return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Any
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Forget a region, or all."""
+        with self._call(context):
+            self._regions(context).unregister(request.name)
+            return pb.SystemSharedMemoryUnregisterResponse()
 
     async def ModelStatistics(
         self, request: pb.ModelStatisticsRequest, context: Any
@@ -86,7 +151,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> pb.RepositoryModelLoadResponse:
         """Load a version; the newest when none is named."""
         with self._call(context):
-            version = str(wire.parameters(request.parameters).get("version", ""))
+            version = repository.load_version(wire.parameters(request.parameters))
             await self._models.load(request.model_name, version)
             return pb.RepositoryModelLoadResponse()
 
@@ -95,9 +160,22 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> pb.RepositoryModelUnloadResponse:
         """Unload a model."""
         with self._call(context):
-            version = str(wire.parameters(request.parameters).get("version", ""))
-            await self._models.unload(request.model_name, version)
+            version, dependents = repository.unload_choice(wire.parameters(request.parameters))
+            await self._inference.unload(request.model_name, version, dependents=dependents)
             return pb.RepositoryModelUnloadResponse()
+
+    async def _infer(self, request: pb.ModelInferRequest, regions: Regions) -> pb.ModelInferResponse:
+        asked = wire.infer_request(request, memory=regions)
+        return wire.infer_response(asked, await self._models.infer(asked), memory=regions)
+
+    async def _answer(self, request: pb.ModelInferRequest, regions: Regions) -> pb.ModelStreamInferResponse:
+        try:
+            return wire.stream_answer(await self._infer(request, regions))
+        except MeshError as error:
+            return wire.stream_error(request, error)
+
+    def _regions(self, context: Any) -> Regions:
+        return regions_for(self._shared_regions, self._shared, local=is_local_peer(context.peer()))
 
     @contextmanager
     def _call(self, context: Any) -> Iterator[None]:
@@ -110,3 +188,16 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             raise type(error)(
                 str(error), reason=error.reason, violations=error.violations, metadata=error.metadata
             ) from None
+
+
+async def _first(
+    answers: "asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None]", reading: "asyncio.Task[None]"
+) -> "asyncio.Task[pb.ModelStreamInferResponse] | None":
+    """The next answer; raises what ended the reading, so that a broken stream does not wait for ever."""
+    getting = asyncio.ensure_future(answers.get())
+    if not reading.done():
+        await asyncio.wait({getting, reading}, return_when=asyncio.FIRST_COMPLETED)
+    if reading.done() and reading.exception() is not None and not getting.done() and answers.empty():
+        getting.cancel()
+        reading.result()
+    return await getting

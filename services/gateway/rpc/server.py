@@ -8,20 +8,23 @@ from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.rpc import inference as inference_rpc
 from services.gateway.rpc import models as models_rpc
+from services.gateway.store.shared_memory import Access, SharedRegions
 
 
 def server(
     address: str,
     models: Models,
     inference: Inference,
+    regions: SharedRegions,
     *,
     token: str | None,
     api_key: str | None,
     tls: Tls | None,
+    shared: Access = "loopback",
 ) -> RpcServer:
     """The component. Each service checks its own credential: the mesh's token, or the public API key."""
     registry = models_rpc.ModelsServicer(models, token=token)
-    public = inference_rpc.InferenceServicer(models, inference, api_key=api_key)
+    public = inference_rpc.InferenceServicer(models, inference, regions, api_key=api_key, shared=shared)
 
     def register(target: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_ModelsServicer_to_server(registry, target)

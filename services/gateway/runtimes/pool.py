@@ -24,7 +24,10 @@ class RuntimeStatus:
 
 
 class Runtimes:
-    """Starts a framework's process with the first model of it, and ends it with the last."""
+    """Starts a framework's process with the first model of it, and ends it with the last.
+
+    A framework may be asked for under several names, `torch` and `torch#shadow`: each has a process of its own.
+    """
 
     name = "model runtimes"
 
@@ -63,7 +66,7 @@ class Runtimes:
         server = self._servers.get(framework)
         if server is None:
             server = self._servers[framework] = ModelServer(
-                framework, environment=self._environment, limits=self._limits,
+                framework.partition("#")[0], environment=self._environment, limits=self._limits,
                 lost=lambda lost_key, reason: self.lost(lost_key, reason), log=self._log,
             )  # fmt: skip
         self._loading[framework] = self._loading.get(framework, 0) + 1
