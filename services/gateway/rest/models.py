@@ -1,15 +1,16 @@
 """`/v1/models`: the model registry."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
+from services.gateway.domain import traffic as rules
 from services.gateway.domain.models import Registration
 from services.gateway.rest import openapi
-from services.gateway.rest.bodies import read_model
+from services.gateway.rest.bodies import read_model, read_object
 from services.gateway.wire.registry import document
 
 Name = Annotated[str, Path(description="The model's name", examples=["flights"], max_length=63)]
@@ -32,6 +33,36 @@ class RegisterBody(BaseModel):
     request_id: str = ""
     load: bool = True
     """Serve it as soon as it is loaded."""
+
+
+class Latest(BaseModel):
+    """The versions loaded last."""
+
+    latest: int = Field(ge=1, le=rules.MAX_LATEST)
+
+
+class Specific(BaseModel):
+    """These versions and no others."""
+
+    specific: list[str]
+
+
+class ShadowBody(BaseModel):
+    """Who gets copies of requests."""
+
+    version: str
+    share: float = Field(default=1.0, gt=0, le=1)
+
+
+class TrafficBody(BaseModel):
+    """By what rules versions of a model stay loaded, and requests choose one."""
+
+    versions: Latest | Specific | Literal["all"] = Latest(latest=1)
+    weights: dict[str, float] = Field(default={}, examples=[{"1": 90, "2": 10}])
+    """Shares of requests that name no version, among versions that are ready."""
+    shadow: ShadowBody | None = None
+    idle_s: float = Field(default=0, ge=0)
+    """A version asked nothing for so long leaves memory until it is asked again; 0: never."""
 
 
 def router(models: Models) -> APIRouter:
@@ -98,5 +129,22 @@ def router(models: Models) -> APIRouter:
     ) -> Document:
         """Requests in flight are answered."""
         return {"models": [document(item) for item in await models.unload(name, version)]}
+
+    @routes.get(
+        "/{name}/traffic", operation_id="getTraffic", summary="By what rules a model's versions serve",
+        responses=openapi.problems(404),
+    )  # fmt: skip
+    async def traffic(name: Name) -> Document:
+        """Which versions stay loaded, their weights, the shadow, and when they rest."""
+        return rules.as_document(await models.traffic(name))
+
+    @routes.put(
+        "/{name}/traffic", operation_id="setTraffic", summary="Set the rules of a model's versions",
+        responses=openapi.problems(400, 404), openapi_extra=openapi.body(TrafficBody),
+    )  # fmt: skip
+    async def set_traffic(name: Name, request: Request) -> Document:
+        """All rules at once: what is left out has its default. Versions named here are loaded after the answer."""
+        wanted = rules.parse(await read_object(request))
+        return rules.as_document(await models.set_traffic(name, wanted))
 
     return routes

@@ -63,8 +63,21 @@ def header(name: str, about: str) -> dict[str, Any]:
 def body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """The JSON request body of an operation that reads it itself."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    parts = schema.pop("$defs", {})
+    schema = _in_place(schema, parts)
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+
+
+def _in_place(node: Any, parts: dict[str, Any]) -> Any:
+    """The schema with what it refers to written out: these models are no components of the document."""
+    if isinstance(node, list):
+        return [_in_place(item, parts) for item in node]
+    if not isinstance(node, dict):
+        return node
+    name = str(node.get("$ref", "")).rpartition("/")[2]
+    if name in parts:
+        return _in_place(parts[name], parts)
+    return {key: _in_place(value, parts) for key, value in node.items()}
 
 
 def documents(example: Any, *, about: str, yaml: bool = True) -> dict[str, Any]:

@@ -90,7 +90,10 @@ class Link:
         timeout_s: float,
         answered: Callable[[], None] | None = None,
     ) -> Reply:
-        """Ask and wait. `answered` is called when the process is done with it, even if nobody waits."""
+        """Ask and wait. `answered` is called when the process is done with it, even if nobody waits.
+
+        Who stops waiting, by the deadline or by cancellation, takes the call back: if it has not begun, it never runs.
+        """
         if self.ended.is_set():
             if answered:
                 answered()
@@ -110,10 +113,18 @@ class Link:
                 with contextlib.suppress(ConnectionError):  # the reader sees the end, and fails the future
                     await self._writer.drain()
                 return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._take_back(call)
+            raise
         except TimeoutError:
+            self._take_back(call)
             raise DeadlineExceeded(
                 f"the model server did not answer within {timeout_s:.3g} s", reason="MODEL_TOO_SLOW"
             ) from None
+
+    def _take_back(self, call: int) -> None:
+        if call in self._pending and not self._writer.is_closing():
+            self._writer.writelines(frames.encode({"op": "cancel", "call": call}))
 
     async def stop(self) -> None:
         """Close the socket, which ends the process; kill it when it lingers."""

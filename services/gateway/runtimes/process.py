@@ -111,8 +111,12 @@ class ModelServer:
                 f"the {self.framework} model server is down: {self._reason}", reason="RUNTIME_DOWN"
             )
         waited_s = time.monotonic() - arrived
-        left_s = max(0.001, timeout_s - waited_s)
-        header = {"op": "infer", "model": key, "outputs": list(outputs), "budget_ns": int(left_s * 1e9)}
+        left_s = timeout_s - waited_s
+        if left_s <= 0:
+            self._gate.leave()
+            raise DeadlineExceeded("the deadline was over before the model was free", reason="DEADLINE_IN_QUEUE")
+        due_ns = time.monotonic_ns() + int(left_s * 1e9)
+        header = {"op": "infer", "model": key, "outputs": list(outputs), "due_ns": due_ns}
         reply, tensors = await link.call(header, inputs, timeout_s=left_s, answered=self._gate.leave)
         queue_ns = int(waited_s * 1e9) + int(reply["queue_ns"])
         return tensors, Times(

@@ -68,6 +68,9 @@ class Server:
         self._programs: dict[str, tuple[Program, ModelCard]] = {}
         self._runs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._queued: set[int] = set()
+        self._taken_back: set[int] = set()
 
     def serve(self) -> None:
         """Answer until the gateway goes."""
@@ -75,6 +78,13 @@ class Server:
         threading.Thread(target=self._work, args=(self._loads,), name="load", daemon=True).start()
         while (frame := self._connection.read()) is not None:
             header, tensors = frame
+            call = int(header.get("call", 0))
+            with self._lock:
+                if header.get("op") == "cancel":
+                    if call in self._queued:        # one that runs or is answered cannot be taken back
+                        self._taken_back.add(call)
+                    continue
+                self._queued.add(call)
             line = self._loads if header.get("op") == "load" else self._runs
             line.put((header, tensors, time.monotonic_ns()))
 
@@ -84,8 +94,14 @@ class Server:
             self._answer(header, tensors, arrived)
 
     def _answer(self, header: frames.Header, tensors: list[Tensor], arrived: int) -> None:
-        call = header.get("call", 0)
+        call = int(header.get("call", 0))
+        with self._lock:
+            self._queued.discard(call)
+            unwanted = call in self._taken_back
+            self._taken_back.discard(call)
         try:
+            if unwanted:
+                raise Unavailable("nobody waits for this call any more", reason="CANCELLED")
             operation = self._operations()[str(header.get("op"))]
             fields, outputs = operation(header, tensors, arrived)
             reply = frames.encode({"call": call, **fields}, outputs)
@@ -121,7 +137,7 @@ class Server:
 
     def _infer(self, header: frames.Header, tensors: list[Tensor], arrived: int) -> "Answer":
         started = time.monotonic_ns()
-        if started > arrived + int(header["budget_ns"]):
+        if started > int(header["due_ns"]):     # one clock: the monotonic one of the machine
             raise DeadlineExceeded(
                 "the deadline was over before the model could run", reason="DEADLINE_IN_QUEUE"
             )
