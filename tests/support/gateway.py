@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,13 +100,15 @@ class FakeRuntimes:
         self.unloaded: list[str] = []
         self.time_left: list[float | None] = []
         """Of the caller's deadline, at each load."""
+        self.ran: list[tuple[str, str]] = []
+        """(runtime, key) of each run that began."""
         self.hold_load: asyncio.Event | None = None
         self.hold: asyncio.Event | None = None
         self.running = asyncio.Event()
         self.lost: Callable[[str, str], None] = lambda _key, _reason: None
 
     def serves(self, framework: str, key: str) -> bool:
-        return key in self.loaded
+        return _at(framework, key) in self.loaded
 
     async def load(self, framework: str, key: str, folder: Path, *, timeout_s: float) -> None:
         self.time_left.append(remaining_s())
@@ -113,11 +116,11 @@ class FakeRuntimes:
             await self.hold_load.wait()
         if key in self.broken:
             raise self.broken[key]
-        self.loaded[key] = folder
+        self.loaded[_at(framework, key)] = folder
 
     async def unload(self, framework: str, key: str) -> None:
-        self.loaded.pop(key, None)
-        self.unloaded.append(key)
+        self.loaded.pop(_at(framework, key), None)
+        self.unloaded.append(_at(framework, key))
 
     async def infer(
         self,
@@ -129,14 +132,20 @@ class FakeRuntimes:
         timeout_s: float,
         priority: int,
     ) -> tuple[list[Tensor], Times]:
-        assert key in self.loaded, f"{key} was taken away under a request"
+        assert _at(framework, key) in self.loaded, f"{key} was taken away under a request"
+        self.ran.append((framework, key))
         if self.hold is not None:
             self.running.set()
             await self.hold.wait()
-            assert key in self.loaded, f"{key} was taken away under a request"
+            assert _at(framework, key) in self.loaded, f"{key} was taken away under a request"
         arrays = {item.name: item.array for item in inputs}
         total = np.asarray(arrays["x"] + arrays["id"], np.float32)
         return [Tensor.of("predictions", total)], Times(10, 20, 30, 40)
+
+
+def _at(framework: str, key: str) -> str:
+    """Each server has its own models: those of shadows are apart."""
+    return key + framework.removeprefix(framework.partition("#")[0])
 
 
 class FakeClock:
@@ -222,14 +231,15 @@ class Gateway:
 
 
 def gateway(
-    root: Path, *, bucket: FakeBucket | None = None, runtimes: Runtimes | None = None, retire_s: float = 5.0
+    root: Path, *, bucket: FakeBucket | None = None, runtimes: Runtimes | None = None, retire_s: float = 5.0,
+    draw: Callable[[], float] = random.random,
 ) -> Gateway:
     """A gateway; give the bucket of another one to see what a restart sees."""
     bucket, facts, clock = bucket or FakeBucket(), Facts(), FakeClock()
     chosen: Any = runtimes or FakeRuntimes()
     limits = ServingLimits(retire_s=retire_s, load_timeout_s=120.0)
     observation = Observation(clock=clock, rate_step_s=10.0, tell_rates=facts.rates_of)
-    serving = Serving(chosen, observation, clock=clock, limits=limits)
+    serving = Serving(chosen, observation, clock=clock, limits=limits, draw=draw)
     models = Models(
         Registry(bucket), TrafficRules(bucket.beside), ModelFolders(root), chosen, serving, observation,
         tell=facts.model, clock=clock, limits=limits,

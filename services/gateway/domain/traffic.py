@@ -41,7 +41,7 @@ def parse(document: Mapping[str, Any]) -> Traffic:
         for name in sorted(set(document) - {"versions", "weights", "shadow", "idle_s"})
     ]
     latest, specific = _versions(document.get("versions", {"latest": 1}), wrong)
-    weights = _weights(document.get("weights") or {}, wrong)
+    weights = _weights(document.get("weights", {}), wrong)
     shadow, share = _shadow(document.get("shadow"), wrong)
     idle_s = document.get("idle_s", 0)
     if not _is_number(idle_s) or not 0 <= idle_s <= 30 * 86_400:
