@@ -24,6 +24,12 @@ class Config(ServiceSettings):
     """Root of models, code and checkpoints; empty: `storage/` in the data folder."""
     public_api_key: Annotated[SecretStr | None, Env("PUBLIC_API_KEY")] = None
     """What callers of the public API must show; without it the API is open, on loopback only."""
+    keys_file: Annotated[Path | None, Env("GATEWAY_KEYS_FILE")] = None
+    """API keys with scopes, models, namespaces and rates (YAML)."""
+    jwks_file: Annotated[Path | None, Env("GATEWAY_JWKS_FILE")] = None
+    """Keys that tokens (JWT) are signed with."""
+    jwt_issuer: Annotated[str, Env("GATEWAY_JWT_ISSUER")] = ""
+    jwt_audience: Annotated[str, Env("GATEWAY_JWT_AUDIENCE")] = ""
     dashboards: dict[str, str] = Field(default_factory=dict)
     """Address of each service's ops page, for links."""
     max_body_bytes: Annotated[Count, Env("GATEWAY_MAX_BODY_BYTES")] = 4 << 20
@@ -42,9 +48,10 @@ class Config(ServiceSettings):
     @model_validator(mode="after")
     def _key_beyond_loopback(self) -> Self:
         for address in (self.http_address, self.rpc_address):
-            if not is_loopback(address) and self.public_api_key is None:
+            if not is_loopback(address) and not (self.public_api_key or self.keys_file or self.jwks_file):
                 raise ValueError(
-                    f"{address} can be reached from other machines: RECMESH_PUBLIC_API_KEY must be set"
+                    f"{address} can be reached from other machines: RECMESH_PUBLIC_API_KEY must be set, "
+                    "or RECMESH_GATEWAY_KEYS_FILE, or RECMESH_GATEWAY_JWKS_FILE"
                 )
         return self
 

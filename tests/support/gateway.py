@@ -14,6 +14,7 @@ import numpy as np
 from recmesh.runtime.deadline import remaining_s
 from recmesh.runtime.errors import Aborted, AlreadyExists, MeshError, NotFound
 from recmesh.runtime.room import Room
+from services.gateway.app.access import Access
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
@@ -29,9 +30,11 @@ from services.gateway.rest import api
 from services.gateway.rest.guard import BodyLimits
 from services.gateway.rest.inference import InferLimits
 from services.gateway.store.code import CodeStore
+from services.gateway.store.credentials import Credentials, Sources
 from services.gateway.store.folders import ModelFolders
 from services.gateway.store.registry import Registry
-from services.gateway.store.shared_memory import Access, SharedRegions
+from services.gateway.store.shared_memory import Access as SharedAccess
+from services.gateway.store.shared_memory import SharedRegions
 from services.gateway.store.traffic import TrafficRules
 
 CARD: Document = {
@@ -270,6 +273,11 @@ def unknown_job() -> NotFound:
     return NotFound("there is no job 'x'", reason="UNKNOWN_JOB")
 
 
+def open_to(api_key: str | None = None) -> Access:
+    """Everyone who shows the key may do everything; with none, everyone may."""
+    return Access(Credentials(Sources(api_key)), clock=FakeClock())
+
+
 def rest_app(
     made: Gateway,
     *,
@@ -278,10 +286,11 @@ def rest_app(
     planning: Any = None,
     events: Any = None,
     api_key: str | None = None,
+    access: Access | None = None,
     loopback: bool = True,
     limits: BodyLimits | None = None,
     room: Room | None = None,
-    shared: Access = "loopback",
+    shared: SharedAccess = "loopback",
 ) -> Any:
     """The REST API over the gateway, as an ASGI application."""
     peer: Any = FakePeer()
@@ -304,7 +313,7 @@ def rest_app(
         "1.2.3",
     )
     return api.create(
-        parts, ops=[], api_key=api_key, loopback=loopback,
+        parts, ops=[], access=access or open_to(api_key), loopback=loopback,
         limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), room=room or Room(made.root),
         closing=asyncio.Event(), infer=InferLimits(1 << 20, shared_memory=shared),
     )  # fmt: skip

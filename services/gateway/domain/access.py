@@ -1,19 +1,6 @@
-"""Who may call."""
-
-import hmac
-
-from recmesh.runtime.errors import Unauthenticated
+"""Who is on this machine."""
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
-
-
-def authorize(header: str, api_key: str) -> None:
-    """Unauthenticated unless the header is `Bearer <api key>`; the time taken tells nothing of the key."""
-    scheme, _, credential = header.partition(" ")
-    if not header:
-        raise Unauthenticated("an API key is needed: Authorization: Bearer <key>", reason="NO_CREDENTIAL")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(credential.strip().encode(), api_key.encode()):
-        raise Unauthenticated("the API key is wrong", reason="WRONG_CREDENTIAL")
 
 
 def is_loopback(address: str) -> bool:

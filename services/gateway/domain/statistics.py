@@ -71,6 +71,11 @@ class Times:
     compute_ns: int
     output_ns: int
 
+    @property
+    def phases(self) -> dict[str, int]:
+        """By the names of the statistics extension."""
+        return {"queue": self.queue_ns, "input": self.input_ns, "infer": self.compute_ns, "output": self.output_ns}
+
 
 @dataclass(slots=True)
 class ModelStatistics:

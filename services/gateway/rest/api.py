@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from recmesh.runtime.ops.reference import SECURITY_POLICY, reference
 from recmesh.runtime.room import Room
 from recmesh.runtime.telemetry import TraceMiddleware
+from services.gateway.app.access import Access
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.ports import JobEvents
@@ -48,7 +49,7 @@ def create(
     parts: Parts,
     *,
     ops: Sequence[BaseRoute],
-    api_key: str | None,
+    access: Access,
     loopback: bool,
     limits: BodyLimits,
     closing: asyncio.Event,
@@ -73,7 +74,7 @@ def create(
         app.include_router(routes)
     app.router.routes.extend([Route("/docs", _docs(app)), *ops])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
-    guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits, room=room)
+    guarded = Guard(app, access=access, loopback=loopback, limits=limits, room=room)
     return TraceMiddleware(guarded, service="gateway", paths=("/v1/", "/v2"))
 
 

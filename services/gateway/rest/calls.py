@@ -9,6 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from services.gateway.domain.access import is_loopback
+from services.gateway.domain.callers import Caller
 
 T = TypeVar("T")
 CLIENT_CLOSED = 499
@@ -44,6 +45,12 @@ async def _gone(request: Request) -> None:
 def closed() -> Response:
     """What is written to nobody."""
     return Response(status_code=CLIENT_CLOSED)
+
+
+def caller_of(request: Request) -> Caller:
+    """Who asks, as the guard found out."""
+    found: Caller = request.scope["recmesh.caller"]
+    return found
 
 
 def is_local(request: Request) -> bool:

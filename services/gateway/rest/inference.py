@@ -12,7 +12,7 @@ from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
 from services.gateway.rest import openapi, repository, shared_memory
-from services.gateway.rest.calls import ClientGone, closed, is_local, while_connected
+from services.gateway.rest.calls import ClientGone, caller_of, closed, is_local, while_connected
 from services.gateway.rest.encoding import packed, unpacked
 from services.gateway.store.shared_memory import Access, SharedRegions, regions_for
 from services.gateway.wire import oip_documents as documents
@@ -85,9 +85,11 @@ def _server(routes: APIRouter, inference: Inference) -> None:
         summary="Statistics of all models",
         responses=openapi.protocol_problems(),
     )
-    async def statistics() -> Document:
+    async def statistics(request: Request) -> Document:
         """Since the gateway's start."""
-        return documents.statistics(await inference.statistics())
+        sees = caller_of(request).sees
+        found = await inference.statistics()
+        return documents.statistics({key: item for key, item in found.items() if sees(key[0])})
 
 
 def _model(routes: APIRouter, inference: Inference) -> None:

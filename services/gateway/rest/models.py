@@ -8,9 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
 from services.gateway.domain import traffic as rules
+from services.gateway.domain.callers import MODELS
 from services.gateway.domain.models import Registration
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import read_model, read_object
+from services.gateway.rest.calls import caller_of
 from services.gateway.wire.registry import document
 
 Name = Annotated[str, Path(description="The model's name", examples=["flights"], max_length=63)]
@@ -76,6 +78,7 @@ def router(models: Models) -> APIRouter:
     async def register(request: Request, response: Response) -> Document:
         """Idempotent by `request_id`. Loading goes on after the answer."""
         given = await read_model(request, RegisterBody)
+        caller_of(request).check(MODELS, given.name)
         record = await models.register(Registration(**given.model_dump()))
         response.headers["Location"] = f"/v1/models/{record.name}"
         return document(record)
@@ -83,9 +86,10 @@ def router(models: Models) -> APIRouter:
     @routes.get(
         "", operation_id="listModels", summary="All versions of all models", responses=openapi.problems()
     )
-    async def list_models() -> Document:
+    async def list_models(request: Request) -> Document:
         """By name, then version."""
-        return {"models": [document(item) for item in await models.versions()]}
+        sees = caller_of(request).sees
+        return {"models": [document(item) for item in await models.versions() if sees(item.name)]}
 
     @routes.get("/{name}", operation_id="getModel", summary="One model", responses=openapi.problems(404))
     async def get(

@@ -1,5 +1,6 @@
 """Errors as problem details (RFC 9457), whatever raised them."""
 
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -91,7 +92,8 @@ def problem(
         scheme = "Bearer" if path.startswith(("/v1", "/v2")) else "Basic"
         extra["WWW-Authenticate"] = f'{scheme} realm="recmesh"'
     if status in (429, 503):
-        extra.setdefault("Retry-After", "1")
+        wait_s = float(error.metadata.get("retry_after_s", 1))
+        extra.setdefault("Retry-After", str(max(1, math.ceil(wait_s))))
     return Response(orjson.dumps(body), status_code=status, media_type=kind, headers=extra)
 
 

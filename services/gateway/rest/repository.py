@@ -11,6 +11,7 @@ from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import read_model
+from services.gateway.rest.calls import caller_of
 from services.gateway.wire import repository as documents
 
 Name = Annotated[str, Path(description="The model's name", examples=["flights"], max_length=63)]
@@ -41,7 +42,8 @@ def add(routes: APIRouter, models: Models, inference: Inference) -> None:
     async def index(request: Request) -> list[Document]:
         """With state and reason."""
         given = await read_model(request, IndexBody)
-        found = await inference.index(only_ready=given.ready)
+        sees = caller_of(request).sees
+        found = [item for item in await inference.index(only_ready=given.ready) if sees(item.name)]
         return [
             {"name": item.name, "version": item.version, "state": item.state, "reason": item.reason}
             for item in found

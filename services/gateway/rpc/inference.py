@@ -8,11 +8,14 @@ from typing import Any
 from recmesh.pb import inference_pb2 as pb
 from recmesh.pb import inference_pb2_grpc
 from recmesh.runtime.errors import MeshError
+from services.gateway.app.access import Access
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
-from services.gateway.domain.access import authorize, is_local_peer
+from services.gateway.domain.access import is_local_peer
+from services.gateway.domain.callers import INFER, MODELS, Caller
 from services.gateway.domain.regions import Region
-from services.gateway.store.shared_memory import Access, Regions, SharedRegions, regions_for
+from services.gateway.store.shared_memory import Access as SharedAccess
+from services.gateway.store.shared_memory import Regions, SharedRegions, regions_for
 from services.gateway.wire import inference as wire
 from services.gateway.wire import repository
 from services.gateway.wire.model_config import model_config
@@ -26,12 +29,13 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     """Clients of the protocol show only a status' message, so every violation is in it."""
 
     def __init__(
-        self, models: Models, inference: Inference, regions: SharedRegions, *, api_key: str | None, shared: Access
+        self, models: Models, inference: Inference, regions: SharedRegions, *, access: Access,
+        shared: SharedAccess,
     ) -> None:
         self._models = models
         self._inference = inference
         self._shared_regions = regions
-        self._api_key = api_key
+        self._access = access
         self._shared = shared
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
@@ -44,7 +48,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:
         """True when a request would be run now; an unknown model is an error."""
-        with self._call(context):
+        with self._call(context, INFER, request.name):
             return pb.ModelReadyResponse(
                 ready=await self._inference.model_ready(request.name, request.version)
             )
@@ -61,12 +65,13 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Any) -> pb.ModelMetadataResponse:
         """Inputs and outputs of a model."""
-        with self._call(context):
+        with self._call(context, INFER, request.name):
             return wire.metadata(*await self._inference.metadata(request.name, request.version))
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
         """Run a model."""
-        with self._call(context):
+        with self._call(context, INFER, request.model_name):
+            self._access.spend(self._caller(context))
             return await self._infer(request, self._regions(context))
 
     async def ModelStreamInfer(
@@ -74,13 +79,13 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """Requests run side by side; answers come in the requests' order, each with its own error if any."""
         with self._call(context):
-            regions = self._regions(context)
+            regions, caller = self._regions(context), self._caller(context)
         answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW)
         under_way: set[asyncio.Task[Any]] = set()
 
         async def read() -> None:
             async for request in request_iterator:
-                task = asyncio.create_task(self._answer(request, regions))
+                task = asyncio.create_task(self._answer(request, regions, caller))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
                 await answers.put(task)
@@ -97,7 +102,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Any) -> pb.ModelConfigResponse:
         """What a model takes and gives, in Triton's words."""
-        with self._call(context):
+        with self._call(context, INFER, request.name):
             record, card, _versions = await self._inference.metadata(request.name, request.version)
             return pb.ModelConfigResponse(config=model_config(record, card))
 
@@ -129,8 +134,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: pb.ModelStatisticsRequest, context: Any
     ) -> pb.ModelStatisticsResponse:
         """Counts and times."""
-        with self._call(context):
-            return wire.statistics(await self._inference.statistics(request.name, request.version))
+        with self._call(context, INFER, request.name):
+            found = await self._inference.statistics(request.name, request.version)
+            sees = self._caller(context).sees
+            return wire.statistics({key: item for key, item in found.items() if sees(key[0])})
 
     async def RepositoryIndex(
         self, request: pb.RepositoryIndexRequest, context: Any
@@ -138,7 +145,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         """All versions with their states."""
         with self._call(context):
             entry = pb.RepositoryIndexResponse.ModelIndex
-            found = await self._inference.index(only_ready=request.ready)
+            sees = self._caller(context).sees
+            found = [item for item in await self._inference.index(only_ready=request.ready) if sees(item.name)]
             return pb.RepositoryIndexResponse(
                 models=[
                     entry(name=item.name, version=item.version, state=item.state, reason=item.reason)
@@ -150,7 +158,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: pb.RepositoryModelLoadRequest, context: Any
     ) -> pb.RepositoryModelLoadResponse:
         """Load a version; the newest when none is named."""
-        with self._call(context):
+        with self._call(context, MODELS, request.model_name):
             version = repository.load_version(wire.parameters(request.parameters))
             await self._models.load(request.model_name, version)
             return pb.RepositoryModelLoadResponse()
@@ -159,7 +167,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: pb.RepositoryModelUnloadRequest, context: Any
     ) -> pb.RepositoryModelUnloadResponse:
         """Unload a model."""
-        with self._call(context):
+        with self._call(context, MODELS, request.model_name):
             version, dependents = repository.unload_choice(wire.parameters(request.parameters))
             await self._inference.unload(request.model_name, version, dependents=dependents)
             return pb.RepositoryModelUnloadResponse()
@@ -168,8 +176,12 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         asked = wire.infer_request(request, memory=regions)
         return wire.infer_response(asked, await self._models.infer(asked), memory=regions)
 
-    async def _answer(self, request: pb.ModelInferRequest, regions: Regions) -> pb.ModelStreamInferResponse:
+    async def _answer(
+        self, request: pb.ModelInferRequest, regions: Regions, caller: Caller
+    ) -> pb.ModelStreamInferResponse:
         try:
+            caller.check(INFER, request.model_name)
+            self._access.spend(caller)
             return wire.stream_answer(await self._infer(request, regions))
         except MeshError as error:
             return wire.stream_error(request, error)
@@ -177,14 +189,18 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     def _regions(self, context: Any) -> Regions:
         return regions_for(self._shared_regions, self._shared, local=is_local_peer(context.peer()))
 
+    def _caller(self, context: Any) -> Caller:
+        metadata = dict(context.invocation_metadata() or ())
+        return self._access.caller(str(metadata.get("authorization", "")))
+
     @contextmanager
-    def _call(self, context: Any) -> Iterator[None]:
+    def _call(self, context: Any, scope: str = INFER, model: str = "") -> Iterator[None]:
         try:
-            if self._api_key is not None:
-                metadata = dict(context.invocation_metadata() or ())
-                authorize(str(metadata.get("authorization", "")), self._api_key)
+            self._caller(context).check(scope, model)
             yield
         except MeshError as error:
+            if "retry_after_s" in error.metadata:
+                context.set_trailing_metadata((("retry-after", error.metadata["retry_after_s"]),))
             raise type(error)(
                 str(error), reason=error.reason, violations=error.violations, metadata=error.metadata
             ) from None

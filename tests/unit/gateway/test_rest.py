@@ -15,6 +15,7 @@ from recmesh.runtime.room import Room
 from services.gateway.app.ports import Document
 from services.gateway.rest.guard import BodyLimits
 from tests.support.gateway import FakePeer, gateway, http, unknown_job
+from tests.support.openapi import document, text
 from tests.unit.gateway.test_code_store import archive, file
 
 pytestmark = pytest.mark.asyncio
@@ -333,3 +334,8 @@ async def test_on_a_full_disk_nothing_begins_and_what_runs_can_be_stopped(tmp_pa
             problem_of(await client.post(path, json={}), 429, "DATA_FOLDER_FULL")
         assert (await client.post("/v1/jobs/x:stop")).status_code == 200
         assert (await client.delete("/v1/jobs/x?force=true")).status_code < 300
+
+
+async def test_the_committed_description_is_what_the_gateway_answers(tmp_path: Path) -> None:
+    committed = (Path(__file__).parents[3] / "docs" / "openapi.json").read_text()
+    assert committed == text(await document(tmp_path)), "run: python -m tests.support.openapi docs/openapi.json"

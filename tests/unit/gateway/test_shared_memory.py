@@ -18,7 +18,7 @@ from services.gateway.domain.models import Registration
 from services.gateway.domain.regions import Place, Region
 from services.gateway.rpc.server import server
 from services.gateway.store.shared_memory import SharedRegions, regions_for
-from tests.support.gateway import Gateway, gateway, http
+from tests.support.gateway import Gateway, gateway, http, open_to
 
 
 class Object:
@@ -181,7 +181,7 @@ async def test_over_grpc_and_a_stream_answers_in_order_with_errors_of_their_own(
     tmp_path: Path, memory: Object
 ) -> None:
     made = await serving(tmp_path)
-    listening = server("127.0.0.1:0", made.models, made.inference, made.regions, token="m", api_key=None, tls=None)
+    listening = server("127.0.0.1:0", made.models, made.inference, made.regions, token="m", access=open_to(), tls=None)
     await listening.start()
     async with grpc.aio.insecure_channel(listening.address) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
