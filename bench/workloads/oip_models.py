@@ -62,8 +62,14 @@ def _tensorflow(root: Path, runs: Path) -> None:
         ])
         def serve(self, number: Any, held: Any) -> Any:
             tf.print(number[0], output_stream=f"file://{runs}")
+
+            def there(at: Any) -> Any:
+                # The name depends on the round: TensorFlow would look once, before the loop, else.
+                name = tf.strings.join([f"{runs}.go", tf.strings.substr(tf.strings.as_string(at), 0, 0)])
+                return tf.size(tf.io.matching_files(name)) > 0
+
             (waited,) = tf.while_loop(
-                lambda at: (at < held[0] * MAX_LOOKS) & (tf.size(tf.io.matching_files(f"{runs}.go")) == 0),
+                lambda at: (at < held[0] * MAX_LOOKS) & ~there(at),
                 lambda at: (at + 1,), (0,),
             )  # fmt: skip
             return {"done": number + 0 * tf.cast(waited, tf.float32)}
