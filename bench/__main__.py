@@ -3,6 +3,7 @@
 import argparse
 import ast
 import importlib
+import inspect
 import pkgutil
 import signal
 import sys
@@ -12,8 +13,8 @@ from types import FrameType
 from bench.figures import Result
 
 _NOT_BENCHES = {
-    "criteo", "dl2", "executor_scaling", "figures", "mesh", "parameter_server", "quotas", "store_load", "synthetic",
-    "peers", "workloads", "__main__",
+    "criteo", "dl2", "executor_scaling", "figures", "gateway", "mesh", "parameter_server", "quotas", "store_load",
+    "synthetic", "peers", "workloads", "__main__",
 }
 
 

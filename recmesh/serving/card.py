@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.serving import steps as ensemble_steps
 from recmesh.serving.datatypes import DATATYPES, Datatype, from_dtype
+from recmesh.serving.steps import Step
 
-FRAMEWORKS = ("tensorflow", "torch")
-PLATFORMS = {"tensorflow": "tensorflow_savedmodel", "torch": "pytorch_export"}
+ENSEMBLE = "ensemble"
+FRAMEWORKS = ("tensorflow", "torch", ENSEMBLE)
+PLATFORMS = {"tensorflow": "tensorflow_savedmodel", "torch": "pytorch_export", ENSEMBLE: "ensemble"}
 """The protocol's names of formats: vendor_format."""
 
 RAGGED_KINDS = ("bag", "sequence")
@@ -35,6 +38,8 @@ class ModelCard:
     outputs: tuple[TensorSpec, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    """Of an ensemble."""
 
     @property
     def platform(self) -> str:
@@ -54,6 +59,13 @@ class ModelCard:
             )
         inputs = _specs(document.get("inputs"), "inputs", wrong)
         outputs = _specs(document.get("outputs"), "outputs", wrong)
+        steps: tuple[Step, ...] = ()
+        if framework == ENSEMBLE:
+            steps = ensemble_steps.parse(document.get("steps"), "model.json.steps", wrong)
+            if not wrong:
+                given = [spec.name for spec in _with_companions(inputs)]
+                wanted = [spec.name for spec in outputs]
+                wrong += ensemble_steps.check_flow(steps, given, wanted, "model.json")
         if wrong:
             raise InvalidArgument("model.json is wrong", reason="BAD_MODEL_CARD", violations=wrong)
         return cls(
@@ -66,6 +78,7 @@ class ModelCard:
                 if _is_number(value)
             },
             {key: str(value) for key, value in _mapping(document.get("versions")).items()},
+            steps,
         )
 
 

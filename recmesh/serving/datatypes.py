@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 
 from recmesh.runtime.errors import InvalidArgument, Violation
@@ -26,7 +27,7 @@ class Datatype:
         return 0 if self.kind == "bytes" else self.numpy.itemsize
 
 
-def _datatype(name: str, kind: Kind, code: str) -> Datatype:
+def _datatype(name: str, kind: Kind, code: Any) -> Datatype:
     return Datatype(name, kind, np.dtype(code))
 
 
@@ -43,6 +44,7 @@ DATATYPES: Mapping[str, Datatype] = {
         _datatype("INT32", "int", "<i4"),
         _datatype("INT64", "int", "<i8"),
         _datatype("FP16", "float", "<f2"),
+        _datatype("BF16", "float", ml_dtypes.bfloat16),
         _datatype("FP32", "float", "<f4"),
         _datatype("FP64", "float", "<f8"),
         _datatype("BYTES", "bytes", "O"),

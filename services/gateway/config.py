@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -24,6 +24,12 @@ class Config(ServiceSettings):
     """Root of models, code and checkpoints; empty: `storage/` in the data folder."""
     public_api_key: Annotated[SecretStr | None, Env("PUBLIC_API_KEY")] = None
     """What callers of the public API must show; without it the API is open, on loopback only."""
+    keys_file: Annotated[Path | None, Env("GATEWAY_KEYS_FILE")] = None
+    """API keys with scopes, models, namespaces and rates (YAML)."""
+    jwks_file: Annotated[Path | None, Env("GATEWAY_JWKS_FILE")] = None
+    """Keys that tokens (JWT) are signed with."""
+    jwt_issuer: Annotated[str, Env("GATEWAY_JWT_ISSUER")] = ""
+    jwt_audience: Annotated[str, Env("GATEWAY_JWT_AUDIENCE")] = ""
     dashboards: dict[str, str] = Field(default_factory=dict)
     """Address of each service's ops page, for links."""
     max_body_bytes: Annotated[Count, Env("GATEWAY_MAX_BODY_BYTES")] = 4 << 20
@@ -35,14 +41,17 @@ class Config(ServiceSettings):
     max_infer_timeout_s: Annotated[Seconds, Env("GATEWAY_MAX_INFER_TIMEOUT_S")] = 300.0
     load_timeout_s: Annotated[Seconds, Env("GATEWAY_LOAD_TIMEOUT_S")] = 300.0
     infer_queue: Annotated[Count, Env("GATEWAY_INFER_QUEUE")] = 256
+    shared_memory: Annotated[Literal["off", "loopback", "any"], Env("GATEWAY_SHARED_MEMORY")] = "loopback"
+    """Who may have tensors read from and written to /dev/shm."""
     rate_step_s: Annotated[Seconds, Env("GATEWAY_RATE_STEP_S")] = 10.0
 
     @model_validator(mode="after")
     def _key_beyond_loopback(self) -> Self:
         for address in (self.http_address, self.rpc_address):
-            if not is_loopback(address) and self.public_api_key is None:
+            if not is_loopback(address) and not (self.public_api_key or self.keys_file or self.jwks_file):
                 raise ValueError(
-                    f"{address} can be reached from other machines: RECMESH_PUBLIC_API_KEY must be set"
+                    f"{address} can be reached from other machines: RECMESH_PUBLIC_API_KEY must be set, "
+                    "or RECMESH_GATEWAY_KEYS_FILE, or RECMESH_GATEWAY_JWKS_FILE"
                 )
         return self
 

@@ -18,7 +18,7 @@ from services.gateway.domain.models import Registration
 from services.gateway.rpc.server import server
 from services.gateway.runtimes.pool import Runtimes
 from services.gateway.runtimes.process import Limits
-from tests.support.gateway import Gateway, gateway, http
+from tests.support.gateway import Gateway, gateway, http, open_to
 from tests.support.oip_models import torch_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -52,7 +52,9 @@ async def rest(served: Gateway) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stub(served: Gateway) -> AsyncIterator[Any]:
-    listening = server("127.0.0.1:0", served.models, served.inference, token="mesh", api_key=None, tls=None)
+    listening = server(
+        "127.0.0.1:0", served.models, served.inference, served.regions, token="mesh", access=open_to(), tls=None
+    )
     await listening.start()
     async with grpc.aio.insecure_channel(listening.address) as channel:
         yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)

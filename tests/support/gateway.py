@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from recmesh.runtime.deadline import remaining_s
 from recmesh.runtime.errors import Aborted, AlreadyExists, MeshError, NotFound
 from recmesh.runtime.room import Room
 from recmesh.serving.settings import ServingSettings
+from services.gateway.app.access import Access
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
@@ -27,9 +29,14 @@ from services.gateway.peers.jobs import JobsPeer
 from services.gateway.peers.mesh import Mesh
 from services.gateway.rest import api
 from services.gateway.rest.guard import BodyLimits
+from services.gateway.rest.inference import InferLimits
 from services.gateway.store.code import CodeStore
+from services.gateway.store.credentials import Credentials, Sources
 from services.gateway.store.folders import ModelFolders
 from services.gateway.store.registry import Registry
+from services.gateway.store.shared_memory import Access as SharedAccess
+from services.gateway.store.shared_memory import SharedRegions
+from services.gateway.store.traffic import TrafficRules
 
 CARD: Document = {
     "framework": "torch",
@@ -52,9 +59,16 @@ class FakeEntry:
 class FakeBucket:
     """A key-value bucket with revisions, in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: "FakeBucket | None" = None) -> None:
         self.values: dict[str, FakeEntry] = {}
+        self._beside = beside
         self._revision = 0
+
+    @property
+    def beside(self) -> "FakeBucket":
+        """The bucket of traffic rules, which a restart sees, too."""
+        self._beside = self._beside or FakeBucket()
+        return self._beside
 
     async def get(self, key: str) -> FakeEntry | None:
         return self.values.get(key)
@@ -90,13 +104,15 @@ class FakeRuntimes:
         self.unloaded: list[str] = []
         self.time_left: list[float | None] = []
         """Of the caller's deadline, at each load."""
+        self.ran: list[tuple[str, str]] = []
+        """(runtime, key) of each run that began."""
         self.hold_load: asyncio.Event | None = None
         self.hold: asyncio.Event | None = None
         self.running = asyncio.Event()
         self.lost: Callable[[str, str], None] = lambda _key, _reason: None
 
     def serves(self, framework: str, key: str) -> bool:
-        return key in self.loaded
+        return _at(framework, key) in self.loaded
 
     async def load(
         self, framework: str, key: str, folder: Path, *, settings: ServingSettings, timeout_s: float
@@ -106,11 +122,11 @@ class FakeRuntimes:
             await self.hold_load.wait()
         if key in self.broken:
             raise self.broken[key]
-        self.loaded[key] = folder
+        self.loaded[_at(framework, key)] = folder
 
     async def unload(self, framework: str, key: str) -> None:
-        self.loaded.pop(key, None)
-        self.unloaded.append(key)
+        self.loaded.pop(_at(framework, key), None)
+        self.unloaded.append(_at(framework, key))
 
     async def infer(
         self,
@@ -122,14 +138,20 @@ class FakeRuntimes:
         timeout_s: float,
         priority: int,
     ) -> tuple[list[Tensor], Times]:
-        assert key in self.loaded, f"{key} was taken away under a request"
+        assert _at(framework, key) in self.loaded, f"{key} was taken away under a request"
+        self.ran.append((framework, key))
         if self.hold is not None:
             self.running.set()
             await self.hold.wait()
-            assert key in self.loaded, f"{key} was taken away under a request"
+            assert _at(framework, key) in self.loaded, f"{key} was taken away under a request"
         arrays = {item.name: item.array for item in inputs}
         total = np.asarray(arrays["x"] + arrays["id"], np.float32)
         return [Tensor.of("predictions", total)], Times(10, 20, 30, 40)
+
+
+def _at(framework: str, key: str) -> str:
+    """Each server has its own models: those of shadows are apart."""
+    return key + framework.removeprefix(framework.partition("#")[0])
 
 
 class FakeClock:
@@ -187,6 +209,7 @@ class Gateway:
     bucket: FakeBucket
     facts: Facts
     clock: FakeClock
+    regions: SharedRegions = field(default_factory=SharedRegions)
 
     def folder(self, name: str = "tiny", version: str = "1", *, card: Document | None = None) -> str:
         """Make a model folder; its URI."""
@@ -214,16 +237,17 @@ class Gateway:
 
 
 def gateway(
-    root: Path, *, bucket: FakeBucket | None = None, runtimes: Runtimes | None = None, retire_s: float = 5.0
+    root: Path, *, bucket: FakeBucket | None = None, runtimes: Runtimes | None = None, retire_s: float = 5.0,
+    draw: Callable[[], float] = random.random,
 ) -> Gateway:
     """A gateway; give the bucket of another one to see what a restart sees."""
     bucket, facts, clock = bucket or FakeBucket(), Facts(), FakeClock()
     chosen: Any = runtimes or FakeRuntimes()
     limits = ServingLimits(retire_s=retire_s, load_timeout_s=120.0)
     observation = Observation(clock=clock, rate_step_s=10.0, tell_rates=facts.rates_of)
-    serving = Serving(chosen, observation, clock=clock, limits=limits)
+    serving = Serving(chosen, observation, clock=clock, limits=limits, draw=draw)
     models = Models(
-        Registry(bucket), ModelFolders(root), chosen, serving, observation,
+        Registry(bucket), TrafficRules(bucket.beside), ModelFolders(root), chosen, serving, observation,
         tell=facts.model, clock=clock, limits=limits,
     )  # fmt: skip
     inference = Inference(models, observation, version="1.2.3")
@@ -252,6 +276,11 @@ def unknown_job() -> NotFound:
     return NotFound("there is no job 'x'", reason="UNKNOWN_JOB")
 
 
+def open_to(api_key: str | None = None) -> Access:
+    """Everyone who shows the key may do everything; with none, everyone may."""
+    return Access(Credentials(Sources(api_key)), clock=FakeClock())
+
+
 def rest_app(
     made: Gateway,
     *,
@@ -260,9 +289,11 @@ def rest_app(
     planning: Any = None,
     events: Any = None,
     api_key: str | None = None,
+    access: Access | None = None,
     loopback: bool = True,
     limits: BodyLimits | None = None,
     room: Room | None = None,
+    shared: SharedAccess = "loopback",
 ) -> Any:
     """The REST API over the gateway, as an ASGI application."""
     peer: Any = FakePeer()
@@ -274,6 +305,7 @@ def rest_app(
     parts = api.Parts(
         made.models,
         made.inference,
+        made.regions,
         code,
         chosen_jobs,
         chosen_data,
@@ -284,9 +316,9 @@ def rest_app(
         "1.2.3",
     )
     return api.create(
-        parts, ops=[], api_key=api_key, loopback=loopback,
+        parts, ops=[], access=access or open_to(api_key), loopback=loopback,
         limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), room=room or Room(made.root),
-        closing=asyncio.Event(),
+        closing=asyncio.Event(), infer=InferLimits(1 << 20, shared_memory=shared),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch.export.passes import move_to_device_pass
@@ -56,12 +57,12 @@ class TorchProgram:
 
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs by name."""
-        tensors = {name: torch.from_numpy(_writable(array)).to(self._device) for name, array in inputs.items()}
+        tensors = {name: _tensor(_writable(array)).to(self._device) for name, array in inputs.items()}
         try:
             with torch.inference_mode():
                 result = self._call(self._module, tensors)
             named = _named(result, self._outputs)
-            return {name: value.detach().cpu().numpy() for name, value in named.items()}
+            return {name: _array(value.detach().cpu()) for name, value in named.items()}
         except torch.AcceleratorError as error:
             raise DeviceLost(str(error)) from error
 
@@ -130,6 +131,19 @@ def _named(result: Any, names: list[str]) -> dict[str, Any]:
             reason="BAD_MODEL_FOLDER",
         )
     return dict(zip(names, values, strict=True))
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Any:
+    """torch takes no bfloat16 from numpy; its bytes it does."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(tensor: Any) -> np.ndarray[Any, Any]:
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    return np.asarray(tensor.numpy())
 
 
 def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from recmesh.runtime.errors import InvalidArgument
+from recmesh.serving.programs import torch_archive
 from recmesh.serving.split.graph import Operator, OperatorGraph, Tensor, Unsplittable
 from recmesh.serving.split.source import Arrays, Port, dims_of
 
@@ -30,7 +31,10 @@ class TorchModel:
         """`inputs`, `outputs`: what model.json says, if there is one; else they are the program's."""
         with _safely():
             try:
+                torch_archive.check(file)
                 program = torch.export.load(str(file))
+            except InvalidArgument:
+                raise
             except Exception as error:
                 why = str(error).partition("\n")[0][:300]
                 raise InvalidArgument(f"{file} is no program of torch.export.save: {why}") from error

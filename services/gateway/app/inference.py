@@ -10,7 +10,10 @@ from services.gateway.domain.card import ModelCard
 from services.gateway.domain.models import ModelVersion, State
 from services.gateway.domain.statistics import ModelStatistics
 
-EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics", "schedule_policy")
+EXTENSIONS = (
+    "binary_tensor_data", "model_configuration", "model_repository", "model_repository(unload_dependents)",
+    "schedule_policy", "statistics", "system_shared_memory",
+)  # fmt: skip
 STATES: Mapping[State, str] = {
     State.REGISTERED: "UNAVAILABLE", State.LOADING: "LOADING", State.READY: "READY",
     State.FAILED: "UNAVAILABLE",
@@ -79,6 +82,13 @@ class Inference:
             (item.name, item.version): counted.get((item.name, item.version), ModelStatistics())
             for item in chosen
         }
+
+    async def unload(self, name: str, version: str = "", *, dependents: bool = False) -> None:
+        """Serve a model no more; with `dependents`, an ensemble's models neither."""
+        steps = (await self.metadata(name, version))[1].steps if dependents else ()
+        await self._models.unload(name, version)
+        for model in sorted({step.model for step in steps}):
+            await self._models.unload(model)
 
     async def index(self, *, only_ready: bool = False) -> list[IndexEntry]:
         """All versions with their states."""

@@ -16,18 +16,25 @@ from recmesh.runtime.errors import (
     NotFound,
     Unavailable,
 )
+from recmesh.serving.settings import ServingSettings
 from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Fact, Runtimes, TellModel
-from services.gateway.app.serving import Served, Serving, ServingLimits
-from services.gateway.domain import inference
+from services.gateway.app.served import SHADOW, Served
+from services.gateway.app.serving import Serving, ServingLimits
+from services.gateway.domain import ensemble, inference
 from services.gateway.domain import models as rules
-from services.gateway.domain.card import ModelCard
+from services.gateway.domain import traffic as traffic_rules
+from services.gateway.domain.card import ENSEMBLE, ModelCard
 from services.gateway.domain.inference import InferRequest, InferResponse
 from services.gateway.domain.models import ModelVersion, Registration, State
+from services.gateway.domain.traffic import Traffic
 from services.gateway.store.folders import ModelFolders
 from services.gateway.store.registry import Registry
+from services.gateway.store.traffic import TrafficRules
 
 ATTEMPTS = 16
+MAX_MODELS = 256
+"""Of an ensemble, with those of the ensembles in it."""
 RETRY_S = 2.0
 
 T = TypeVar("T")
@@ -43,6 +50,7 @@ class Models:
     def __init__(
         self,
         registry: Registry,
+        rules_of_traffic: TrafficRules,
         folders: ModelFolders,
         runtimes: Runtimes,
         serving: Serving,
@@ -53,6 +61,7 @@ class Models:
         limits: ServingLimits,
     ) -> None:
         self._registry = registry
+        self._traffic = rules_of_traffic
         self._folders = folders
         self._runtimes = runtimes
         self.serving = serving
@@ -69,6 +78,8 @@ class Models:
     async def start(self) -> None:
         """Begin to bring back what served; requests for other things need not wait for it."""
         records = await self._registry.all()
+        for name, traffic in (await self._traffic.all()).items():
+            self.serving.set_traffic(name, traffic)
         self._background(lambda: self._restore(records), "restore models")
 
     async def stop(self) -> None:
@@ -76,12 +87,14 @@ class Models:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.serving.shadow.stop()
 
     async def register(self, wanted: Registration) -> ModelVersion:
         """Record a new version, or answer with the equal one that is there; it is loaded after the answer."""
         rules.check(wanted)
         folder = await asyncio.to_thread(self._folders.resolve, wanted.uri)
-        await asyncio.to_thread(self._checked_card, folder, wanted.framework)
+        card = await asyncio.to_thread(self._checked_card, folder, wanted.framework)
+        await self._check_ensemble(wanted.name, card)
         record, created = await self._create(wanted)
         if created:
             await self._say("registered", record)
@@ -130,9 +143,8 @@ class Models:
             chosen = [item for item in records if version in ("", item.version)]
             if not chosen:
                 raise inference.unknown_model(name, version)
-            served = self.serving.find(name, version)
-            if served is not None:
-                self.serving.take_out(name)
+            gone = self.serving.take_out(name, version)
+            if gone and self.serving.current(name) is None:
                 self._observation.forget(name)
             active = [item for item in chosen if item.state in (State.READY, State.LOADING)]
             changed = [
@@ -140,7 +152,7 @@ class Models:
             ]
             for record in changed:
                 await self._say("unloaded", record)
-            if served is not None:
+            for served in gone:
                 await self.serving.retire(served)
             return changed
 
@@ -150,7 +162,37 @@ class Models:
         for record in await self._registry.versions(name):
             if version in ("", record.version):
                 await self._registry.delete(name, record.version)
+        if not version:
+            await self._traffic.delete(name)
+            self.serving.set_traffic(name, Traffic())
 
+    async def traffic(self, name: str) -> Traffic:
+        """The rules by which versions of a model stay loaded, and requests choose one."""
+        if not await self._registry.versions(name):
+            raise inference.unknown_model(name)
+        return self.serving.traffic(name)
+
+    async def set_traffic(self, name: str, traffic: Traffic) -> Traffic:
+        """Set the rules. Versions that they name and that are not loaded are loaded after the answer."""
+        async with self._lock(name):
+            records = {item.version: item for item in await self._registry.versions(name)}
+            if not records:
+                raise inference.unknown_model(name)
+            absent = [version for version in traffic.needed if version not in records]
+            if absent:
+                raise inference.unknown_model(name, absent[0])
+            await self._traffic.put(name, traffic)
+            for served in self.serving.set_traffic(name, traffic):
+                await self._leave(served, "the traffic rules keep it no more")
+        for version in traffic.needed:
+            loaded = self.serving.find(name, version)
+            if loaded is None or loaded.runtime != self._runtime(records[version]):
+                record = await self._mark(records[version], State.LOADING)
+                self._load_later(record)
+        return traffic
+
+    def _load_later(self, record: ModelVersion) -> None:
+        self._background(lambda: self._load(record), f"load {record.key}")
     async def card(self, name: str, version: str = "") -> tuple[ModelVersion, ModelCard]:
         """A version and what it says of itself."""
         served = self.serving.find(name, version)
@@ -160,12 +202,12 @@ class Models:
         folder = await asyncio.to_thread(self._folders.resolve, record.uri)
         return record, await asyncio.to_thread(self._folders.card, folder)
 
-    async def infer(self, request: InferRequest, *, budget_s: float | None = None) -> InferResponse:
-        """Run a model that serves, within `budget_s`; else the error says what is known of it."""
-        served = self.serving.find(request.model, request.version)
-        if served is None:
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Run a model that serves; else the error says what is known of it."""
+        response = await self.serving.infer(request)
+        if response is None:
             raise await self._not_serving(request.model, request.version)
-        return await self.serving.infer(served, request, budget_s=budget_s)
+        return response
 
     async def _not_serving(self, name: str, version: str) -> MeshError:
         records = await self.versions(name)
@@ -200,35 +242,78 @@ class Models:
             if current.state not in (State.LOADING, State.READY):
                 return Aborted(f"model {record.key} was {current.state} meanwhile", reason="NOT_WANTED")
             try:
-                folder = await asyncio.to_thread(self._folders.resolve, record.uri)
-                card = await asyncio.to_thread(self._checked_card, folder, record.framework)
-                settings = await asyncio.to_thread(self._folders.settings, folder, record.serving)
-                await self._runtimes.load(
-                    record.framework, record.key, folder, settings=settings,
-                    timeout_s=self._limits.load_timeout_s,
-                )  # fmt: skip
+                served = await self._loaded(record)
             except MeshError as error:
                 _log.error("model %s cannot be loaded: %s", record.key, error)
                 still = self.serving.find(record.name, record.version) is not None    # a reload failed
                 failed = await self._note(record, State.READY if still else State.FAILED, reason=str(error))
                 await self._say("failed", failed)
                 return error
-            return await self._swap(record, card)
+            return await self._swap(served)
 
-    async def _swap(self, record: ModelVersion, card: ModelCard) -> ModelVersion:
-        ready = await self._note(record, State.READY)
-        replaced = self.serving.swap_in(ready, card)
-        self._observation.watch(record.name)
+    async def _loaded(self, record: ModelVersion) -> Served:
+        """Read, checked, warmed up."""
+        if not traffic_rules.admits(self.serving.traffic(record.name), record.version):
+            raise FailedPrecondition(
+                f"model {record.key} is none of the versions that the traffic rules name", reason="VERSION_NOT_KEPT"
+            )
+        folder = await asyncio.to_thread(self._folders.resolve, record.uri)
+        card = await asyncio.to_thread(self._checked_card, folder, record.framework)
+        runtime, settings = self._runtime(record), ServingSettings()
+        if card.steps:
+            await self._check_ensemble(record.name, card)
+            away = ensemble.unready(card.steps, self.serving.is_ready)
+            if away is not None:
+                raise away
+        else:
+            settings = await asyncio.to_thread(self._folders.settings, folder, record.serving)
+            await self._runtimes.load(
+                runtime, record.key, folder, settings=settings, timeout_s=self._limits.load_timeout_s
+            )
+        return Served(record, card, folder, runtime, settings)
+
+    def _runtime(self, record: ModelVersion) -> str:
+        shadow = self.serving.traffic(record.name).shadow == record.version
+        return record.framework + SHADOW if shadow and record.framework != ENSEMBLE else record.framework
+
+    async def _swap(self, served: Served) -> ModelVersion:
+        ready = served.record = await self._note(served.record, State.READY)
+        replaced = self.serving.swap_in(served)
+        self._observation.watch(ready.name)
         await self._say("ready", ready)
-        if replaced is not None and replaced.record.version != record.version:
-            reason = f"replaced by version {record.version}"
-            self._background(lambda: self.serving.retire(replaced), f"retire {replaced.record.key}")
-            gone = await self._note(replaced.record, State.UNLOADED, reason=reason)
-            await self._say("unloaded", gone)
+        for before in replaced:
+            if before.record.version == ready.version:      # it moved to another model server
+                self._retire_later(before)
+            else:
+                await self._leave(before, f"replaced by version {ready.version}")
         return ready
 
+    async def _leave(self, served: Served, reason: str) -> None:
+        self._retire_later(served)
+        await self._say("unloaded", await self._note(served.record, State.UNLOADED, reason=reason))
+
+    def _retire_later(self, served: Served) -> None:
+        self._background(lambda: self.serving.retire(served), f"retire {served.record.key}")
+
+    async def _check_ensemble(self, name: str, card: ModelCard) -> None:
+        """InvalidArgument unless the models of an ensemble are registered, and fit."""
+        if not card.steps:
+            return
+        cards: dict[tuple[str, str], ModelCard | None] = {}
+        asked = [(step.model, step.version) for step in card.steps]
+        while asked:
+            key = asked.pop()
+            if key in cards or len(cards) > MAX_MODELS:
+                continue
+            try:
+                found = cards[key] = (await self.card(*key))[1]
+                asked += [(step.model, step.version) for step in found.steps]
+            except NotFound:
+                cards[key] = None
+        ensemble.check(name, card, lambda model, version: cards.get((model, version)))
+
     async def _restore(self, records: list[ModelVersion]) -> None:
-        chosen = rules.to_load_at_start(records)
+        chosen = rules.to_load_at_start(records, self.serving.traffic)
         try:
             for record in chosen:
                 await self._load(record)
@@ -260,7 +345,7 @@ class Models:
         name, _, version = key.partition("/")
         served = self.serving.find(name, version)
         if served is not None:
-            self.serving.take_out(name)
+            self.serving.take_out(name, version)
             self._background(lambda: self._fail(served, reason), f"fail {key}")
 
     async def _fail(self, served: Served, reason: str) -> None:

@@ -16,6 +16,15 @@ _metrics = telemetry.Metrics("gateway")
 _seconds = _metrics.histogram(
     "infer_seconds", "Time to answer inference requests, without the wire", labels=("model", "outcome")
 )
+PHASE_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, *telemetry.SECONDS)
+"""A small model's phases are far below a millisecond."""
+_phases = _metrics.histogram(
+    "infer_phase_seconds", "Where the time of answered requests went: queue, input, infer, output",
+    labels=("model", "version", "phase"), buckets=PHASE_SECONDS,
+)  # fmt: skip
+_failures = _metrics.counter(
+    "infer_failures", "Requests that were not answered, by reason", labels=("model", "version", "reason")
+)
 _samples = _metrics.counter("infer_samples", "Samples that models were run on", labels=("model",))
 
 
@@ -53,6 +62,13 @@ class Observation:
         """Count one request."""
         key = (outcome.model, outcome.version)
         self.statistics.setdefault(key, ModelStatistics()).add(outcome)
+        if outcome.error:
+            _failures.labels(*key, outcome.error.partition(":")[0]).inc()
+        elif outcome.times is not None:
+            for phase, taken_ns in outcome.times.phases.items():
+                _phases.labels(*key, phase).observe(taken_ns / 1e9)
+        if outcome.copy:
+            return      # nobody asked for it: it is no part of the traffic
         self.watch(outcome.model)
         self.rates[outcome.model].add(outcome.at)
         self.recent.append(outcome)

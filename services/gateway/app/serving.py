@@ -1,44 +1,24 @@
 """Which versions serve, and requests to them. Nothing here is stored: the registry is what lasts."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import MeshError
+from recmesh.runtime.deadline import deadline, remaining_s
+from recmesh.runtime.errors import DeadlineExceeded, MeshError
+from services.gateway.app import ensembles
 from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Runtimes
-from services.gateway.domain import inference
-from services.gateway.domain.card import ModelCard
+from services.gateway.app.served import Served
+from services.gateway.app.shadow import Shadow
+from services.gateway.domain import inference, traffic
 from services.gateway.domain.inference import InferRequest, InferResponse
-from services.gateway.domain.models import ModelVersion
 from services.gateway.domain.statistics import Outcome, Times
+from services.gateway.domain.traffic import Traffic
 
-
-@dataclass(slots=True, eq=False)
-class Served:
-    """A loaded version and the requests in it."""
-
-    record: ModelVersion
-    card: ModelCard
-    in_flight: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.idle.set()
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """While a request is in it, the version is not taken away."""
-        self.in_flight += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                self.idle.set()
+REST_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +33,81 @@ class ServingLimits:
 
 
 class Serving:
-    """At most one version of a name serves; another takes its place in one step, when it is ready."""
+    """The loaded versions of each name; a version takes its place in one step, when it is ready."""
 
     def __init__(
-        self, runtimes: Runtimes, observation: Observation, *, clock: Clock, limits: ServingLimits
+        self, runtimes: Runtimes, observation: Observation, *, clock: Clock, limits: ServingLimits,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self._runtimes = runtimes
         self._observation = observation
         self._clock = clock
         self._limits = limits
-        self._current: dict[str, Served] = {}
+        self._draw = draw
+        self._loaded: dict[str, dict[str, Served]] = {}   # by name, then version; loaded last comes last
+        self._traffic: dict[str, Traffic] = {}
+        self.shadow = Shadow(self._copy, draw=draw)
+
+    def traffic(self, name: str) -> Traffic:
+        """The rules of that name."""
+        return self._traffic.get(name) or Traffic()
+
+    def set_traffic(self, name: str, rules: Traffic) -> list[Served]:
+        """New rules from now on; answers with the versions that leave by them."""
+        self._traffic[name] = rules
+        return self._leaving(name)
 
     def current(self, name: str) -> Served | None:
-        """The version of that name that serves."""
-        return self._current.get(name)
+        """The version that speaks for that name: of the greatest weight, else the one loaded last."""
+        loaded = self._loaded.get(name, {})
+        weights = self.traffic(name).weights
+        weighted = [item for version, item in loaded.items() if weights.get(version)]
+        if weighted:
+            return max(weighted, key=lambda item: weights[item.record.version])
+        return next((item for item in reversed(loaded.values()) if not item.is_shadow), None)
 
     def find(self, name: str, version: str = "") -> Served | None:
-        """The named version if it serves; with no version, the one that does."""
-        served = self._current.get(name)
-        return served if served is not None and version in ("", served.record.version) else None
+        """The named version if it is loaded; with no version, the one that speaks for the name."""
+        return self._loaded.get(name, {}).get(version) if version else self.current(name)
+
+    def versions(self, name: str) -> Collection[Served]:
+        """All loaded versions of a name, loaded last comes last."""
+        return list(self._loaded.get(name, {}).values())
+
+    def choose(self, name: str, version: str = "") -> Served | None:
+        """The version that answers a request: the named one, or one by the weights of those that are ready."""
+        weights = self.traffic(name).weights
+        if version or not weights:
+            return self.find(name, version)
+        loaded = self._loaded.get(name, {})
+        ready = [each for each in weights if each in loaded and self._serves(loaded[each])]
+        chosen = traffic.choose(self.traffic(name), ready, self._draw())
+        return loaded[chosen] if chosen else self.current(name)
 
     def is_ready(self, name: str, version: str = "") -> bool:
-        """True when a request would be run now."""
-        served = self.find(name, version)
-        return served is not None and self._runtimes.serves(served.record.framework, served.record.key)
+        """True when a request would be run now, or after bringing a resting version back."""
+        if version or not self.traffic(name).weights:
+            served = self.find(name, version)
+            return served is not None and self._serves(served)
+        return any(self._serves(item) for item in self._loaded.get(name, {}).values() if not item.is_shadow)
 
-    def swap_in(self, record: ModelVersion, card: ModelCard) -> Served | None:
-        """Serve this version from now on; answers with the one that it replaces."""
-        before = self._current.get(record.name)
-        self._current[record.name] = Served(record, card)
-        return before
+    def swap_in(self, served: Served) -> list[Served]:
+        """Serve this version from now on; answers with those that it replaces."""
+        name, version = served.record.name, served.record.version
+        served.last_used = self._clock.monotonic()
+        loaded = self._loaded.setdefault(name, {})
+        before = loaded.pop(version, None)
+        loaded[version] = served
+        moved = [before] if before is not None and before.runtime != served.runtime else []
+        return moved + self._leaving(name)
 
-    def take_out(self, name: str) -> Served | None:
-        """Serve no version of the name any more."""
-        return self._current.pop(name, None)
+    def take_out(self, name: str, version: str = "") -> list[Served]:
+        """Serve a version of the name (or any) no more."""
+        loaded = self._loaded.get(name, {})
+        gone = [loaded.pop(each) for each in ([version] if version else list(loaded)) if each in loaded]
+        if not loaded:
+            self._loaded.pop(name, None)
+        return gone
 
     async def retire(self, served: Served) -> None:
         """Free a version that serves no more, once the requests in it are answered."""
@@ -95,20 +116,56 @@ class Serving:
                 await served.idle.wait()
         except TimeoutError:
             pass  # whoever still waits is answered NOT_LOADED
-        current = self._current.get(served.record.name)
-        if current is None or current.record.version != served.record.version:
-            await self._runtimes.unload(served.record.framework, served.record.key)
+        async with served.turning:
+            again = self._loaded.get(served.record.name, {}).get(served.record.version)
+            if not served.is_ensemble and (again is None or again.runtime != served.runtime):
+                await self._runtimes.unload(served.runtime, served.record.key)
 
-    async def infer(
-        self, served: Served, request: InferRequest, *, budget_s: float | None = None
-    ) -> InferResponse:
+    async def rest_idle(self) -> float:
+        """Take versions out of memory that were asked nothing for as long as their rules say."""
+        now = self._clock.monotonic()
+        for name, loaded in list(self._loaded.items()):
+            idle_s = self.traffic(name).idle_s
+            for served in list(loaded.values()) if idle_s else ():
+                if now - served.last_used >= idle_s:
+                    await served.rest(self._runtimes)
+        return REST_CHECK_S
+
+    async def infer(self, request: InferRequest) -> InferResponse | None:
+        """Run the request on the version that its name and weights choose; None: no version is loaded.
+
+        Its time is the `timeout` parameter and whatever bounds the call already, from now on, whatever it waits for.
+        """
+        limit_s = inference.timeout_s(
+            request.parameters, default_s=self._limits.infer_timeout_s, max_s=self._limits.max_infer_timeout_s
+        )
+        served = self.choose(request.model, request.version)
+        if served is None:
+            return None
+        with deadline(limit_s):
+            response = await self._counted(served, request, copy=False)
+        rules = self.traffic(request.model)
+        if rules.shadow and not request.version and rules.shadow != response.version:
+            self.shadow.offer(request, rules)
+        return response
+
+    async def _copy(self, request: InferRequest, version: str) -> bool:
+        """Run a shadow's copy; False when the shadow is not loaded."""
+        served = self.find(request.model, version)
+        if served is None or not served.is_shadow or not self._serves(served):
+            return False
+        with deadline(self._limits.infer_timeout_s):
+            await self._counted(served, request, copy=True)
+        return True
+
+    async def _counted(self, served: Served, request: InferRequest, *, copy: bool) -> InferResponse:
         """Check the request against the model, run it, count it."""
         started = self._clock.monotonic()
         samples, times, error = 0, None, ""
         try:
             with served.busy():
                 samples = inference.check_inputs(served.card, request.inputs)
-                response, times = await self._run(served, request, budget_s)
+                response, times = await self._run(served, request)
                 return response
         except MeshError as failure:
             error = f"{failure.reason}: {failure}"
@@ -117,28 +174,47 @@ class Serving:
             error = "CANCELLED: the caller went away"
             raise
         finally:
+            served.last_used = self._clock.monotonic()
             self._observation.add(
                 Outcome(
                     self._clock.now(), served.record.name, served.record.version, samples,
-                    self._clock.monotonic() - started, times, error,
+                    served.last_used - started, times, error, copy,
                 )
             )  # fmt: skip
 
-    async def _run(
-        self, served: Served, request: InferRequest, budget_s: float | None
-    ) -> tuple[InferResponse, Times]:
+    async def _run(self, served: Served, request: InferRequest) -> tuple[InferResponse, Times]:
         outputs = inference.chosen_outputs(served.card, request)
-        limit_s = inference.timeout_s(
-            request.parameters, default_s=self._limits.infer_timeout_s, max_s=self._limits.max_infer_timeout_s
-        )
-        limit_s = limit_s if budget_s is None else min(limit_s, budget_s)
         priority = inference.priority(request.parameters)
-        tensors, times = await self._runtimes.infer(
-            served.record.framework,
-            served.record.key,
-            request.inputs,
-            outputs,
-            timeout_s=limit_s,
-            priority=priority,
-        )
+        if served.is_ensemble:
+            tensors, times = await ensembles.run(served.card.steps, request, outputs, self._step)
+        else:
+            await served.awake(self._runtimes, load_timeout_s=self._limits.load_timeout_s)
+            tensors, times = await self._runtimes.infer(
+                served.runtime, served.record.key, request.inputs, outputs, timeout_s=_time_left_s(),
+                priority=priority,
+            )  # fmt: skip
         return InferResponse(served.record.name, served.record.version, tuple(tensors), request.id), times
+
+    async def _step(self, request: InferRequest) -> InferResponse:
+        response = await self.infer(request)
+        if response is None:
+            raise ensembles.not_loaded(request)
+        return response
+
+    def _serves(self, served: Served) -> bool:
+        if served.is_ensemble:
+            return all(self.is_ready(step.model, step.version) for step in served.card.steps)
+        return served.resting or self._runtimes.serves(served.runtime, served.record.key)
+
+    def _leaving(self, name: str) -> list[Served]:
+        loaded = self._loaded.get(name, {})
+        stay = traffic.kept(self.traffic(name), list(loaded))
+        return [loaded.pop(version) for version in list(loaded) if version not in stay]
+
+
+def _time_left_s() -> float:
+    left = remaining_s()
+    assert left is not None, "requests are bounded where they come in"
+    if left <= 0:
+        raise DeadlineExceeded("the deadline is over", reason="DEADLINE_PASSED")
+    return left

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
 from services.gateway.domain.card import ModelCard, TensorSpec
+from services.gateway.domain.regions import Place
 from services.gateway.domain.tensors import Tensor
 
 Parameter = bool | int | float | str
@@ -20,6 +21,8 @@ class RequestedOutput:
     name: str
     binary: bool | None = None
     """REST: as binary data; None: as the request says for all."""
+    place: Place | None = None
+    """In shared memory; the answer has no contents then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """The rules of the model registry: versions that only grow, and the states of a version."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Violation
 from recmesh.serving.settings import ServingSettings
-from services.gateway.domain.card import FRAMEWORKS
+from services.gateway.domain.card import ENSEMBLE, FRAMEWORKS
+from services.gateway.domain.traffic import Traffic, kept
 
 
 class State(StrEnum):
@@ -155,21 +156,27 @@ def moved(record: ModelVersion, state: State, *, reason: str = "") -> ModelVersi
     return replace(record, state=state, reason=reason)
 
 
-def to_load_at_start(records: Sequence[ModelVersion]) -> list[ModelVersion]:
-    """Per name the version that served, and one newer that was on its way; older first.
+def to_load_at_start(
+    records: Sequence[ModelVersion], traffic_of: Callable[[str], Traffic]
+) -> list[ModelVersion]:
+    """Per name the versions that served and that its rules keep, and one newer that was on its way; older first.
 
-    The one that served is loaded first, so that a newer one that turns out broken leaves it in place.
+    Those that served are loaded first, so that a newer one that turns out broken leaves them in place.
+    Ensembles come after all others, for their models must serve before them.
     """
     chosen: dict[str, list[ModelVersion]] = {}
     for record in sorted(records, key=lambda item: (item.name, item.number)):
         if record.state in (State.READY, State.LOADING):
             chosen.setdefault(record.name, []).append(record)
     result: list[ModelVersion] = []
-    for group in chosen.values():
-        ready = [record for record in group if record.state is State.READY][-1:]
-        loading = [record for record in group if record.state is State.LOADING][-1:]
-        result.extend(ready + loading)
-    return result
+    for name, group in chosen.items():
+        served = [record for record in group if record.state is State.READY]
+        stay = kept(traffic_of(name), [record.version for record in served])
+        named = traffic_of(name).needed
+        loading = [record for record in group if record.state is State.LOADING]
+        result.extend(record for record in served if record.version in stay)
+        result.extend(record for record in loading if record is loading[-1] or record.version in named)
+    return sorted(result, key=lambda record: record.framework == ENSEMBLE)
 
 
 def newest(records: Sequence[ModelVersion]) -> ModelVersion | None:

@@ -58,6 +58,8 @@ class Outcome:
     total_s: float
     times: "Times | None" = None
     error: str = ""
+    copy: bool = False
+    """Sent to a shadow; nobody waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,11 @@ class Times:
     output_ns: int
     executions: int = 1
     """1 for one of the requests that were run together, 0 for the others."""
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """By the names of the statistics extension."""
+        return {"queue": self.queue_ns, "input": self.input_ns, "infer": self.compute_ns, "output": self.output_ns}
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from recmesh.runtime.ops.reference import SECURITY_POLICY, reference
 from recmesh.runtime.room import Room
 from recmesh.runtime.telemetry import TraceMiddleware
+from services.gateway.app.access import Access
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.ports import JobEvents
@@ -22,7 +23,9 @@ from services.gateway.peers.jobs import JobsPeer
 from services.gateway.peers.mesh import Mesh
 from services.gateway.rest import code, datasets, inference, jobs, models, openapi, planning, problems
 from services.gateway.rest.guard import Asgi, BodyLimits, Guard
+from services.gateway.rest.inference import InferLimits
 from services.gateway.store.code import CodeStore
+from services.gateway.store.shared_memory import SharedRegions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Parts:
 
     models: Models
     inference: Inference
+    regions: SharedRegions
     code: CodeStore
     jobs: JobsPeer
     data: DataPeer
@@ -45,11 +49,12 @@ def create(
     parts: Parts,
     *,
     ops: Sequence[BaseRoute],
-    api_key: str | None,
+    access: Access,
     loopback: bool,
     limits: BodyLimits,
     closing: asyncio.Event,
     room: Room,
+    infer: InferLimits,
 ) -> Asgi:
     """The application behind its middleware."""
     app = FastAPI(
@@ -63,13 +68,13 @@ def create(
         code.router(parts.code),
         datasets.router(parts.data),
         models.router(parts.models),
-        inference.router(parts.models, parts.inference),
+        inference.router(parts.models, parts.inference, parts.regions, limits=infer),
         planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
     ):
         app.include_router(routes)
     app.router.routes.extend([Route("/docs", _docs(app)), *ops])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
-    guarded = Guard(app, api_key=api_key, loopback=loopback, limits=limits, room=room)
+    guarded = Guard(app, access=access, loopback=loopback, limits=limits, room=room)
     return TraceMiddleware(guarded, service="gateway", paths=("/v1/", "/v2"))
 
 

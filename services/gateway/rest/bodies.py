@@ -32,6 +32,17 @@ async def read_model(request: Request, model: type[M]) -> M:
         raise invalid(error.errors()) from None
 
 
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object, for rules that check its fields themselves."""
+    try:
+        document = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise _bad(f"is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise _bad("is not a JSON object")
+    return document
+
+
 async def read_document(request: Request) -> Any:
     """The body, JSON or YAML by its content type, as plain data."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()

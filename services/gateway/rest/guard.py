@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 from recmesh.runtime import telemetry
 from recmesh.runtime.errors import MeshError, PermissionDenied, ResourceExhausted
 from recmesh.runtime.room import Room
-from services.gateway.domain.access import LOOPBACK_HOSTS, authorize
+from services.gateway.app.access import Access
+from services.gateway.domain.access import LOOPBACK_HOSTS
+from services.gateway.domain.callers import needed
 from services.gateway.rest.problems import problem, unexpected
 
 Message = MutableMapping[str, Any]
@@ -55,10 +57,10 @@ class Guard:
     """ASGI middleware."""
 
     def __init__(
-        self, app: Asgi, *, api_key: str | None, loopback: bool, limits: BodyLimits, room: Room
+        self, app: Asgi, *, access: Access, loopback: bool, limits: BodyLimits, room: Room
     ) -> None:
         self._app = app
-        self._api_key = api_key
+        self._access = access
         self._loopback = loopback
         self._limits = limits
         self._room = room
@@ -105,8 +107,12 @@ class Guard:
         origin = headers.get("origin", "")
         if scope["method"] not in SAFE_METHODS and origin and urlsplit(origin).netloc != host:
             raise PermissionDenied(f"writes from pages of {origin} are refused", reason="CROSS_ORIGIN")
-        if self._api_key is not None and not path.startswith(OPEN_PATHS):
-            authorize(_bearer(headers.get("authorization", "")), self._api_key)
+        if not path.startswith(OPEN_PATHS):
+            caller = self._access.caller(_bearer(headers.get("authorization", "")))
+            caller.check(*needed(scope["method"], path))
+            if path.startswith("/v2/") and path.endswith("/infer"):
+                self._access.spend(caller)
+            scope["recmesh.caller"] = caller
         if path.startswith("/v1/") and scope["method"] in STORING_METHODS and not path.endswith(ENDING):
             self._room.check()  # at once and by name; the services behind would say it one by one, and late
 

@@ -1,17 +1,21 @@
 """`/v2`: the Open Inference Protocol over HTTP."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Request, Response
-from pydantic import BaseModel
+from fastapi import APIRouter, Path, Request, Response
 from starlette.responses import JSONResponse
 
-from recmesh.runtime.errors import InvalidArgument, NotFound, Unavailable, Violation
+from recmesh.runtime.deadline import deadline
+from recmesh.runtime.errors import InvalidArgument, Unavailable, Violation
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
-from services.gateway.rest import openapi
-from services.gateway.rest.bodies import read_model
+from services.gateway.rest import openapi, repository, shared_memory
+from services.gateway.rest.calls import ClientGone, caller_of, closed, is_local, while_connected
+from services.gateway.rest.encoding import packed, unpacked
+from services.gateway.store.shared_memory import Access, SharedRegions, regions_for
+from services.gateway.wire import oip_documents as documents
 from services.gateway.wire import oip_json as wire
 
 HEADER_SIZE = "Inference-Header-Content-Length"
@@ -27,33 +31,32 @@ Name = Annotated[str, Path(description="The model's name", examples=["flights"],
 Version = Annotated[str, Path(description="Its version", examples=["1"], max_length=18)]
 
 
-class IndexBody(BaseModel):
-    """What the repository index should hold."""
+@dataclass(frozen=True, slots=True)
+class InferLimits:
+    """Bounds of a request over HTTP."""
 
-    ready: bool = False
-    """Only versions that serve."""
-
-
-class RepositoryBody(BaseModel):
-    """Parameters of a load or unload."""
-
-    parameters: dict[str, Any] = {}
-    """`version`: which one."""
+    max_body_bytes: int
+    """Unpacked."""
+    max_infer_timeout_s: float = 300.0
+    shared_memory: Access = "loopback"
 
 
-def router(models: Models, inference: Inference) -> APIRouter:
+def router(
+    models: Models, inference: Inference, regions: SharedRegions, *, limits: InferLimits
+) -> APIRouter:
     """The routes."""
     routes = APIRouter(prefix="/v2", tags=["inference"])
     _server(routes, inference)
     _model(routes, inference)
-    _infer(routes, models)
-    _repository(routes, models, inference)
+    _infer(routes, models, regions, limits)
+    repository.add(routes, models, inference)
+    shared_memory.add(routes, regions, access=limits.shared_memory)
     return routes
 
 
 def _server(routes: APIRouter, inference: Inference) -> None:
     @routes.get(
-        "", operation_id="serverMetadata", summary="Name, version, extensions", responses=openapi.problems()
+        "", operation_id="serverMetadata", summary="Name, version, extensions", responses=openapi.protocol_problems()
     )
     async def metadata() -> Document:
         """Who answers."""
@@ -61,14 +64,14 @@ def _server(routes: APIRouter, inference: Inference) -> None:
         return {"name": found.name, "version": found.version, "extensions": list(found.extensions)}
 
     @routes.get(
-        "/health/live", operation_id="serverLive", summary="Does it answer", responses=openapi.problems()
+        "/health/live", operation_id="serverLive", summary="Does it answer", responses=openapi.protocol_problems()
     )
     async def live() -> Document:
         """The process answers."""
         return {"live": True}
 
     @routes.get(
-        "/health/ready", operation_id="serverReady", summary="Can it serve", responses=openapi.problems()
+        "/health/ready", operation_id="serverReady", summary="Can it serve", responses=openapi.protocol_problems()
     )
     async def ready() -> Document:
         """What served before a restart serves again, or has failed; 503 until then."""
@@ -80,17 +83,19 @@ def _server(routes: APIRouter, inference: Inference) -> None:
         "/models/stats",
         operation_id="allStatistics",
         summary="Statistics of all models",
-        responses=openapi.problems(),
+        responses=openapi.protocol_problems(),
     )
-    async def statistics() -> Document:
+    async def statistics(request: Request) -> Document:
         """Since the gateway's start."""
-        return wire.statistics(await inference.statistics())
+        sees = caller_of(request).sees
+        found = await inference.statistics()
+        return documents.statistics({key: item for key, item in found.items() if sees(key[0])})
 
 
 def _model(routes: APIRouter, inference: Inference) -> None:
     async def metadata(name: Name, version: Version) -> Document:
         """Inputs and outputs, with datatype and shape; -1 is any size."""
-        return wire.metadata(*await inference.metadata(name, version))
+        return documents.metadata(*await inference.metadata(name, version))
 
     async def ready(name: Name, version: Version) -> Document:
         """200 when a request would be run now."""
@@ -100,17 +105,22 @@ def _model(routes: APIRouter, inference: Inference) -> None:
 
     async def statistics(name: Name, version: Version) -> Document:
         """Counts and times of one model."""
-        return wire.statistics(await inference.statistics(name, version))
+        return documents.statistics(await inference.statistics(name, version))
+
+    async def config(name: Name, version: Version) -> Document:
+        """Inputs and outputs, in the words of Triton's model configuration."""
+        return documents.config(*(await inference.metadata(name, version))[:2])
 
     for suffix, handler, operation, summary in (
         ("", metadata, "modelMetadata", "What a model takes and gives"),
         ("/ready", ready, "modelReady", "Can a model serve"),
         ("/stats", statistics, "modelStatistics", "A model's statistics"),
+        ("/config", config, "modelConfig", "A model's configuration"),
     ):
         for path, title in (("/models/{name}", ""), ("/models/{name}/versions/{version}", "OfVersion")):
             routes.add_api_route(
                 path + suffix, _bound(handler, versioned=bool(title)), methods=["GET"],
-                operation_id=operation + title, summary=summary, responses=openapi.problems(404),
+                operation_id=operation + title, summary=summary, responses=openapi.protocol_problems(404),
             )  # fmt: skip
 
 
@@ -127,89 +137,51 @@ def _bound(handler: Any, *, versioned: bool) -> Any:
     return newest
 
 
-def _infer(routes: APIRouter, models: Models) -> None:
-    async def run(name: str, version: str, request: Request, header_size: str) -> Response:
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise InvalidArgument("compressed requests are not read here", reason="UNSUPPORTED_MEDIA_TYPE")
-        body = await request.body()
-        asked = wire.infer_request(name, version, body, header_bytes=_size(header_size))
-        answered = await models.infer(asked)
-        encoded, header_bytes = wire.infer_response(asked, answered)
-        if header_bytes is None:
-            return Response(encoded, media_type="application/json")
-        headers = {HEADER_SIZE: str(header_bytes)}
-        return Response(encoded, media_type="application/octet-stream", headers=headers)
+def _infer(routes: APIRouter, models: Models, regions: SharedRegions, limits: InferLimits) -> None:
+    async def run(name: str, version: str, request: Request) -> Response:
+        with deadline(limits.max_infer_timeout_s):
+            headers = request.headers
+            body = await unpacked(
+                await request.body(), headers.get("content-encoding", ""), limit=limits.max_body_bytes
+            )
+            memory = regions_for(regions, limits.shared_memory, local=is_local(request))
+            asked = wire.infer_request(
+                name, version, body, header_bytes=_size(headers.get(HEADER_SIZE, "")), memory=memory
+            )
+            try:
+                answered = await while_connected(request, models.infer(asked))
+            except ClientGone:
+                return closed()
+            encoded, header_bytes = wire.infer_response(asked, answered, memory=memory)
+            content, extra = await packed(encoded, headers.get("accept-encoding", ""))
+            if header_bytes is None:
+                return Response(content, media_type="application/json", headers=extra)
+            extra[HEADER_SIZE] = str(header_bytes)
+            return Response(content, media_type="application/octet-stream", headers=extra)
 
     description = (
         "Tensors are lists, nested as the shape or flat, or binary data after the JSON (`binary_data_size` "
-        f"and the header {HEADER_SIZE}). Parameters: `timeout` in microseconds, `priority` (1 goes first), "
-        "`binary_data_output`."
+        f"and the header {HEADER_SIZE}), or in registered shared memory. Bodies may be gzip or deflate. "
+        "Parameters: `timeout` in microseconds, `priority` (1 goes first), `binary_data_output`."
     )
-    extra = openapi.documents(EXAMPLE, about="An inference request.")
-    problems = openapi.problems(400, 404, 409, 413, 429, 504)
+    extra = openapi.documents(EXAMPLE, about="An inference request.", yaml=False)
+    extra["parameters"] = [openapi.header(HEADER_SIZE, "Size of the JSON when binary data follow")]
+    problems = openapi.protocol_problems(400, 404, 409, 413, 415, 429, 504)
 
     @routes.post(
         "/models/{name}/infer", operation_id="infer", summary="Run a model", description=description,
         responses=problems, openapi_extra=extra, response_class=JSONResponse, response_model=None,
     )  # fmt: skip
-    async def infer(
-        name: Name, request: Request, inference_header_content_length: Annotated[str, Header()] = ""
-    ) -> Response:
-        return await run(name, "", request, inference_header_content_length)
+    async def infer(name: Name, request: Request) -> Response:
+        return await run(name, "", request)
 
     @routes.post(
         "/models/{name}/versions/{version}/infer", operation_id="inferVersion",
-        summary="Run a version of a model",
-        description=description, responses=problems, openapi_extra=extra, response_class=JSONResponse,
-        response_model=None,
+        summary="Run a version of a model", description=description, responses=problems, openapi_extra=extra,
+        response_class=JSONResponse, response_model=None,
     )  # fmt: skip
-    async def infer_version(
-        name: Name,
-        version: Version,
-        request: Request,
-        inference_header_content_length: Annotated[str, Header()] = "",
-    ) -> Response:
-        return await run(name, version, request, inference_header_content_length)
-
-
-def _repository(routes: APIRouter, models: Models, inference: Inference) -> None:
-    @routes.post(
-        "/repository/index", operation_id="repositoryIndex", summary="All model versions",
-        responses=openapi.problems(),
-        openapi_extra=openapi.body(IndexBody, required=False),
-    )  # fmt: skip
-    async def index(request: Request) -> list[Document]:
-        """With state and reason."""
-        given = await read_model(request, IndexBody)
-        found = await inference.index(only_ready=given.ready)
-        return [
-            {"name": item.name, "version": item.version, "state": item.state, "reason": item.reason}
-            for item in found
-        ]
-
-    @routes.post(
-        "/repository/models/{name}/load", operation_id="repositoryLoad", summary="Load a model",
-        responses=openapi.problems(400, 404, 409), openapi_extra=openapi.body(RepositoryBody, required=False),
-    )  # fmt: skip
-    async def load(name: Name, request: Request) -> Document:
-        """Answers when it serves."""
-        given = await read_model(request, RepositoryBody)
-        await models.load(name, str(given.parameters.get("version", "")))
-        return {}
-
-    @routes.post(
-        "/repository/models/{name}/unload", operation_id="repositoryUnload", summary="Unload a model",
-        responses=openapi.problems(404), openapi_extra=openapi.body(RepositoryBody, required=False),
-    )  # fmt: skip
-    async def unload(name: Name, request: Request) -> Document:
-        """Requests in flight are answered."""
-        given = await read_model(request, RepositoryBody)
-        await models.unload(name, str(given.parameters.get("version", "")))
-        return {}
-
-    @routes.get("/repository/{rest:path}", include_in_schema=False)
-    async def nothing(rest: str) -> None:
-        raise NotFound(f"there is no GET /v2/repository/{rest}", reason="NO_ROUTE")
+    async def infer_version(name: Name, version: Version, request: Request) -> Response:
+        return await run(name, version, request)
 
 
 def _size(text: str) -> int | None:

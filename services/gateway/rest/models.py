@@ -1,15 +1,18 @@
 """`/v1/models`: the model registry."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
+from services.gateway.domain import traffic as rules
+from services.gateway.domain.callers import MODELS
 from services.gateway.domain.models import Registration
 from services.gateway.rest import openapi
-from services.gateway.rest.bodies import read_model
+from services.gateway.rest.bodies import read_model, read_object
+from services.gateway.rest.calls import caller_of
 from services.gateway.wire.registry import document
 
 Name = Annotated[str, Path(description="The model's name", examples=["flights"], max_length=63)]
@@ -36,6 +39,36 @@ class RegisterBody(BaseModel):
     """How it is served (docs/reference/serving.md); goes before `serving` of its `model.json`, name by name."""
 
 
+class Latest(BaseModel):
+    """The versions loaded last."""
+
+    latest: int = Field(ge=1, le=rules.MAX_LATEST)
+
+
+class Specific(BaseModel):
+    """These versions and no others."""
+
+    specific: list[str]
+
+
+class ShadowBody(BaseModel):
+    """Who gets copies of requests."""
+
+    version: str
+    share: float = Field(default=1.0, gt=0, le=1)
+
+
+class TrafficBody(BaseModel):
+    """By what rules versions of a model stay loaded, and requests choose one."""
+
+    versions: Latest | Specific | Literal["all"] = Latest(latest=1)
+    weights: dict[str, float] = Field(default={}, examples=[{"1": 90, "2": 10}])
+    """Shares of requests that name no version, among versions that are ready."""
+    shadow: ShadowBody | None = None
+    idle_s: float = Field(default=0, ge=0)
+    """A version asked nothing for so long leaves memory until it is asked again; 0: never."""
+
+
 def router(models: Models) -> APIRouter:
     """The routes."""
     routes = APIRouter(prefix="/v1/models", tags=["models"])
@@ -47,6 +80,7 @@ def router(models: Models) -> APIRouter:
     async def register(request: Request, response: Response) -> Document:
         """Idempotent by `request_id`. Loading goes on after the answer."""
         given = await read_model(request, RegisterBody)
+        caller_of(request).check(MODELS, given.name)
         record = await models.register(Registration(**given.model_dump()))
         response.headers["Location"] = f"/v1/models/{record.name}"
         return document(record)
@@ -54,9 +88,10 @@ def router(models: Models) -> APIRouter:
     @routes.get(
         "", operation_id="listModels", summary="All versions of all models", responses=openapi.problems()
     )
-    async def list_models() -> Document:
+    async def list_models(request: Request) -> Document:
         """By name, then version."""
-        return {"models": [document(item) for item in await models.versions()]}
+        sees = caller_of(request).sees
+        return {"models": [document(item) for item in await models.versions() if sees(item.name)]}
 
     @routes.get("/{name}", operation_id="getModel", summary="One model", responses=openapi.problems(404))
     async def get(
@@ -100,5 +135,22 @@ def router(models: Models) -> APIRouter:
     ) -> Document:
         """Requests in flight are answered."""
         return {"models": [document(item) for item in await models.unload(name, version)]}
+
+    @routes.get(
+        "/{name}/traffic", operation_id="getTraffic", summary="By what rules a model's versions serve",
+        responses=openapi.problems(404),
+    )  # fmt: skip
+    async def traffic(name: Name) -> Document:
+        """Which versions stay loaded, their weights, the shadow, and when they rest."""
+        return rules.as_document(await models.traffic(name))
+
+    @routes.put(
+        "/{name}/traffic", operation_id="setTraffic", summary="Set the rules of a model's versions",
+        responses=openapi.problems(400, 404), openapi_extra=openapi.body(TrafficBody),
+    )  # fmt: skip
+    async def set_traffic(name: Name, request: Request) -> Document:
+        """All rules at once: what is left out has its default. Versions named here are loaded after the answer."""
+        wanted = rules.parse(await read_object(request))
+        return rules.as_document(await models.set_traffic(name, wanted))
 
     return routes

@@ -36,6 +36,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Error responses of an operation, beside those that any may have."""
     reasons = {
         400: "A field is wrong; `violations` name each.", 401: "No API key, or a wrong one.",
+        403: "The credential, or where the caller is, does not allow it.",
         404: "There is no such thing.", 409: "The state forbids it.", 413: "The body is too large.",
         415: "The content type is not read here.", 429: "A limit or queue is full; try later.",
         503: "The service behind is away; try later.", 504: "Not done in time.",
@@ -46,17 +47,44 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def protocol_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The same of the inference protocol, whose clients read errors as JSON only."""
+    return {
+        status: {**answer, "content": {"application/json": {}}}
+        for status, answer in problems(*statuses).items()
+    }
+
+
+def header(name: str, about: str) -> dict[str, Any]:
+    """An optional request header that the operation reads itself."""
+    return {"name": name, "in": "header", "required": False, "description": about, "schema": {"type": "string"}}
+
+
 def body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """The JSON request body of an operation that reads it itself."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    parts = schema.pop("$defs", {})
+    schema = _in_place(schema, parts)
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
-def documents(example: Any, *, about: str) -> dict[str, Any]:
-    """A request body of JSON or YAML whose schema is elsewhere."""
+def _in_place(node: Any, parts: dict[str, Any]) -> Any:
+    """The schema with what it refers to written out: these models are no components of the document."""
+    if isinstance(node, list):
+        return [_in_place(item, parts) for item in node]
+    if not isinstance(node, dict):
+        return node
+    name = str(node.get("$ref", "")).rpartition("/")[2]
+    if name in parts:
+        return _in_place(parts[name], parts)
+    return {key: _in_place(value, parts) for key, value in node.items()}
+
+
+def documents(example: Any, *, about: str, yaml: bool = True) -> dict[str, Any]:
+    """A request body of JSON (or YAML) whose schema is elsewhere."""
     schema = {"type": "object", "description": about, "additionalProperties": True, "example": example}
-    content = {"application/json": {"schema": schema}, "application/yaml": {"schema": schema}}
+    kinds = ("application/json", "application/yaml") if yaml else ("application/json",)
+    content = {kind: {"schema": schema} for kind in kinds}
     return {"requestBody": {"required": True, "content": content}}
 
 

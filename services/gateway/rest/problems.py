@@ -1,5 +1,6 @@
 """Errors as problem details (RFC 9457), whatever raised them."""
 
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,8 @@ from starlette.responses import Response
 from recmesh.runtime.errors import Internal, InvalidArgument, MeshError, NotFound, Unauthenticated, Violation
 
 MEDIA_TYPE = "application/problem+json"
+PROTOCOL_MEDIA_TYPE = "application/json"
+"""Under /v2: KServe's client looks for `error` in nothing else."""
 
 
 class ViolationModel(BaseModel):
@@ -83,13 +86,15 @@ def problem(
         "request_id": request_id,
         "error": str(error),
     }
+    kind = PROTOCOL_MEDIA_TYPE if path == "/v2" or path.startswith("/v2/") else MEDIA_TYPE
     extra = dict(headers or {})
     if isinstance(error, Unauthenticated):
         scheme = "Bearer" if path.startswith(("/v1", "/v2")) else "Basic"
         extra["WWW-Authenticate"] = f'{scheme} realm="recmesh"'
     if status in (429, 503):
-        extra.setdefault("Retry-After", "1")
-    return Response(orjson.dumps(body), status_code=status, media_type=MEDIA_TYPE, headers=extra)
+        wait_s = float(error.metadata.get("retry_after_s", 1))
+        extra.setdefault("Retry-After", str(max(1, math.ceil(wait_s))))
+    return Response(orjson.dumps(body), status_code=status, media_type=kind, headers=extra)
 
 
 def install(app: FastAPI) -> None:

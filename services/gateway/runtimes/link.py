@@ -90,7 +90,10 @@ class Link:
         timeout_s: float,
         answered: Callable[[], None] | None = None,
     ) -> Reply:
-        """Ask and wait. `answered` is called when the process is done with it, even if nobody waits."""
+        """Ask and wait. `answered` is called when the process is done with it, even if nobody waits.
+
+        Who stops waiting, by the deadline or by cancellation, takes the call back: if it has not begun, it never runs.
+        """
         if self.ended.is_set():
             if answered:
                 answered()

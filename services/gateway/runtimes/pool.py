@@ -62,7 +62,10 @@ class WholeServer(ModelServer):
 
 
 class Runtimes:
-    """Starts a framework's processes with the first model that needs them, and ends them with the last."""
+    """Starts a framework's processes with the first model that needs them, and ends them with the last.
+
+    A framework may be asked for under several names, `torch` and `torch#shadow`: each has processes of its own.
+    """
 
     name = "model runtimes"
 
@@ -79,8 +82,8 @@ class Runtimes:
         self._log = log
         self.lost: Lost = lost or (lambda _key, _reason: None)
         self._servers: dict[Lane, _Server] = {}
-        self._lanes: dict[str, Lane] = {}
-        """Of each loaded model."""
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        """Of each loaded model, by framework and key."""
         self._loading: dict[Lane, int] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -95,7 +98,7 @@ class Runtimes:
 
     def serves(self, framework: str, key: str) -> bool:
         """True when a request for the model would be run now."""
-        server = self._of(key)
+        server = self._of(framework, key)
         return server is not None and server.serves(key)
 
     async def load(
@@ -104,14 +107,14 @@ class Runtimes:
         """Load a model, in halves or whole as its settings and folder say; returns when it can serve."""
         split = await asyncio.to_thread(halves.is_split, folder, settings)
         lane = (framework, "split" if split else "whole")
-        before = self._lanes.get(key)
+        before = self._lanes.get((framework, key))
         server = self._servers.get(lane)
         if server is None:
             server = self._servers[lane] = self._made(lane)
         self._loading[lane] = self._loading.get(lane, 0) + 1
         try:
             await server.load(key, folder, settings=settings, timeout_s=timeout_s)
-            self._lanes[key] = lane
+            self._lanes[framework, key] = lane
             if before is not None and before != lane:
                 await self._drop(before, key)
         finally:
@@ -120,7 +123,7 @@ class Runtimes:
 
     async def unload(self, framework: str, key: str) -> None:
         """Forget a model."""
-        lane = self._lanes.pop(key, None)
+        lane = self._lanes.pop((framework, key), None)
         if lane is not None:
             await self._drop(lane, key)
 
@@ -135,7 +138,7 @@ class Runtimes:
         priority: int,
     ) -> tuple[list[Tensor], Times]:
         """Run a model."""
-        server = self._of(key)
+        server = self._of(framework, key)
         if server is None:
             raise Unavailable(f"no {framework} model server runs {key}", reason="RUNTIME_DOWN")
         return await server.infer(key, inputs, outputs, timeout_s=timeout_s, priority=priority)
@@ -150,15 +153,16 @@ class Runtimes:
             for item in server.processes
         ]
 
-    def _of(self, key: str) -> _Server | None:
-        lane = self._lanes.get(key)
+    def _of(self, framework: str, key: str) -> _Server | None:
+        lane = self._lanes.get((framework, key))
         return None if lane is None else self._servers.get(lane)
 
     def _made(self, lane: Lane) -> _Server:
-        framework, way = lane
+        name, way = lane
+        framework = name.partition("#")[0]
 
         def lost(key: str, reason: str) -> None:
-            self._lanes.pop(key, None)
+            self._lanes.pop((name, key), None)
             self.lost(key, reason)
 
         if way == "split":

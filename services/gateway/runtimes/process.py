@@ -142,7 +142,10 @@ class ModelServer:
                 f"the {self.framework} model server is down: {self._reason}", reason="RUNTIME_DOWN"
             )
         waited_s = time.monotonic() - arrived
-        left_s = max(0.001, timeout_s - waited_s)
+        left_s = timeout_s - waited_s
+        if left_s <= 0:
+            self._gate.leave()
+            raise DeadlineExceeded("the deadline was over before the model was free", reason="DEADLINE_IN_QUEUE")
         header = {
             "op": "infer", "model": key, "outputs": list(outputs), "budget_ns": int(left_s * 1e9),
             "priority": 0 if priority == NO_PRIORITY else priority,

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recmesh.pb import inference_pb2 as pb
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
+from services.gateway.domain import regions
 from services.gateway.domain.card import ModelCard, TensorSpec
 from services.gateway.domain.datatypes import DATATYPES
 from services.gateway.domain.inference import InferRequest, InferResponse, Parameter, RequestedOutput
 from services.gateway.domain.models import ModelVersion
+from services.gateway.domain.regions import Memory, Place, Region
 from services.gateway.domain.statistics import Duration, ModelStatistics
 from services.gateway.domain.tensors import Tensor, from_items, from_raw, to_raw
 
@@ -19,29 +21,68 @@ CONTENTS = {
 }  # fmt: skip
 
 
-def infer_request(message: pb.ModelInferRequest) -> InferRequest:
+def infer_request(message: pb.ModelInferRequest, *, memory: Memory) -> InferRequest:
     """The checked request; InvalidArgument names the tensor that is wrong."""
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise _wrong("raw_input_contents", f"has {len(raw)} items for {len(message.inputs)} inputs")
-    inputs = [_input(item, raw[index] if raw else None) for index, item in enumerate(message.inputs)]
+    given = [parameters(item.parameters) for item in message.inputs]
+    places = [regions.place_of(item, f"inputs.{each.name}.parameters")
+              for item, each in zip(given, message.inputs, strict=True)]  # fmt: skip
+    raw = list(message.raw_input_contents)
+    sent = sum(place is None for place in places)
+    if raw and len(raw) != sent:
+        raise _wrong("raw_input_contents", f"has {len(raw)} items for {sent} inputs that are not in shared memory")
+    contents = iter(raw)
+    inputs = [
+        _input(item, place, next(contents) if raw and place is None else None, memory)
+        for item, place in zip(message.inputs, places, strict=True)
+    ]
     return InferRequest(
         message.model_name, message.model_version, tuple(inputs),
-        tuple(RequestedOutput(item.name) for item in message.outputs), message.id,
-        parameters(message.parameters),
+        tuple(_output(item) for item in message.outputs), message.id, parameters(message.parameters),
     )  # fmt: skip
 
 
-def infer_response(response: InferResponse) -> pb.ModelInferResponse:
-    """Outputs travel raw."""
-    return pb.ModelInferResponse(
-        model_name=response.model, model_version=response.version, id=response.id,
-        outputs=[
-            pb.ModelInferResponse.InferOutputTensor(name=item.name, datatype=item.datatype.name,
-            shape=item.shape) for item in response.outputs
-        ],
-        raw_output_contents=[to_raw(item) for item in response.outputs],
-    )  # fmt: skip
+def infer_response(
+    request: InferRequest, response: InferResponse, *, memory: Memory
+) -> pb.ModelInferResponse:
+    """Outputs travel raw; those wanted in shared memory are put there, and have empty contents here."""
+    wanted = {item.name: item.place for item in request.outputs if item.place is not None}
+    message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    for item in response.outputs:
+        raw, place = to_raw(item), wanted.get(item.name)
+        output = message.outputs.add(name=item.name, datatype=item.datatype.name, shape=item.shape)
+        if place is not None:
+            memory.write(place, raw)
+            output.parameters[regions.REGION].string_param = place.region
+            output.parameters[regions.OFFSET].int64_param = place.offset
+            output.parameters[regions.SIZE].int64_param = len(raw)
+        message.raw_output_contents.append(b"" if place is not None else raw)
+    return message
+
+
+def stream_answer(response: pb.ModelInferResponse) -> pb.ModelStreamInferResponse:
+    """An answer on a stream."""
+    return pb.ModelStreamInferResponse(infer_response=response)
+
+
+def stream_error(message: pb.ModelInferRequest, error: MeshError) -> pb.ModelStreamInferResponse:
+    """What is wrong with one request of a stream; its id tells which."""
+    return pb.ModelStreamInferResponse(
+        error_message=f"{error.grpc_code}: {error}",
+        infer_response=pb.ModelInferResponse(
+            model_name=message.model_name, model_version=message.model_version, id=message.id
+        ),
+    )
+
+
+def shared_memory(found: Mapping[str, Region]) -> pb.SystemSharedMemoryStatusResponse:
+    """Registered shared memory."""
+    status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+    return pb.SystemSharedMemoryStatusResponse(
+        regions={
+            name: status(name=name, key=item.key, offset=item.offset, byte_size=item.size_bytes)
+            for name, item in found.items()
+        }
+    )
 
 
 def parameters(entries: Mapping[str, Any]) -> dict[str, Parameter]:
@@ -78,8 +119,26 @@ def statistics(entries: Mapping[tuple[str, str], ModelStatistics]) -> pb.ModelSt
     )  # fmt: skip
 
 
-def _input(item: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Tensor:
+def _output(item: pb.ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
+    path = f"outputs.{item.name}.parameters"
+    given = parameters(item.parameters)
+    if given.get("classification"):
+        why = "is not answered here; ask for the tensor"
+        raise InvalidArgument(
+            f"{path}.classification {why}", reason="BAD_REQUEST",
+            violations=[Violation(f"{path}.classification", why)],
+        )  # fmt: skip
+    return RequestedOutput(item.name, place=regions.place_of(given, path))
+
+
+def _input(
+    item: pb.ModelInferRequest.InferInputTensor, place: Place | None, raw: bytes | None, memory: Memory
+) -> Tensor:
     typed = item.HasField("contents") and any(True for _ in item.contents.ListFields())
+    if place is not None:
+        if typed:
+            raise _wrong(item.name, "has contents beside shared memory; use one of them")
+        return from_raw(item.name, item.datatype, list(item.shape), memory.read(place))
     if raw is not None:
         if typed:
             raise _wrong(item.name, "has typed contents beside raw_input_contents; use one of them")

@@ -4,20 +4,20 @@ With binary data a body is a JSON header, whose size the HTTP header Inference-H
 and then the raw contents of those tensors that have the parameter `binary_data_size`, in their order.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from recmesh.runtime.errors import InvalidArgument, Violation
-from services.gateway.domain.card import ModelCard, TensorSpec
+from services.gateway.domain import regions
 from services.gateway.domain.inference import InferRequest, InferResponse, Parameter, RequestedOutput
-from services.gateway.domain.models import ModelVersion
-from services.gateway.domain.statistics import Duration, ModelStatistics
+from services.gateway.domain.regions import Memory
 from services.gateway.domain.tensors import Tensor, from_raw, from_values, to_raw, to_values
 
 
-def infer_request(model: str, version: str, body: bytes, *, header_bytes: int | None) -> InferRequest:
+def infer_request(
+    model: str, version: str, body: bytes, *, header_bytes: int | None, memory: Memory
+) -> InferRequest:
     """The checked request; InvalidArgument names what is wrong."""
     if header_bytes is not None and not 0 <= header_bytes <= len(body):
         raise _wrong(
@@ -32,23 +32,32 @@ def infer_request(model: str, version: str, body: bytes, *, header_bytes: int | 
         raise _wrong("body", "is not a JSON object")
     given = _parameters(document.get("parameters"), "parameters")
     return InferRequest(
-        model, version, _inputs(document.get("inputs"), memoryview(binary)),
+        model, version, _inputs(document.get("inputs"), memoryview(binary), memory),
         _outputs(document.get("outputs")),
         _text(document.get("id", ""), "id"), given, given.get("binary_data_output") is True,
     )  # fmt: skip
 
 
-def infer_response(request: InferRequest, response: InferResponse) -> tuple[bytes, int | None]:
+def infer_response(
+    request: InferRequest, response: InferResponse, *, memory: Memory
+) -> tuple[bytes, int | None]:
     """The body, and the size of its JSON header when binary data follow."""
-    wanted = {item.name: item.binary for item in request.outputs}
+    wanted = {item.name: item for item in request.outputs}
     outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for tensor in response.outputs:
         document: dict[str, Any] = {
             "name": tensor.name, "datatype": tensor.datatype.name, "shape": list(tensor.shape)
         }  # fmt: skip
-        asked = wanted.get(tensor.name)
-        if request.binary_outputs if asked is None else asked:
+        asked = wanted.get(tensor.name) or RequestedOutput(tensor.name)
+        if asked.place is not None:
+            raw = to_raw(tensor)
+            memory.write(asked.place, raw)
+            document["parameters"] = {
+                regions.REGION: asked.place.region, regions.OFFSET: asked.place.offset,
+                regions.SIZE: len(raw),
+            }  # fmt: skip
+        elif request.binary_outputs if asked.binary is None else asked.binary:
             raw = to_raw(tensor)
             document["parameters"] = {"binary_data_size": len(raw)}
             binary.append(raw)
@@ -66,36 +75,7 @@ def infer_response(request: InferRequest, response: InferResponse) -> tuple[byte
     return (encoded + b"".join(binary), len(encoded)) if binary else (encoded, None)
 
 
-def metadata(record: ModelVersion, card: ModelCard, versions: Sequence[str]) -> dict[str, Any]:
-    """What a model takes and gives."""
-    return {
-        "name": record.name, "versions": list(versions), "platform": card.platform,
-        "inputs": [_tensor_metadata(item) for item in card.inputs],
-        "outputs": [_tensor_metadata(item) for item in card.outputs],
-    }  # fmt: skip
-
-
-def statistics(entries: Mapping[tuple[str, str], ModelStatistics]) -> dict[str, Any]:
-    """Statistics of models by (name, version)."""
-    return {
-        "model_stats": [
-            {
-                "name": name, "version": version, "last_inference": int(item.last_at * 1000),
-                "inference_count": item.samples, "execution_count": item.executions,
-                "inference_stats": {
-                    "success": _duration(item.success), "fail": _duration(item.fail),
-                    "queue": _duration(item.queue),
-                    "compute_input": _duration(item.compute_input),
-                    "compute_infer": _duration(item.compute_infer),
-                    "compute_output": _duration(item.compute_output),
-                },
-            }
-            for (name, version), item in sorted(entries.items())
-        ]
-    }  # fmt: skip
-
-
-def _inputs(entries: Any, binary: memoryview) -> tuple[Tensor, ...]:
+def _inputs(entries: Any, binary: memoryview, memory: Memory) -> tuple[Tensor, ...]:
     if not isinstance(entries, list) or not entries:
         raise _wrong("inputs", "is not a list with at least one tensor")
     tensors: list[Tensor] = []
@@ -109,7 +89,14 @@ def _inputs(entries: Any, binary: memoryview) -> tuple[Tensor, ...]:
         shape = entry.get("shape")
         if not isinstance(shape, list):
             raise _wrong(f"inputs.{name}.shape", "is not a list of sizes")
-        size = _parameters(entry.get("parameters"), f"inputs.{name}.parameters").get("binary_data_size")
+        parameters = _parameters(entry.get("parameters"), f"inputs.{name}.parameters")
+        place = regions.place_of(parameters, f"inputs.{name}.parameters")
+        size = parameters.get("binary_data_size")
+        if place is not None:
+            if "data" in entry or size is not None:
+                raise _wrong(f"inputs.{name}", "has contents beside shared memory; use one of them")
+            tensors.append(from_raw(name, datatype, shape, memory.read(place)))
+            continue
         if size is None:
             tensors.append(from_values(name, datatype, shape, entry.get("data")))
             continue
@@ -136,10 +123,14 @@ def _outputs(entries: Any) -> tuple[RequestedOutput, ...]:
         if not isinstance(entry, dict):
             raise _wrong(f"outputs[{index}]", "is not an object")
         name = _text(entry.get("name"), f"outputs[{index}].name")
-        binary = _parameters(entry.get("parameters"), f"outputs.{name}.parameters").get("binary_data")
+        parameters = _parameters(entry.get("parameters"), f"outputs.{name}.parameters")
+        binary = parameters.get("binary_data")
         if binary is not None and not isinstance(binary, bool):
             raise _wrong(f"outputs.{name}.parameters.binary_data", "is not true or false")
-        result.append(RequestedOutput(name, binary))
+        if parameters.get("classification"):
+            raise _wrong(f"outputs.{name}.parameters.classification", "is not answered here; ask for the tensor")
+        place = regions.place_of(parameters, f"outputs.{name}.parameters")
+        result.append(RequestedOutput(name, binary, place))
     return tuple(result)
 
 
@@ -158,14 +149,6 @@ def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
         raise _wrong(path, "is not a string" if value is not None else "is missing")
     return value
-
-
-def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(spec.shape)}
-
-
-def _duration(value: Duration) -> dict[str, int]:
-    return {"count": value.count, "ns": value.ns}
 
 
 def _wrong(path: str, why: str) -> InvalidArgument:

@@ -23,6 +23,7 @@ from services.gateway.domain.models import (
     to_load_at_start,
 )
 from services.gateway.domain.tensors import Tensor
+from services.gateway.domain.traffic import Traffic
 from tests.support.gateway import CARD
 
 WANTED = Registration("tiny", "", "models/tiny/1", "torch")
@@ -100,7 +101,7 @@ def test_what_served_is_loaded_before_what_was_on_its_way() -> None:
         State.FAILED),
         version(1, State.REGISTERED, "other"), version(7, State.LOADING, "third"),
     ]  # fmt: skip
-    assert [item.key for item in to_load_at_start(records)] == ["third/7", "tiny/2", "tiny/3"]
+    assert [item.key for item in to_load_at_start(records, lambda _name: Traffic())] == ["third/7", "tiny/2", "tiny/3"]
 
 
 def test_the_newest_version_is_by_number_not_by_letters() -> None:

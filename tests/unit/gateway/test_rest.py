@@ -15,6 +15,7 @@ from recmesh.runtime.room import Room
 from services.gateway.app.ports import Document
 from services.gateway.rest.guard import BodyLimits
 from tests.support.gateway import FakePeer, gateway, http, unknown_job
+from tests.support.openapi import document, text
 from tests.unit.gateway.test_code_store import archive, file
 
 pytestmark = pytest.mark.asyncio
@@ -24,7 +25,8 @@ YAML = {"content-type": "application/yaml"}
 
 def problem_of(response: httpx.Response, status: int, reason: str) -> dict[str, Any]:
     assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
+    protocol = response.url.path.startswith("/v2")      # whose clients read `error` of plain JSON
+    assert response.headers["content-type"] == ("application/json" if protocol else "application/problem+json")
     body: dict[str, Any] = response.json()
     assert body["reason"] == reason
     assert body["status"] == status
@@ -293,13 +295,16 @@ async def test_models_are_registered_and_seen(tmp_path: Path) -> None:
 async def test_the_openapi_document_describes_every_operation(tmp_path: Path) -> None:
     async with http(gateway(tmp_path)) as client:
         document = (await client.get("/openapi.json")).json()
-    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    paths = document["paths"]
+    operations = [operation for path in paths.values() for operation in path.values()]
     ids = [operation["operationId"] for operation in operations]
     assert len(ids) == len(set(ids)) > 30
     for operation in operations:
         assert operation["summary"] and operation["description"], operation["operationId"]
         assert "422" not in operation["responses"]
-        assert "application/problem+json" in operation["responses"]["401"]["content"]
+    for path, kinds in paths.items():
+        kind = "application/json" if path.startswith("/v2") else "application/problem+json"
+        assert all(kind in operation["responses"]["401"]["content"] for operation in kinds.values())
 
 
 async def test_the_documentation_shows_every_operation_and_loads_nothing_from_outside(tmp_path: Path) -> None:
@@ -329,3 +334,8 @@ async def test_on_a_full_disk_nothing_begins_and_what_runs_can_be_stopped(tmp_pa
             problem_of(await client.post(path, json={}), 429, "DATA_FOLDER_FULL")
         assert (await client.post("/v1/jobs/x:stop")).status_code == 200
         assert (await client.delete("/v1/jobs/x?force=true")).status_code < 300
+
+
+async def test_the_committed_description_is_what_the_gateway_answers(tmp_path: Path) -> None:
+    committed = (Path(__file__).parents[3] / "docs" / "openapi.json").read_text()
+    assert committed == text(await document(tmp_path)), "run: python -m tests.support.openapi docs/openapi.json"

@@ -1,5 +1,6 @@
 """Rates and percentiles."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,3 +53,23 @@ def test_a_failed_request_counts_as_failed_only() -> None:
     statistics.add(Outcome(2.0, "m", "1", 4, 0.5, Times(1, 2, 3, 4)))
     assert (statistics.fail.count, statistics.success.count, statistics.samples) == (1, 1, 4)
     assert (statistics.queue.ns, statistics.compute_infer.ns, statistics.last_at) == (1, 3, 2.0)
+
+
+def test_phases_and_reasons_are_metrics() -> None:
+    from prometheus_client import REGISTRY
+
+    from services.gateway.app.observation import Observation
+    from tests.support.gateway import Facts, FakeClock
+
+    observation = Observation(clock=FakeClock(), rate_step_s=10.0, tell_rates=Facts().rates_of)
+    times = Times(queue_ns=1_000_000, input_ns=0, compute_ns=2_000_000, output_ns=0)
+    observation.add(Outcome(1000.0, "phases", "1", 1, 0.004, times))
+    observation.add(Outcome(1000.0, "phases", "1", 0, 0.004, None, "QUEUE_FULL: too many"))
+    observation.add(Outcome(1000.0, "phases", "1", 1, 0.004, times, copy=True))
+    labels = {"model": "phases", "version": "1"}
+    name = "recmesh_gateway_infer_phase_seconds_sum"
+    assert REGISTRY.get_sample_value(name, {**labels, "phase": "queue"}) == pytest.approx(0.002)
+    assert REGISTRY.get_sample_value(name, {**labels, "phase": "infer"}) == pytest.approx(0.004)
+    failures = "recmesh_gateway_infer_failures_total"
+    assert REGISTRY.get_sample_value(failures, {**labels, "reason": "QUEUE_FULL"}) == 1
+    assert len(observation.recent) == 2         # the copy is no part of the traffic

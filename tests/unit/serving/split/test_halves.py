@@ -51,15 +51,15 @@ def exported(model: Any, folder: Path, *, example: dict[str, Any] | None = None)
 
 def by_runtimes(folder: Path, inputs: dict[str, Any]) -> dict[str, Any]:
     """The stages one after another, each by the runtime that serves any model of its framework."""
-    from services.gateway.domain.card import ModelCard
-    from services.gateway.runtimes.programs import framework
+    from recmesh.serving.card import ModelCard
+    from recmesh.serving.programs import framework
 
     known = manifest.load(folder)
     manifest.check_files(known, folder, model=folder.parent)
     there = dict(inputs)
     for stage in known.stages:
         card = ModelCard.parse(json.loads((folder / stage.program / "model.json").read_bytes()))
-        program = framework(known.framework).load(folder / stage.program, card)
+        program = framework(known.framework)[0].load(folder / stage.program, card)
         there |= program.run({name: there[name] for name in stage.inputs})
     return {name: there[name] for name in known.outputs}
 

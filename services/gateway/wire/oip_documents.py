@@ -1,0 +1,77 @@
+"""What the inference protocol says of models over HTTP, as JSON documents."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.gateway.domain.card import ModelCard, TensorSpec
+from services.gateway.domain.models import ModelVersion
+from services.gateway.domain.regions import Region
+from services.gateway.domain.statistics import Duration, ModelStatistics
+from services.gateway.wire.model_config import BACKENDS, type_name
+
+
+def metadata(record: ModelVersion, card: ModelCard, versions: Sequence[str]) -> dict[str, Any]:
+    """What a model takes and gives."""
+    return {
+        "name": record.name, "versions": list(versions), "platform": card.platform,
+        "inputs": [_tensor_metadata(item) for item in card.inputs],
+        "outputs": [_tensor_metadata(item) for item in card.outputs],
+    }  # fmt: skip
+
+
+def statistics(entries: Mapping[tuple[str, str], ModelStatistics]) -> dict[str, Any]:
+    """Statistics of models by (name, version)."""
+    return {
+        "model_stats": [
+            {
+                "name": name, "version": version, "last_inference": int(item.last_at * 1000),
+                "inference_count": item.samples, "execution_count": item.executions,
+                "inference_stats": {
+                    "success": _duration(item.success), "fail": _duration(item.fail),
+                    "queue": _duration(item.queue),
+                    "compute_input": _duration(item.compute_input),
+                    "compute_infer": _duration(item.compute_infer),
+                    "compute_output": _duration(item.compute_output),
+                },
+            }
+            for (name, version), item in sorted(entries.items())
+        ]
+    }  # fmt: skip
+
+
+def config(record: ModelVersion, card: ModelCard) -> dict[str, Any]:
+    """What a model takes and gives, in the words of Triton's model configuration."""
+    steps = [
+        {
+            "model_name": item.model, "model_version": int(item.version or -1),
+            "input_map": dict(item.inputs), "output_map": dict(item.outputs),
+        }
+        for item in card.steps
+    ]  # fmt: skip
+    return {
+        "name": record.name, "platform": card.platform, "backend": BACKENDS[card.framework],
+        "max_batch_size": 0,
+        "input": [_config_tensor(item) for item in card.inputs],
+        "output": [_config_tensor(item) for item in card.outputs],
+        **({"ensemble_scheduling": {"step": steps}} if steps else {}),
+    }  # fmt: skip
+
+
+def regions(entries: Mapping[str, Region]) -> list[dict[str, Any]]:
+    """Registered shared memory."""
+    return [
+        {"name": item.name, "key": item.key, "offset": item.offset, "byte_size": item.size_bytes}
+        for item in entries.values()
+    ]
+
+
+def _config_tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "data_type": type_name(spec.datatype), "dims": list(spec.shape)}
+
+
+def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(spec.shape)}
+
+
+def _duration(value: Duration) -> dict[str, int]:
+    return {"count": value.count, "ns": value.ns}

@@ -1,0 +1,223 @@
+"""Credentials: what each may do, to which models, how often."""
+
+import base64
+import hashlib
+import hmac
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jwt
+import orjson
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import HMACAlgorithm, RSAAlgorithm
+
+from recmesh.pb import inference_pb2 as pb
+from recmesh.pb import inference_pb2_grpc
+from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unauthenticated
+from services.gateway.app.access import Access
+from services.gateway.domain.callers import Caller, Rate, TokenBucket, needed
+from services.gateway.domain.models import Registration
+from services.gateway.rpc.server import server
+from services.gateway.store.credentials import Credentials, Sources
+from tests.support.gateway import FakeClock, Gateway, gateway, http
+
+KEYS: list[dict[str, Any]] = [
+    {"name": "reader", "key": "r", "scopes": ["infer"], "models": ["ti*"]},
+    {"name": "ads", "key": "a", "scopes": ["infer", "models"], "namespaces": ["ads"]},
+    {"name": "busy", "key": "b", "scopes": ["infer"], "rate": {"per_s": 0.5, "burst": 2}},
+]
+INPUTS = [
+    {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]},
+    {"name": "id", "datatype": "INT64", "shape": [1], "data": [2]},
+]
+
+
+def keys_file(root: Path) -> Path:
+    entries = [{**{name: value for name, value in entry.items() if name != "key"},
+                "sha256": hashlib.sha256(str(entry["key"]).encode()).hexdigest()} for entry in KEYS]  # fmt: skip
+    path = root / "keys.yaml"
+    path.write_bytes(orjson.dumps({"keys": entries}))
+    return path
+
+
+def bearer(credential: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {credential}"}
+
+
+async def serving(root: Path) -> Gateway:
+    made = gateway(root)
+    await made.models.start()
+    for name in ("tiny", "ads--ctr"):
+        await made.models.register(Registration(name, "1", made.folder(name), "torch", load=True))
+    await made.settled()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "scope", "model"),
+    [
+        ("POST", "/v2/models/m/infer", "infer", "m"), ("GET", "/v2/models/m/versions/1/stats", "infer", "m"),
+        ("GET", "/v2/models/stats", "infer", ""), ("POST", "/v2/repository/models/m/load", "models", "m"),
+        ("POST", "/v2/repository/index", "infer", ""), ("GET", "/v1/models/m", "infer", "m"),
+        ("POST", "/v1/models/m:load", "models", "m"), ("PUT", "/v1/models/m/traffic", "models", "m"),
+        ("POST", "/v1/models", "models", ""), ("POST", "/v1/jobs", "jobs", ""), ("GET", "/", "admin", ""),
+        ("GET", "/metrics", "admin", ""),
+    ],
+)  # fmt: skip
+def test_what_a_request_needs(method: str, path: str, scope: str, model: str) -> None:
+    assert needed(method, path) == (scope, model)
+
+
+def test_a_bucket_lets_a_burst_through_and_then_the_rate() -> None:
+    bucket = TokenBucket(Rate(per_s=2.0, burst=3.0))
+    assert [bucket.take(10.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert [bucket.take(10.5), bucket.take(10.5)] == [0.0, 0.5]
+    assert [bucket.take(1000.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+
+
+def test_a_namespace_is_a_whole_prefix() -> None:
+    caller = Caller("c", frozenset({"infer"}), namespaces=("ads",))
+    assert caller.sees("ads--ctr")
+    assert not caller.sees("adsx--ctr") and not caller.sees("ads") and not caller.sees("other--ads--ctr")
+
+
+@pytest.mark.asyncio
+async def test_keys_reach_their_models_alone(tmp_path: Path) -> None:
+    made = await serving(tmp_path)
+    access = Access(Credentials(Sources("master", keys_file(tmp_path))), clock=FakeClock())
+    async with http(made, access=access, loopback=False) as client:
+        async def infer(model: str, key: str) -> int:
+            answer = await client.post(f"/v2/models/{model}/infer", json={"inputs": INPUTS}, headers=bearer(key))
+            return answer.status_code
+
+        assert [await infer("tiny", key) for key in ("r", "a", "master", "wrong", "")] == [200, 403, 200, 401, 401]
+        assert [await infer("ads--ctr", key) for key in ("r", "a")] == [403, 200]
+        index = await client.post("/v2/repository/index", headers=bearer("a"))
+        assert [item["name"] for item in index.json()] == ["ads--ctr"]
+        listed = await client.get("/v1/models", headers=bearer("r"))
+        assert [item["name"] for item in listed.json()["models"]] == ["tiny"]
+        unload = "/v2/repository/models/{}/unload"
+        assert (await client.post(unload.format("tiny"), headers=bearer("r"))).json()["reason"] == "NO_SCOPE"
+        assert (await client.post(unload.format("ads--ctr"), headers=bearer("a"))).status_code == 200
+        body = {"name": "other--x", "uri": "models/tiny/1", "framework": "torch"}
+        assert (await client.post("/v1/models", json=body, headers=bearer("a"))).json()["reason"] == "WRONG_MODEL"
+        assert (await client.get("/v1/jobs", headers=bearer("a"))).status_code == 403
+
+
+@pytest.mark.asyncio
+async def test_a_key_above_its_rate_is_told_when_to_come_back(tmp_path: Path) -> None:
+    made, clock = await serving(tmp_path), FakeClock()
+    access = Access(Credentials(Sources(None, keys_file(tmp_path))), clock=clock)
+    async with http(made, access=access, loopback=False) as client:
+        path, body = "/v2/models/tiny/infer", {"inputs": INPUTS}
+        answers = [await client.post(path, json=body, headers=bearer("b")) for _ in range(3)]
+        assert [item.status_code for item in answers] == [200, 200, 429]
+        assert (answers[2].json()["reason"], answers[2].headers["retry-after"]) == ("RATE_LIMITED", "2")
+        assert (await client.get("/v2/models/tiny", headers=bearer("b"))).status_code == 200
+        clock.time += 2.0
+        assert (await client.post(path, json=body, headers=bearer("b"))).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_the_same_over_grpc(tmp_path: Path) -> None:
+    made = await serving(tmp_path)
+    access = Access(Credentials(Sources(None, keys_file(tmp_path))), clock=FakeClock())
+    listening = server("127.0.0.1:0", made.models, made.inference, made.regions, token="m", access=access, tls=None)
+    await listening.start()
+    async with grpc.aio.insecure_channel(listening.address) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        async def code(name: str, key: str) -> str:
+            request = pb.ModelInferRequest(model_name=name)
+            request.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(1.0)
+            request.inputs.add(name="id", datatype="INT64", shape=[1]).contents.int64_contents.append(2)
+            try:
+                await stub.ModelInfer(request, metadata=(("authorization", f"Bearer {key}"),), timeout=30)
+            except grpc.aio.AioRpcError as error:
+                trailing: Any = error.trailing_metadata() or ()
+                return error.code().name + (" retry-after" if "retry-after" in [key for key, _ in trailing] else "")
+            return "OK"
+
+        assert [await code("tiny", key) for key in "raw"] == ["OK", "PERMISSION_DENIED", "UNAUTHENTICATED"]
+        assert [await code("tiny", "b") for _ in range(3)] == ["OK", "OK", "RESOURCE_EXHAUSTED retry-after"]
+    await listening.stop()
+
+
+def test_a_key_that_is_taken_out_of_the_file_is_refused_at_once(tmp_path: Path) -> None:
+    path = keys_file(tmp_path)
+    credentials = Credentials(Sources(None, path))
+    assert credentials.caller("Bearer r").name == "reader"
+    path.write_text("keys: []\n")
+    with pytest.raises(Unauthenticated):
+        credentials.caller("Bearer r")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "keys: 1", "keys: [{name: a}]", f"keys: [{{name: a, sha256: {'0' * 64}, scopes: [all]}}]",
+     f"keys: [{{name: a, sha256: {'0' * 64}, model: [x]}}]", f"keys: [{{name: a, sha256: {'0' * 64}, rate: 1}}]"],
+)  # fmt: skip
+def test_a_wrong_file_is_told_of_at_the_start(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys.yaml").write_text(text)
+    with pytest.raises(InvalidArgument):
+        Credentials(Sources(None, tmp_path / "keys.yaml")).check_files()
+
+
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def rsa_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path, rsa_key: rsa.RSAPrivateKey) -> Credentials:
+    shared = {**HMACAlgorithm.to_jwk(SECRET, as_dict=True), "kid": "hs"}
+    public = {**RSAAlgorithm.to_jwk(rsa_key.public_key(), as_dict=True), "kid": "rs"}
+    (tmp_path / "jwks.json").write_bytes(orjson.dumps({"keys": [shared, public]}))
+    return Credentials(Sources(None, None, tmp_path / "jwks.json", "https://issuer", "recmesh"))
+
+
+def claims(**changes: Any) -> dict[str, Any]:
+    rights = {"scope": "infer openid", "recmesh_models": ["ti*"]}
+    return {"sub": "u", "iss": "https://issuer", "aud": "recmesh", "exp": time.time() + 600, **rights, **changes}
+
+
+def test_tokens_of_both_kinds_carry_rights(tokens: Credentials, rsa_key: rsa.RSAPrivateKey) -> None:
+    for key, algorithm, kid in ((SECRET, "HS256", "hs"), (rsa_key, "RS256", "rs")):
+        token = jwt.encode(claims(), key, algorithm=algorithm, headers={"kid": kid})
+        caller = tokens.caller(f"Bearer {token}")
+        assert (caller.name, caller.scopes, caller.models) == ("u", frozenset({"infer"}), ("ti*",))
+        with pytest.raises(PermissionDenied):
+            caller.check("models")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"exp": time.time() - 60}, {"iss": "https://other"}, {"aud": "other"}, {"recmesh_models": "all"}, {"nbf": 9e9}],
+)
+def test_tokens_that_are_over_or_for_others_are_refused(tokens: Credentials, changes: dict[str, Any]) -> None:
+    token = jwt.encode(claims(**changes), SECRET, algorithm="HS256", headers={"kid": "hs"})
+    with pytest.raises(Unauthenticated):
+        tokens.caller(f"Bearer {token}")
+
+
+def test_a_public_key_is_no_shared_secret_and_no_algorithm_is_none(
+    tokens: Credentials, rsa_key: rsa.RSAPrivateKey
+) -> None:
+    public = rsa_key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    head, payload, _ = jwt.encode(claims(), SECRET, algorithm="HS256", headers={"kid": "rs"}).split(".")
+    signature = hmac.digest(public, f"{head}.{payload}".encode(), "sha256")     # as the attack does it
+    forged = f"{head}.{payload}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+    unsigned = jwt.encode(claims(), "", algorithm="none", headers={"kid": "hs"})
+    unknown = jwt.encode(claims(), SECRET, algorithm="HS256", headers={"kid": "other"})
+    for token in (forged, unsigned, unknown, "a.b.c"):
+        with pytest.raises(Unauthenticated):
+            tokens.caller(f"Bearer {token}")
