@@ -25,7 +25,8 @@ def tensors(draw: st.DrawFn) -> list[Tensor]:
     for index in range(draw(st.integers(0, 5))):
         kind = draw(st.sampled_from(NUMERIC))
         shape = draw(st.sampled_from([(), (0,), (3,), (2, 5), (1100,), (17, 300)]))
-        array = draw(hnp.arrays(kind.numpy, shape, fill=None if shape else st.nothing()))
+        drawn = np.dtype(np.int16) if kind.name == "BF16" else kind.numpy    # of bfloat16 the bits
+        array = draw(hnp.arrays(drawn, shape, fill=None if shape else st.nothing())).view(kind.numpy)
         made.append(Tensor(f"t{index}", kind, array))
     return made
 

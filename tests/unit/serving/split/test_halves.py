@@ -1,5 +1,6 @@
 """Models of both frameworks split end to end: the written halves, loaded by the gateway's own runtimes."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,15 @@ def exported(model: Any, folder: Path, *, example: dict[str, Any] | None = None)
 def by_runtimes(folder: Path, inputs: dict[str, Any]) -> dict[str, Any]:
     """The stages one after another, each by the runtime that serves any model of its framework."""
     from recmesh.serving.card import ModelCard
-    from recmesh.serving.programs import framework
+    from recmesh.serving.programs import MODULES
 
     known = manifest.load(folder)
     manifest.check_files(known, folder, model=folder.parent)
     there = dict(inputs)
     for stage in known.stages:
         card = ModelCard.parse(json.loads((folder / stage.program / "model.json").read_bytes()))
-        program = framework(known.framework)[0].load(folder / stage.program, card)
+        runtime = importlib.import_module(MODULES[known.framework]).FRAMEWORK     # not prepared: training came before
+        program = runtime.load(folder / stage.program, card)
         there |= program.run({name: there[name] for name in stage.inputs})
     return {name: there[name] for name in known.outputs}
 
@@ -226,7 +228,7 @@ def test_what_is_no_model_is_refused_and_nothing_is_written(tmp_path: Path) -> N
     with pytest.raises(InvalidArgument, match=r"holds neither saved_model nor model\.pt2"):
         partition.partition(tmp_path)
     (tmp_path / "model.pt2").write_text("no archive")
-    with pytest.raises(InvalidArgument, match=r"is no program of torch\.export"):
+    with pytest.raises(InvalidArgument, match=r"is no archive of torch\.export"):
         partition.partition(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["model.pt2"]
     (tmp_path / "split").mkdir()
