@@ -98,10 +98,11 @@ class TaskLog:
                 f"an older release began to write the tasks of job {job_id} and did not end: submit it anew",
                 reason="OTHER_RELEASE",
             )
+        logged, last, first = journal.slices, journal.last, len(journal.slices)
         slices = (await self._indexer.index(spec)).slices
         assert isinstance(slices, Slices), "of a dataset without streams"
-        logged, last = journal.slices, journal.last     # together: others here read the log, too
-        first = len(logged)
+        if journal.last != last:                # meanwhile others here wrote, perhaps to the end, perhaps other data
+            raise Aborted(f"the tasks of job {job_id} are written by another call, too")
         if not await asyncio.to_thread(logged.begins, slices):
             raise FailedPrecondition(
                 f"the files of job {job_id} changed while its tasks were written: they are not those of {first} slices "

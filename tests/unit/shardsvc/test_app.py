@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from recmesh.data.index import Index
 from recmesh.data.order import Plan, generate
 from recmesh.data.planned import PlannedTasks
 from recmesh.data.records import FileSlice
@@ -168,6 +169,44 @@ async def test_a_log_of_records_is_read_as_it_was_and_one_without_its_end_is_ref
         else:
             with pytest.raises(FailedPrecondition, match="older release"):
                 await house.runs.open(request(data))
+
+
+class Gated(Indexer):
+    """Each call is answered when its turn has come."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.asked, self.turns = ([asyncio.Event() for _ in range(turns)] for _ in range(2))
+        self._free = iter(range(turns))
+
+    async def index(self, spec: DatasetSpec) -> Index:
+        turn = next(self._free)
+        self.asked[turn].set()
+        found = await super().index(spec)
+        await self.turns[turn].wait()
+        return found
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("epochs", [1, 2])
+async def test_a_plan_that_another_call_wrote_meanwhile_stands(data: DatasetSpec, epochs: int) -> None:
+    """Of two calls of one replica: the later one read the log first, and sees in memory what the other one wrote."""
+    log, indexer = MemoryLog(), Gated(2)
+    tasks = TaskLog(log, indexer)
+    first = asyncio.create_task(tasks.ensure(JOB, data, epochs=1, seed=3, shuffle=True, fresh=True))
+    await indexer.asked[0].wait()
+    second = asyncio.create_task(tasks.ensure(JOB, data, epochs=epochs, seed=3, shuffle=True, fresh=True))
+    await indexer.asked[1].wait()
+    indexer.turns[0].set()
+    line = await first
+    written = list(log.messages[task_subject(JOB)])
+    indexer.turns[1].set()
+    if epochs == 1:
+        assert (await second).end == line.end == ROWS
+    else:
+        with pytest.raises(FailedPrecondition, match="other data, epochs"):
+            await second
+    assert log.messages[task_subject(JOB)] == written
 
 
 @pytest.mark.asyncio
