@@ -112,6 +112,10 @@ class ListingProcesses:
         for _, process in free:
             process.end()
 
+    def forget(self) -> None:
+        """For a forked process: those that there are belong to its parent, as does the thread that ends them."""
+        self._free, self._count, self._changed = [], 0, threading.Condition()
+
     def _taken(self) -> "_Process | None":
         limit = time.monotonic() + LIMIT_S
         with self._changed:
@@ -210,3 +214,4 @@ class _Process:
 beside = ListingProcesses()
 """Of this process: how many there are is bounded however many datasets are listed."""
 atexit.register(beside.close)
+os.register_at_fork(after_in_child=beside.forget)

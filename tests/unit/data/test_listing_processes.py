@@ -187,6 +187,20 @@ def test_a_process_whose_asker_was_interrupted_is_ended(
     own.close()
 
 
+def test_a_forked_process_has_none_of_its_parent_s() -> None:
+    """Two that ask one process would take each other's answers; and a lock may be held at that moment, for ever."""
+    beside = listing_processes.beside
+    taken = beside._taken()
+    assert taken is not None
+    beside._give_back(taken)
+    with beside._changed:
+        child = os.fork()
+        if not child:
+            os._exit(bool(beside.pids()) + 2 * beside._count)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert beside.pids() == [taken.pid]
+
+
 def test_an_error_is_told_as_if_it_had_been_listed_here(folders: list[str], processes: ListingProcesses) -> None:
     lister = Lister(processes=processes, many_files=1)
     lister.files(f"{folders[0]}/*")
