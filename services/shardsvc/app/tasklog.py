@@ -134,8 +134,15 @@ class TaskLog:
             raise
         journal = self._journals.get(job_id)
         if journal is not None and journal.last == after:
-            journal.take(sequence, wire.message_of(sequence, message))
+            self._take(job_id, journal, sequence, message)
         return sequence
+
+    def _take(self, job_id: str, journal: Journal, sequence: int, message: bytes) -> None:
+        try:
+            journal.take(sequence, wire.message_of(sequence, message))
+        except BaseException:
+            self._journals.pop(job_id, None)    # it may have half of the message: there was no room for slices, say
+            raise
 
     async def line(self, job_id: str, *, to: int = 0) -> Line:
         """The line of a job, at least to this position if the log has it; DataLoss when a log of files has no end."""
@@ -153,7 +160,7 @@ class TaskLog:
             known = known or Journal()
             async for sequence, data in self._log.read(task_subject(job_id), known.last + 1):
                 if sequence > known.last:       # whoever else reads it has not come so far
-                    known.take(sequence, wire.message_of(sequence, data))
+                    self._take(job_id, known, sequence, data)
             newest = self._journals.get(job_id)
             if newest is not None and newest.last > known.last:
                 known = newest                  # of two readers the one who came farther is believed

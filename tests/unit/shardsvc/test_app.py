@@ -11,10 +11,17 @@ from recmesh.data.index import Index
 from recmesh.data.order import Plan, generate
 from recmesh.data.planned import PlannedTasks
 from recmesh.data.records import FileSlice
-from recmesh.data.slices import Slices
+from recmesh.data.slices import FileName, Slices, Table
 from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import system_clock
-from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from recmesh.runtime.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
 from services.shardsvc.app import Datasets, Indexer, OpenRun, Runs, TaskLog
@@ -262,6 +269,30 @@ async def test_a_log_that_lost_a_message_gives_no_lease_of_it(
         with pytest.raises(DataLoss) as caught:
             await call
         assert caught.value.reason == "LOG_SHORT"
+
+
+@pytest.mark.asyncio
+async def test_a_log_that_could_not_be_read_for_want_of_room_is_read_anew(
+    data: DatasetSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not taken for one that lost a part, which would roll its job back."""
+    monkeypatch.setattr(wire, "MOST_SLICES", 3)
+    house = House()
+    reader = TaskLog(house.log, Indexer())
+    await reader.journal(JOB, fresh=True)
+    line, _ = await house.runs.open(request(data))
+    added, calls = Slices.add, list[int]()
+
+    def full(self: Slices, name: FileName, table: Table) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ResourceExhausted("no space", reason="NO_SPACE")
+        added(self, name, table)
+
+    monkeypatch.setattr(Slices, "add", full)
+    with pytest.raises(ResourceExhausted):
+        await reader.line(JOB)
+    assert [*(await reader.line(JOB)).records] == [*line.records]
 
 
 @pytest.mark.asyncio
