@@ -88,6 +88,9 @@ class ListingProcesses:
             _log.warning("a process that lists files ended, or was ended: %s", error)
             self._ended(process)
             return None
+        except BaseException:                   # its answer may be under way: nobody must take it for another's
+            self._ended(process)
+            raise
         self._give_back(process)
         if isinstance(data, int):
             if data == NOT_HERE:
@@ -108,6 +111,10 @@ class ListingProcesses:
             self._changed.notify_all()
         for _, process in free:
             process.end()
+
+    def forget(self) -> None:
+        """For a forked process: those that there are belong to its parent, as does the thread that ends them."""
+        self._free, self._count, self._changed = [], 0, threading.Condition()
 
     def _taken(self) -> "_Process | None":
         limit = time.monotonic() + LIMIT_S
@@ -133,7 +140,7 @@ class ListingProcesses:
         with self._changed:
             if not self._closed:
                 self._free.append((time.monotonic(), process))
-                self._changed.notify()
+                self._changed.notify_all()      # one alone may be the thread that ends idle ones
                 return
         self._ended(process)
 
@@ -153,6 +160,8 @@ class ListingProcesses:
                 self._free = [each for each in self._free if each[0] > before]
                 self._count -= len(idle)
                 left = self._count
+                if idle:
+                    self._changed.notify_all()
             for process in idle:
                 process.end()
             if not left:
@@ -205,3 +214,4 @@ class _Process:
 beside = ListingProcesses()
 """Of this process: how many there are is bounded however many datasets are listed."""
 atexit.register(beside.close)
+os.register_at_fork(after_in_child=beside.forget)

@@ -103,6 +103,8 @@ class PlannedTasks(Sequence[TaskRecord]):
     def is_at_hand(self, pieces: Iterable[tuple[int, int]]) -> bool:
         """Whether the tasks that pieces [lo, hi) touch are made quickly: their pages are there."""
         for lo, hi in pieces:
+            if any(self._known_borders(self._place_of(at)[0]) is None for at in (lo, hi - 1)):
+                return False            # to count them is a look through all slices
             (epoch, number), last = self._page_at(lo), self._page_at(hi - 1)
             while (epoch, number) <= last:
                 if (epoch, number) not in self._kept:
@@ -141,20 +143,29 @@ class PlannedTasks(Sequence[TaskRecord]):
             lo += last - first
 
     def _page_at(self, position: int) -> tuple[int, int]:
-        epoch, inside = divmod(min(max(position, 0), self.end - 1), self._slices.rows)
+        epoch, inside = self._place_of(position)
         return epoch, bisect_right(self._borders_of(epoch).bases, inside) - 1
 
+    def _place_of(self, position: int) -> tuple[int, int]:
+        """Epoch, and position within it."""
+        return divmod(min(max(position, 0), self.end - 1), self._slices.rows)
+
     def _borders_of(self, epoch: int) -> _Borders:
-        key = epoch if self._shape.shuffle and self._pages > 1 else 0
-        with self._lock:
-            known = self._borders.get(key)
+        known = self._known_borders(epoch)
         if known is None:
             known = self._made_borders(epoch)
             with self._lock:
-                self._borders[key] = known
+                self._borders[self._borders_key(epoch)] = known
                 while len(self._borders) > _KEPT_EPOCHS:
                     self._borders.popitem(last=False)
         return known
+
+    def _known_borders(self, epoch: int) -> _Borders | None:
+        with self._lock:
+            return self._borders.get(self._borders_key(epoch))
+
+    def _borders_key(self, epoch: int) -> int:
+        return epoch if self._shape.shuffle and self._pages > 1 else 0
 
     def _made_borders(self, epoch: int) -> _Borders:
         counts, rows = np.zeros(self._pages, np.int64), np.zeros(self._pages, np.int64)

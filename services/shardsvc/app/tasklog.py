@@ -98,10 +98,11 @@ class TaskLog:
                 f"an older release began to write the tasks of job {job_id} and did not end: submit it anew",
                 reason="OTHER_RELEASE",
             )
+        logged, last, first = journal.slices, journal.last, len(journal.slices)
         slices = (await self._indexer.index(spec)).slices
         assert isinstance(slices, Slices), "of a dataset without streams"
-        logged, last = journal.slices, journal.last     # together: others here read the log, too
-        first = len(logged)
+        if journal.last != last:                # meanwhile others here wrote, perhaps to the end, perhaps other data
+            raise Aborted(f"the tasks of job {job_id} are written by another call, too")
         if not await asyncio.to_thread(logged.begins, slices):
             raise FailedPrecondition(
                 f"the files of job {job_id} changed while its tasks were written: they are not those of {first} slices "
@@ -133,8 +134,15 @@ class TaskLog:
             raise
         journal = self._journals.get(job_id)
         if journal is not None and journal.last == after:
-            journal.take(sequence, wire.message_of(sequence, message))
+            self._take(job_id, journal, sequence, message)
         return sequence
+
+    def _take(self, job_id: str, journal: Journal, sequence: int, message: bytes) -> None:
+        try:
+            journal.take(sequence, wire.message_of(sequence, message))
+        except BaseException:
+            self._journals.pop(job_id, None)    # it may have half of the message: there was no room for slices, say
+            raise
 
     async def line(self, job_id: str, *, to: int = 0) -> Line:
         """The line of a job, at least to this position if the log has it; DataLoss when a log of files has no end."""
@@ -152,7 +160,7 @@ class TaskLog:
             known = known or Journal()
             async for sequence, data in self._log.read(task_subject(job_id), known.last + 1):
                 if sequence > known.last:       # whoever else reads it has not come so far
-                    known.take(sequence, wire.message_of(sequence, data))
+                    self._take(job_id, known, sequence, data)
             newest = self._journals.get(job_id)
             if newest is not None and newest.last > known.last:
                 known = newest                  # of two readers the one who came farther is believed

@@ -5,7 +5,6 @@ exchange: more than half of what a lease cost shardsvc in Valkey's client.
 """
 
 import asyncio
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +50,6 @@ class Lane:
 
     async def _answer(self) -> Any:
         try:
-            return await self._connection.read_response(timeout=math.inf)
+            return await self._connection.read_response()   # given a timeout it tells of a dead peer as None
         except ResponseError as refusal:
             return refusal

@@ -13,9 +13,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from recmesh.data.files import FileInfo
+from recmesh.data import listing_processes
+from recmesh.data.files import FileInfo, tag_of
 from recmesh.data.listing import Lister
-from recmesh.data.listing_processes import ListingProcesses
+from recmesh.data.listing_processes import ListingProcesses, written
 from recmesh.runtime.errors import MeshError
 
 PATIENCE_S = 60.0
@@ -140,6 +141,64 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(folders: list[
     (second,) = own.pids()
     assert gone(second) and second != first                 # nobody asks it any more
     own.close()
+
+
+def test_whoever_waits_for_a_process_gets_the_one_that_comes_free(folders: list[str]) -> None:
+    """And not the thread that ends idle ones, which waits, too."""
+    own = ListingProcesses(most=1, load=lambda: 0.0)
+    path = f"{folders[1]}/a"
+    info = fsspec.filesystem("file").info(path)
+    witness = FileInfo(path, info["size"], tag_of(fsspec.filesystem("file"), path, info))
+    fs = written(fsspec.filesystem("file"))
+    assert fs is not None
+    taken = own._taken()
+    assert taken is not None
+    found: list[Any] = []
+    waiter = threading.Thread(
+        target=lambda: found.append(own.ask(fs, "folder", folders[1], witness=witness)), daemon=True
+    )
+    waiter.start()
+    while len(own._changed._waiters) < 2:       # type: ignore[attr-defined]  # of threading.Condition
+        time.sleep(0.001)
+    own._give_back(taken)
+    waiter.join(PATIENCE_S)
+    assert found and found[0] is not None and len(found[0]) == 3
+    own.close()
+
+
+def test_a_process_whose_asker_was_interrupted_is_ended(
+    folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer may still come, and must not be taken for that to the next question."""
+    own = ListingProcesses(most=1, load=lambda: 0.0)
+    lister = Lister(processes=own, many_files=1)
+    for folder in folders[:2]:
+        lister.files(f"{folder}/*")
+    (pid,) = own.pids()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(listing_processes._Process, "_read", interrupted)
+        lister.files(f"{folders[2]}/*")
+    assert gone(pid) and len(lister.files(f"{folders[2]}/*")) == 3
+    assert own.pids() and own.pids() != [pid]
+    own.close()
+
+
+def test_a_forked_process_has_none_of_its_parent_s() -> None:
+    """Two that ask one process would take each other's answers; and a lock may be held at that moment, for ever."""
+    beside = listing_processes.beside
+    taken = beside._taken()
+    assert taken is not None
+    beside._give_back(taken)
+    with beside._changed:
+        child = os.fork()
+        if not child:
+            os._exit(bool(beside.pids()) + 2 * beside._count)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert beside.pids() == [taken.pid]
 
 
 def test_an_error_is_told_as_if_it_had_been_listed_here(folders: list[str], processes: ListingProcesses) -> None:

@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 
+from recmesh.data.index import Index
 from recmesh.data.order import Plan, generate
 from recmesh.data.planned import PlannedTasks
 from recmesh.data.records import FileSlice
-from recmesh.data.slices import Slices
+from recmesh.data.slices import FileName, Slices, Table
 from recmesh.formats import IntervalSet
 from recmesh.runtime.clock import system_clock
-from recmesh.runtime.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from recmesh.runtime.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
 from services.shardsvc.app import Datasets, Indexer, OpenRun, Runs, TaskLog
@@ -170,6 +178,44 @@ async def test_a_log_of_records_is_read_as_it_was_and_one_without_its_end_is_ref
                 await house.runs.open(request(data))
 
 
+class Gated(Indexer):
+    """Each call is answered when its turn has come."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.asked, self.turns = ([asyncio.Event() for _ in range(turns)] for _ in range(2))
+        self._free = iter(range(turns))
+
+    async def index(self, spec: DatasetSpec) -> Index:
+        turn = next(self._free)
+        self.asked[turn].set()
+        found = await super().index(spec)
+        await self.turns[turn].wait()
+        return found
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("epochs", [1, 2])
+async def test_a_plan_that_another_call_wrote_meanwhile_stands(data: DatasetSpec, epochs: int) -> None:
+    """Of two calls of one replica: the later one read the log first, and sees in memory what the other one wrote."""
+    log, indexer = MemoryLog(), Gated(2)
+    tasks = TaskLog(log, indexer)
+    first = asyncio.create_task(tasks.ensure(JOB, data, epochs=1, seed=3, shuffle=True, fresh=True))
+    await indexer.asked[0].wait()
+    second = asyncio.create_task(tasks.ensure(JOB, data, epochs=epochs, seed=3, shuffle=True, fresh=True))
+    await indexer.asked[1].wait()
+    indexer.turns[0].set()
+    line = await first
+    written = list(log.messages[task_subject(JOB)])
+    indexer.turns[1].set()
+    if epochs == 1:
+        assert (await second).end == line.end == ROWS
+    else:
+        with pytest.raises(FailedPrecondition, match="other data, epochs"):
+            await second
+    assert log.messages[task_subject(JOB)] == written
+
+
 @pytest.mark.asyncio
 async def test_a_job_cannot_go_on_with_other_data_than_it_began_with(data: DatasetSpec) -> None:
     house = House()
@@ -223,6 +269,30 @@ async def test_a_log_that_lost_a_message_gives_no_lease_of_it(
         with pytest.raises(DataLoss) as caught:
             await call
         assert caught.value.reason == "LOG_SHORT"
+
+
+@pytest.mark.asyncio
+async def test_a_log_that_could_not_be_read_for_want_of_room_is_read_anew(
+    data: DatasetSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not taken for one that lost a part, which would roll its job back."""
+    monkeypatch.setattr(wire, "MOST_SLICES", 3)
+    house = House()
+    reader = TaskLog(house.log, Indexer())
+    await reader.journal(JOB, fresh=True)
+    line, _ = await house.runs.open(request(data))
+    added, calls = Slices.add, list[int]()
+
+    def full(self: Slices, name: FileName, table: Table) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ResourceExhausted("no space", reason="NO_SPACE")
+        added(self, name, table)
+
+    monkeypatch.setattr(Slices, "add", full)
+    with pytest.raises(ResourceExhausted):
+        await reader.line(JOB)
+    assert [*(await reader.line(JOB)).records] == [*line.records]
 
 
 @pytest.mark.asyncio
