@@ -340,11 +340,11 @@ class Models:
             )
         return card
 
-    def _lost(self, key: str, reason: str) -> None:
-        """A runtime could not bring a model back after a crash."""
+    def _lost(self, runtime: str, key: str, reason: str) -> None:
+        """A runtime could not bring a model back after a crash. One that another runtime has by now still serves."""
         name, _, version = key.partition("/")
         served = self.serving.find(name, version)
-        if served is not None:
+        if served is not None and served.runtime == runtime:
             self.serving.take_out(name, version)
             self._background(lambda: self._fail(served, reason), f"fail {key}")
 

@@ -45,7 +45,7 @@ class Served:
 
     @property
     def is_shadow(self) -> bool:
-        """True when it gets copies only."""
+        """True in the model server of those that get copies."""
         return self.runtime.endswith(SHADOW)
 
     @property

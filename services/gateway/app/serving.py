@@ -64,7 +64,7 @@ class Serving:
         weighted = [item for version, item in loaded.items() if weights.get(version)]
         if weighted:
             return max(weighted, key=lambda item: weights[item.record.version])
-        return next((item for item in reversed(loaded.values()) if not item.is_shadow), None)
+        return next((item for item in reversed(loaded.values()) if not self._gets_copies(item)), None)
 
     def find(self, name: str, version: str = "") -> Served | None:
         """The named version if it is loaded; with no version, the one that speaks for the name."""
@@ -89,7 +89,8 @@ class Serving:
         if version or not self.traffic(name).weights:
             served = self.find(name, version)
             return served is not None and self._serves(served)
-        return any(self._serves(item) for item in self._loaded.get(name, {}).values() if not item.is_shadow)
+        loaded = self._loaded.get(name, {}).values()
+        return any(self._serves(item) for item in loaded if not self._gets_copies(item))
 
     def swap_in(self, served: Served) -> list[Served]:
         """Serve this version from now on; answers with those that it replaces."""
@@ -206,9 +207,16 @@ class Serving:
             return all(self.is_ready(step.model, step.version) for step in served.card.steps)
         return served.resting or self._runtimes.serves(served.runtime, served.record.key)
 
+    def _gets_copies(self, served: Served) -> bool:
+        """True of a shadow; one that the rules have made more than that answers until it has moved."""
+        return served.is_shadow and served.record.version == self.traffic(served.record.name).shadow
+
     def _leaving(self, name: str) -> list[Served]:
-        loaded = self._loaded.get(name, {})
-        stay = traffic.kept(self.traffic(name), list(loaded))
+        """What was loaded to get copies leaves with the rule; it takes no other's place."""
+        loaded, rules = self._loaded.get(name, {}), self.traffic(name)
+        stay = traffic.kept(
+            rules, [version for version, item in loaded.items() if not item.is_shadow or version in rules.needed]
+        )
         return [loaded.pop(version) for version in list(loaded) if version not in stay]
 
 

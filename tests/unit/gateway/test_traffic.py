@@ -190,6 +190,42 @@ async def test_a_shadow_that_becomes_the_version_moves_to_the_framework_s_own_se
     assert made.runtimes.ran[-1] == ("torch", "tiny/2")
 
 
+async def test_a_shadow_that_the_rules_drop_leaves_and_takes_nobody_s_place(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await add(made, "2", load=False)
+    await set_traffic(made, shadow={"version": "2"})
+    await set_traffic(made)
+    assert (await made.models.infer(request())).version == "1"
+    assert await states(made) == {"1": "ready", "2": "unloaded"}
+    assert list(made.runtimes.loaded) == ["tiny/1"]
+
+
+async def test_a_shadow_that_becomes_the_version_answers_while_it_moves(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await add(made, "2", load=False)
+    await set_traffic(made, shadow={"version": "2"})
+    made.runtimes.hold_load = asyncio.Event()
+    await made.models.set_traffic("tiny", rules.parse({"versions": {"specific": ["2"]}}))
+    assert made.models.serving.is_ready("tiny")
+    assert (await made.models.infer(request())).version == "2"
+    made.runtimes.hold_load.set()
+    await made.settled()
+    assert list(made.runtimes.loaded) == ["tiny/2"]
+
+
+async def test_what_the_server_of_shadows_loses_still_serves_where_it_moved_to(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await add(made, "2", load=False)
+    await set_traffic(made, shadow={"version": "2"})
+    await set_traffic(made, weights={"2": 1})
+    made.runtimes.lost("torch#shadow", "tiny/2", "its model server dies while loading it")
+    await made.settled()
+    assert (await made.models.infer(request())).version == "2"
+    made.runtimes.lost("torch", "tiny/2", "its model server dies while loading it")
+    await made.settled()
+    assert (await states(made))["2"] == "failed"
+
+
 async def test_an_idle_version_rests_and_the_first_request_brings_it_back_for_all(tmp_path: Path) -> None:
     made = await serving(tmp_path, "1")
     await set_traffic(made, idle_s=60)
