@@ -24,6 +24,7 @@ from services.gateway.app.serving import Serving, ServingLimits
 from services.gateway.domain import ensemble, inference
 from services.gateway.domain import models as rules
 from services.gateway.domain import traffic as traffic_rules
+from services.gateway.domain.callers import MESH, MODELS, Caller
 from services.gateway.domain.card import ENSEMBLE, ModelCard
 from services.gateway.domain.inference import InferRequest, InferResponse
 from services.gateway.domain.models import ModelVersion, Registration, State
@@ -89,11 +90,17 @@ class Models:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.serving.shadow.stop()
 
-    async def register(self, wanted: Registration) -> ModelVersion:
-        """Record a new version, or answer with the equal one that is there; it is loaded after the answer."""
+    async def register(self, wanted: Registration, *, caller: Caller = MESH) -> ModelVersion:
+        """Record a new version, or answer with the equal one that is there; it is loaded after the answer.
+
+        An ensemble's models need no right when it is asked, so whoever registers it must have them.
+        """
+        caller.check(MODELS, wanted.name)
         rules.check(wanted)
         folder = await asyncio.to_thread(self._folders.resolve, wanted.uri)
         card = await asyncio.to_thread(self._checked_card, folder, wanted.framework)
+        for step in card.steps:
+            caller.check(MODELS, step.model)
         await self._check_ensemble(wanted.name, card)
         record, created = await self._create(wanted)
         if created:
