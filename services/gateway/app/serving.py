@@ -140,11 +140,14 @@ class Serving:
         limit_s = inference.timeout_s(
             request.parameters, default_s=self._limits.infer_timeout_s, max_s=self._limits.max_infer_timeout_s
         )
+        with deadline(limit_s):
+            return await self._answered(request)
+
+    async def _answered(self, request: InferRequest) -> InferResponse | None:
         served = self.choose(request.model, request.version)
         if served is None:
             return None
-        with deadline(limit_s):
-            response = await self._counted(served, request, copy=False)
+        response = await self._counted(served, request, copy=False)
         rules = self.traffic(request.model)
         if rules.shadow and not request.version and rules.shadow != response.version:
             self.shadow.offer(request, rules)
@@ -197,7 +200,8 @@ class Serving:
         return InferResponse(served.record.name, served.record.version, tuple(tensors), request.id), times
 
     async def _step(self, request: InferRequest) -> InferResponse:
-        response = await self.infer(request)
+        """Within the ensemble's own time, and none beside it."""
+        response = await self._answered(request)
         if response is None:
             raise ensembles.not_loaded(request)
         return response
