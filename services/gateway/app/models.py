@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -248,15 +249,17 @@ class Models:
             current = await self._registry.get(record.name, record.version)
             if current.state not in (State.LOADING, State.READY):
                 return Aborted(f"model {record.key} was {current.state} meanwhile", reason="NOT_WANTED")
-            try:
-                served = await self._loaded(record)
-            except MeshError as error:
-                _log.error("model %s cannot be loaded: %s", record.key, error)
-                still = self.serving.find(record.name, record.version) is not None    # a reload failed
-                failed = await self._note(record, State.READY if still else State.FAILED, reason=str(error))
-                await self._say("failed", failed)
-                return error
-            return await self._swap(served)
+            before = self.serving.find(record.name, record.version)
+            with before.busy() if before else nullcontext():    # or it could rest when its successor is in its place
+                try:
+                    served = await self._loaded(record)
+                except MeshError as error:
+                    _log.error("model %s cannot be loaded: %s", record.key, error)
+                    still = self.serving.find(record.name, record.version) is not None    # a reload failed
+                    failed = await self._note(record, State.READY if still else State.FAILED, reason=str(error))
+                    await self._say("failed", failed)
+                    return error
+                return await self._swap(served)
 
     async def _loaded(self, record: ModelVersion) -> Served:
         """Read, checked, warmed up."""

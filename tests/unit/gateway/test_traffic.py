@@ -254,6 +254,21 @@ async def test_a_version_does_not_rest_under_a_request(tmp_path: Path) -> None:
     await asking                            # the fake asserts that its model was not taken away
 
 
+async def test_a_version_that_is_loaded_again_does_not_rest_meanwhile(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await set_traffic(made, idle_s=60)
+    noting = made.models._note
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        made.clock.time += 100
+        await made.models.serving.rest_idle()
+        return await noting(*args, **kwargs)
+
+    made.models._note = slow  # type: ignore[method-assign]  # the registry takes its time
+    await made.models.load("tiny", "1")
+    assert (await made.models.infer(request())).version == "1"
+
+
 async def test_who_wakes_a_version_waits_no_longer_than_its_deadline_and_the_load_goes_on(tmp_path: Path) -> None:
     made = await serving(tmp_path, "1")
     await set_traffic(made, idle_s=1)
