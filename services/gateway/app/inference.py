@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from recmesh.serving.card import ModelCard
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
 from services.gateway.domain import inference
 from services.gateway.domain.callers import MODELS, Caller
-from services.gateway.domain.card import ModelCard
 from services.gateway.domain.models import ModelVersion, State
 from services.gateway.domain.statistics import ModelStatistics
 

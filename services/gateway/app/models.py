@@ -17,6 +17,7 @@ from recmesh.runtime.errors import (
     NotFound,
     Unavailable,
 )
+from recmesh.serving.card import ENSEMBLE, ModelCard
 from recmesh.serving.settings import ServingSettings
 from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Fact, Runtimes, TellModel
@@ -26,7 +27,6 @@ from services.gateway.domain import ensemble, inference
 from services.gateway.domain import models as rules
 from services.gateway.domain import traffic as traffic_rules
 from services.gateway.domain.callers import MESH, MODELS, Caller
-from services.gateway.domain.card import ENSEMBLE, ModelCard
 from services.gateway.domain.inference import InferRequest, InferResponse
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.traffic import Traffic

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from recmesh.runtime.deadline import remaining_s
 from recmesh.runtime.errors import DeadlineExceeded, ResourceExhausted
+from recmesh.serving.card import ENSEMBLE, ModelCard
 from recmesh.serving.settings import ServingSettings
 from services.gateway.app.ports import Runtimes
-from services.gateway.domain.card import ENSEMBLE, ModelCard
 from services.gateway.domain.models import ModelVersion
 
 WAITING = 256

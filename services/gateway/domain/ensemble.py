@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
+from recmesh.serving.card import ENSEMBLE, ModelCard, TensorSpec
 from recmesh.serving.steps import Step
-from services.gateway.domain.card import ENSEMBLE, ModelCard, TensorSpec
 
 MAX_DEPTH = 8
 """Of ensembles in ensembles."""
