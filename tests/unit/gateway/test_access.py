@@ -19,6 +19,7 @@ from recmesh.pb import inference_pb2 as pb
 from recmesh.pb import inference_pb2_grpc
 from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from services.gateway.app.access import Access
+from services.gateway.config import PREFIX, Config
 from services.gateway.domain.callers import Caller, Rate, TokenBucket, needed, parse
 from services.gateway.domain.models import Registration
 from services.gateway.rpc.server import server
@@ -125,6 +126,14 @@ async def test_an_ensemble_is_no_way_to_models_of_others(tmp_path: Path) -> None
         assert (refused.status_code, refused.json()["reason"]) == (403, "WRONG_MODEL")
         for model in ("tiny", "ads--both"):
             assert (await client.get(f"/v2/models/{model}/ready", headers=bearer("master"))).status_code == 200
+
+
+def test_beyond_loopback_the_registry_of_the_mesh_is_closed_too() -> None:
+    env = {"RECMESH_RPC_ADDRESS": "0.0.0.0:7000", "RECMESH_PUBLIC_API_KEY": "callers"}
+    with pytest.raises(InvalidArgument) as caught:
+        Config.from_env(env, PREFIX)
+    assert "RECMESH_API_KEY, must be set" in caught.value.violations[0].reason
+    assert Config.from_env({**env, "RECMESH_API_KEY": "services"}, PREFIX).token == "services"
 
 
 @pytest.mark.parametrize("name", ["models", "namespaces"])
