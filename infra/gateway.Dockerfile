@@ -13,7 +13,7 @@ RUN useradd --uid 10001 --create-home recmesh && mkdir /data && chown recmesh /d
 COPY --from=build /venv /venv
 COPY services/__init__.py /app/services/
 COPY services/gateway /app/services/gateway
-# Beyond loopback gateway refuses to start without RECMESH_PUBLIC_API_KEY: give it at run time, never here.
+# Beyond loopback gateway refuses to start without RECMESH_PUBLIC_API_KEY and RECMESH_API_KEY: give them at run time, never here.
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 \
     RECMESH_DATA_DIR=/data RECMESH_RPC_ADDRESS=0.0.0.0:7000 RECMESH_HTTP_ADDRESS=0.0.0.0:8000
 WORKDIR /app

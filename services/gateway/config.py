@@ -53,6 +53,11 @@ class Config(ServiceSettings):
                     f"{address} can be reached from other machines: RECMESH_PUBLIC_API_KEY must be set, "
                     "or RECMESH_GATEWAY_KEYS_FILE, or RECMESH_GATEWAY_JWKS_FILE"
                 )
+        if not is_loopback(self.rpc_address) and self.token is None:
+            raise ValueError(
+                f"{self.rpc_address} can be reached from other machines, and registers models for the mesh's services: "
+                "their token, RECMESH_API_KEY, must be set"
+            )
         return self
 
     @property

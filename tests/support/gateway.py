@@ -109,7 +109,7 @@ class FakeRuntimes:
         self.hold_load: asyncio.Event | None = None
         self.hold: asyncio.Event | None = None
         self.running = asyncio.Event()
-        self.lost: Callable[[str, str], None] = lambda _key, _reason: None
+        self.lost: Callable[[str, str, str], None] = lambda _runtime, _key, _reason: None
 
     def serves(self, framework: str, key: str) -> bool:
         return _at(framework, key) in self.loaded

@@ -86,9 +86,9 @@ class RunningHn:
     def endpoint(self) -> Endpoint:
         return self.listener.endpoint
 
-    def install(self, key: str = "m/1", *, can_batch: bool = True, **settings: Any) -> Doubling:
+    def install(self, key: str = "m/1", *, can_batch: bool = True, digest: str = "", **settings: Any) -> Doubling:
         made = Doubling()
-        self.server.install(key, made, ServingSettings.parse(settings), can_batch=can_batch)
+        self.server.install(key, made, ServingSettings.parse(settings), can_batch=can_batch, digest=digest)
         return made
 
     def break_off(self) -> None:

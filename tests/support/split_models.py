@@ -1,4 +1,7 @@
-"""Tiny models cut by hand: predictions = (table[id] · weights) + x, looked up on the CN, multiplied on the HN."""
+"""Tiny models cut by hand: predictions = (table[id] · weights) + x, looked up on the CN, multiplied on the HN.
+
+And one that is not cut, for the partitioner.
+"""
 
 import json
 from pathlib import Path
@@ -65,6 +68,41 @@ def torch_model(folder: Path, *, post: bool = False, serving: dict[str, Any] | N
         save(Post(), {"scores": x.clone(), "x": x}, folder / "split" / "post")
     describe(folder, "torch", post=post, serving=serving)
     return folder
+
+
+def pooled_model(folder: Path) -> Any:
+    """An exported model of torch that pools a bag, as a whole; the module."""
+    import torch
+
+    class Pooled(torch.nn.Module):  # type: ignore[misc]  # torch is not analysed
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.table = torch.nn.Embedding(8, 4)
+            self.first, self.last = torch.nn.Linear(5, 8), torch.nn.Linear(8, 1)
+
+        def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            bag, lengths = inputs["bag"], inputs["bag.lengths"]
+            there = torch.arange(bag.shape[1])[None, :] < lengths[:, None]
+            pooled = (self.table(bag) * there[:, :, None]).sum(1)
+            hidden = torch.relu(self.first(torch.cat([pooled, inputs["x"][:, None]], 1)))
+            return {"predictions": self.last(hidden).squeeze(1)}
+
+    batch, free = torch.export.Dim("batch", min=1), torch.export.Dim.DYNAMIC
+    example = {
+        "bag": torch.ones(3, 4, dtype=torch.int64), "bag.lengths": torch.ones(3, dtype=torch.int64),
+        "x": torch.zeros(3),
+    }  # fmt: skip
+    shapes = {name: {0: batch, 1: free} if each.ndim == 2 else {0: batch} for name, each in example.items()}
+    module = Pooled().eval()
+    folder.mkdir(parents=True)
+    with torch.no_grad():
+        program = torch.export.export(module, (example,), dynamic_shapes=(shapes,), strict=False)
+    torch.export.save(program, str(folder / "model.pt2"))
+    bag = {"name": "bag", "kind": "bag", "dtype": "int64", "shape": [-1, -1]}
+    card = {"framework": "torch", "inputs": [bag, X], "outputs": [PREDICTIONS]}
+    (folder / "model.json").write_text(json.dumps(card))
+    return module
 
 
 def tensorflow_model(folder: Path) -> Path:

@@ -43,7 +43,7 @@ from recmesh.serving.transport import Message, Transport
 MOST_WAITING = 1024
 ATTEMPTS = 2
 AGAIN_S = 0.1
-ELSEWHERE = frozenset({"HN_LOST", "DRAINING", "NOT_LOADED"})
+ELSEWHERE = frozenset({"HN_LOST", "DRAINING", "NOT_LOADED", "OTHER_HALF"})
 """Reasons of one HN for which another may be asked."""
 ASK_AGAIN = frozenset({"NOT_GRANTED", "GRANT_EXPIRED"})
 """This process was too slow for its grant, or the HN has forgotten it: any HN may be asked, the same too."""
@@ -122,7 +122,8 @@ class Server:
                 self._warm_up(loaded, until)
                 break
             except Unavailable as error:
-                if error.reason not in (*ELSEWHERE, "NO_HN") or time.monotonic() + AGAIN_S > until:
+                waits = error.reason in ELSEWHERE - {"OTHER_HALF"} or error.reason == "NO_HN"
+                if not waits or time.monotonic() + AGAIN_S > until:
                     raise
                 time.sleep(AGAIN_S)
         self.install(loaded)
@@ -254,6 +255,7 @@ class Server:
         header = {
             "op": "infer", "model": flight.model.key, "outputs": flight.model.asked(flight.outputs),
             "priority": flight.priority, "timeout_us": flight.timeout_us, "grant": decision.number,
+            "program": flight.model.dense.sha256,
         }  # fmt: skip
 
         def answered(result: Message | MeshError, *, sent: bool = True) -> None:
@@ -263,8 +265,12 @@ class Server:
         try:
             self._check(flight)
             number = link.call(header, tensors, deadline=flight.deadline, done=answered)
-        except MeshError as error:
-            answered(error, sent=False)
+        except Exception as error:               # whatever: this thread must go on
+            self._admission.release(decision, sent=False)
+            if isinstance(error, MeshError):
+                self._answered(flight, error)
+            else:
+                self._end(flight, error)
             return
         flight.sent_to = link.name, number
         if flight.cancelled:                     # in the very moment

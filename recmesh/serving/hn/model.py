@@ -47,8 +47,11 @@ class Model:
         can_batch: bool,
         lost: Callable[[DeviceLost], None],
         log: Callable[[str], None],
+        digest: str = "",
     ) -> None:
         self.key = key
+        self.digest = digest
+        """Of a half's files, as `split.json` has it; empty of a whole model."""
         self._program = program
         self._can_batch = can_batch and settings.max_batch_size > 0
         self._lost = lost

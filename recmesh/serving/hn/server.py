@@ -2,7 +2,8 @@
 
     load       model, folder, part (whole | dense), settings    by the parent process alone
     unload     model                                             as above; what waits is still run
-    infer      model, outputs, budget_ns, priority, timeout_us   and the inputs; grant, where there is admission
+    infer      model, outputs, budget_ns, priority, timeout_us   and the inputs; grant, where there is admission;
+               program: the digest of the half that the CN's half belongs to
     cancel     target                                            the call with this number is not run, if it waits
     admission  asks and what becomes of them, where there is admission (`desk`)
     ping                                                         models, and how many requests wait
@@ -71,18 +72,20 @@ class Server:
     def load(self, key: str, folder: Path, *, which: str, settings: ServingSettings) -> int:
         """Load, check and warm up; nanoseconds of the warm-up. A model of that key is replaced when it is ready."""
         with self._loading:
-            part, can_batch = _part(folder, which)
+            part, can_batch, digest = _part(folder, which)
             chosen, _ = framework(part.card.framework, threads=self._threads)
             program = chosen.load(part.folder, part.card, device=chosen.device())
             started = time.monotonic_ns()
             check_outputs(part.card, program.run(warm_up_inputs(part.card)))
             warm_up_ns = time.monotonic_ns() - started
-        self.install(key, program, settings, can_batch=can_batch)
+        self.install(key, program, settings, can_batch=can_batch, digest=digest)
         return warm_up_ns
 
-    def install(self, key: str, program: Program, settings: ServingSettings, *, can_batch: bool) -> None:
+    def install(
+        self, key: str, program: Program, settings: ServingSettings, *, can_batch: bool, digest: str = ""
+    ) -> None:
         """Run this program for the key from now on; what waits for the one before is still run by that."""
-        made = Model(key, program, settings, can_batch=can_batch, lost=self._lost, log=self._log)
+        made = Model(key, program, settings, can_batch=can_batch, lost=self._lost, log=self._log, digest=digest)
         before, self._models[key] = self._models.get(key), made
         if before is not None:
             before.close()
@@ -158,6 +161,8 @@ class Server:
         model = self._models.get(str(header["model"]))
         if model is None:
             raise Unavailable(f"model {header['model']!r} is not loaded", reason="NOT_LOADED")
+        if header.get("program", model.digest) != model.digest:
+            raise Unavailable(f"the halves of model {model.key} are not of one model", reason="OTHER_HALF")
         budget_s = min(MAX_BUDGET_S, int(header["budget_ns"]) / 1e9)
         arrived = time.monotonic()
 
@@ -204,13 +209,13 @@ def reply(transport: Transport, call: int, header: Header, tensors: Sequence[Ten
         transport.close()                        # its reader ends, and takes its other calls out
 
 
-def _part(folder: Path, which: str) -> tuple[halves.Part, bool]:
-    """What is to be loaded, and whether its requests may be put together."""
+def _part(folder: Path, which: str) -> tuple[halves.Part, bool, str]:
+    """What is to be loaded, whether its requests may be put together, and the digest of a half."""
     if which == "whole":
         found = halves.part(folder)
         batched = [bool(spec.shape) and spec.shape[0] == -1 for spec in (*found.card.inputs, *found.card.outputs)]
-        return found, all(batched)
+        return found, all(batched), ""
     if which != "dense":
         raise NotFound(f"an HN runs the part 'dense' or 'whole', not {which!r}", reason="UNKNOWN_PART")
     split = halves.manifest_of(folder)
-    return halves.stage(folder, split.dense, split.framework), split.batching.possible
+    return halves.stage(folder, split.dense, split.framework), split.batching.possible, split.dense.sha256

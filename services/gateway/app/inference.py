@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from recmesh.serving.card import ModelCard
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
 from services.gateway.domain import inference
-from services.gateway.domain.card import ModelCard
+from services.gateway.domain.callers import MODELS, Caller
 from services.gateway.domain.models import ModelVersion, State
 from services.gateway.domain.statistics import ModelStatistics
 
@@ -83,11 +84,14 @@ class Inference:
             for item in chosen
         }
 
-    async def unload(self, name: str, version: str = "", *, dependents: bool = False) -> None:
-        """Serve a model no more; with `dependents`, an ensemble's models neither."""
+    async def unload(self, name: str, version: str = "", *, dependents: bool = False, caller: Caller) -> None:
+        """Serve a model no more; with `dependents`, an ensemble's models neither: all that the caller may, or none."""
         steps = (await self.metadata(name, version))[1].steps if dependents else ()
+        models = sorted({step.model for step in steps})
+        for model in (name, *models):
+            caller.check(MODELS, model)
         await self._models.unload(name, version)
-        for model in sorted({step.model for step in steps}):
+        for model in models:
             await self._models.unload(model)
 
     async def index(self, *, only_ready: bool = False) -> list[IndexEntry]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from recmesh.runtime.errors import (
     NotFound,
     Unavailable,
 )
+from recmesh.serving.card import ENSEMBLE, ModelCard
 from recmesh.serving.settings import ServingSettings
 from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Fact, Runtimes, TellModel
@@ -24,7 +26,7 @@ from services.gateway.app.serving import Serving, ServingLimits
 from services.gateway.domain import ensemble, inference
 from services.gateway.domain import models as rules
 from services.gateway.domain import traffic as traffic_rules
-from services.gateway.domain.card import ENSEMBLE, ModelCard
+from services.gateway.domain.callers import MESH, MODELS, Caller
 from services.gateway.domain.inference import InferRequest, InferResponse
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.traffic import Traffic
@@ -89,11 +91,17 @@ class Models:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.serving.shadow.stop()
 
-    async def register(self, wanted: Registration) -> ModelVersion:
-        """Record a new version, or answer with the equal one that is there; it is loaded after the answer."""
+    async def register(self, wanted: Registration, *, caller: Caller = MESH) -> ModelVersion:
+        """Record a new version, or answer with the equal one that is there; it is loaded after the answer.
+
+        An ensemble's models need no right when it is asked, so whoever registers it must have them.
+        """
+        caller.check(MODELS, wanted.name)
         rules.check(wanted)
         folder = await asyncio.to_thread(self._folders.resolve, wanted.uri)
         card = await asyncio.to_thread(self._checked_card, folder, wanted.framework)
+        for step in card.steps:
+            caller.check(MODELS, step.model)
         await self._check_ensemble(wanted.name, card)
         record, created = await self._create(wanted)
         if created:
@@ -241,15 +249,17 @@ class Models:
             current = await self._registry.get(record.name, record.version)
             if current.state not in (State.LOADING, State.READY):
                 return Aborted(f"model {record.key} was {current.state} meanwhile", reason="NOT_WANTED")
-            try:
-                served = await self._loaded(record)
-            except MeshError as error:
-                _log.error("model %s cannot be loaded: %s", record.key, error)
-                still = self.serving.find(record.name, record.version) is not None    # a reload failed
-                failed = await self._note(record, State.READY if still else State.FAILED, reason=str(error))
-                await self._say("failed", failed)
-                return error
-            return await self._swap(served)
+            before = self.serving.find(record.name, record.version)
+            with before.busy() if before else nullcontext():    # or it could rest when its successor is in its place
+                try:
+                    served = await self._loaded(record)
+                except MeshError as error:
+                    _log.error("model %s cannot be loaded: %s", record.key, error)
+                    still = self.serving.find(record.name, record.version) is not None    # a reload failed
+                    failed = await self._note(record, State.READY if still else State.FAILED, reason=str(error))
+                    await self._say("failed", failed)
+                    return error
+                return await self._swap(served)
 
     async def _loaded(self, record: ModelVersion) -> Served:
         """Read, checked, warmed up."""
@@ -340,11 +350,11 @@ class Models:
             )
         return card
 
-    def _lost(self, key: str, reason: str) -> None:
-        """A runtime could not bring a model back after a crash."""
+    def _lost(self, runtime: str, key: str, reason: str) -> None:
+        """A runtime could not bring a model back after a crash. One that another runtime has by now still serves."""
         name, _, version = key.partition("/")
         served = self.serving.find(name, version)
-        if served is not None:
+        if served is not None and served.runtime == runtime:
             self.serving.take_out(name, version)
             self._background(lambda: self._fail(served, reason), f"fail {key}")
 

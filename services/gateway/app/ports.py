@@ -14,6 +14,9 @@ Fact = Literal["registered", "ready", "failed", "unloaded"]
 TellModel = Callable[[Fact, ModelVersion], Awaitable[None]]
 """Publish `model.<fact>`."""
 
+Lost = Callable[[str, str, str], None]
+"""Told of a model that a runtime could not bring back after a crash: the runtime, the model's key, and why."""
+
 TellRates = Callable[[float, Mapping[str, Sequence[tuple[float, float]]]], Awaitable[None]]
 """Publish `rates.observed`: step in seconds, points (start of the step, mean per second) by series."""
 
@@ -21,7 +24,7 @@ TellRates = Callable[[float, Mapping[str, Sequence[tuple[float, float]]]], Await
 class Runtimes(Protocol):
     """Where models run."""
 
-    lost: Callable[[str, str], None]
+    lost: Lost
 
     def serves(self, framework: str, key: str) -> bool:
         """True when a request for the model would be run now."""

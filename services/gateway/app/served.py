@@ -9,9 +9,9 @@ from pathlib import Path
 
 from recmesh.runtime.deadline import remaining_s
 from recmesh.runtime.errors import DeadlineExceeded, ResourceExhausted
+from recmesh.serving.card import ENSEMBLE, ModelCard
 from recmesh.serving.settings import ServingSettings
 from services.gateway.app.ports import Runtimes
-from services.gateway.domain.card import ENSEMBLE, ModelCard
 from services.gateway.domain.models import ModelVersion
 
 WAITING = 256
@@ -45,7 +45,7 @@ class Served:
 
     @property
     def is_shadow(self) -> bool:
-        """True when it gets copies only."""
+        """True in the model server of those that get copies."""
         return self.runtime.endswith(SHADOW)
 
     @property

@@ -64,7 +64,7 @@ class Serving:
         weighted = [item for version, item in loaded.items() if weights.get(version)]
         if weighted:
             return max(weighted, key=lambda item: weights[item.record.version])
-        return next((item for item in reversed(loaded.values()) if not item.is_shadow), None)
+        return next((item for item in reversed(loaded.values()) if not self._gets_copies(item)), None)
 
     def find(self, name: str, version: str = "") -> Served | None:
         """The named version if it is loaded; with no version, the one that speaks for the name."""
@@ -89,7 +89,8 @@ class Serving:
         if version or not self.traffic(name).weights:
             served = self.find(name, version)
             return served is not None and self._serves(served)
-        return any(self._serves(item) for item in self._loaded.get(name, {}).values() if not item.is_shadow)
+        loaded = self._loaded.get(name, {}).values()
+        return any(self._serves(item) for item in loaded if not self._gets_copies(item))
 
     def swap_in(self, served: Served) -> list[Served]:
         """Serve this version from now on; answers with those that it replaces."""
@@ -139,11 +140,14 @@ class Serving:
         limit_s = inference.timeout_s(
             request.parameters, default_s=self._limits.infer_timeout_s, max_s=self._limits.max_infer_timeout_s
         )
+        with deadline(limit_s):
+            return await self._answered(request)
+
+    async def _answered(self, request: InferRequest) -> InferResponse | None:
         served = self.choose(request.model, request.version)
         if served is None:
             return None
-        with deadline(limit_s):
-            response = await self._counted(served, request, copy=False)
+        response = await self._counted(served, request, copy=False)
         rules = self.traffic(request.model)
         if rules.shadow and not request.version and rules.shadow != response.version:
             self.shadow.offer(request, rules)
@@ -196,7 +200,8 @@ class Serving:
         return InferResponse(served.record.name, served.record.version, tuple(tensors), request.id), times
 
     async def _step(self, request: InferRequest) -> InferResponse:
-        response = await self.infer(request)
+        """Within the ensemble's own time, and none beside it."""
+        response = await self._answered(request)
         if response is None:
             raise ensembles.not_loaded(request)
         return response
@@ -206,9 +211,16 @@ class Serving:
             return all(self.is_ready(step.model, step.version) for step in served.card.steps)
         return served.resting or self._runtimes.serves(served.runtime, served.record.key)
 
+    def _gets_copies(self, served: Served) -> bool:
+        """True of a shadow; one that the rules have made more than that answers until it has moved."""
+        return served.is_shadow and served.record.version == self.traffic(served.record.name).shadow
+
     def _leaving(self, name: str) -> list[Served]:
-        loaded = self._loaded.get(name, {})
-        stay = traffic.kept(self.traffic(name), list(loaded))
+        """What was loaded to get copies leaves with the rule; it takes no other's place."""
+        loaded, rules = self._loaded.get(name, {}), self.traffic(name)
+        stay = traffic.kept(
+            rules, [version for version, item in loaded.items() if not item.is_shadow or version in rules.needed]
+        )
         return [loaded.pop(version) for version in list(loaded) if version not in stay]
 
 

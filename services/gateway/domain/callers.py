@@ -49,6 +49,8 @@ class Caller:
             raise PermissionDenied(f"{self.name} may not use model {model!r}", reason="WRONG_MODEL")
 
 
+MESH = Caller("the mesh")
+"""Its own services, whose token was seen already."""
 ANYONE = Caller("anyone")
 """Where no credential is asked for."""
 
@@ -113,6 +115,10 @@ def parse(name: str, document: Mapping[str, Any], path: str) -> Caller:
     ]
     models = _texts(document, "models", path, wrong) or ("*",)
     namespaces = _texts(document, "namespaces", path, wrong)
+    wrong += [
+        Violation(f"{path}.{name}", "is empty: leave it out, if there is no limit") for name in ("models", "namespaces")
+        if document.get(name) == []
+    ]
     rate = document.get("rate")
     limit = None
     if rate is not None:

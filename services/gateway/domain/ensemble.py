@@ -1,13 +1,16 @@
 """Whether an ensemble's models fit together: what one makes must be what the next one takes."""
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
+from recmesh.serving.card import ENSEMBLE, ModelCard, TensorSpec
 from recmesh.serving.steps import Step
-from services.gateway.domain.card import ENSEMBLE, ModelCard, TensorSpec
 
 MAX_DEPTH = 8
 """Of ensembles in ensembles."""
+MAX_RUNS = 256
+"""Of models for one request, those of the ensembles in it among them: a few lines of JSON must not become millions."""
 
 Lookup = Callable[[str, str], ModelCard | None]
 """The card of a model by name and version; None when it is not registered."""
@@ -17,7 +20,7 @@ def check(name: str, card: ModelCard, lookup: Lookup) -> None:
     """InvalidArgument unless all models are there and fit; an ensemble in itself is refused as a circle."""
     wrong = _fit(card, lookup)
     if not wrong:
-        wrong = _nesting(name, card, lookup, (name,))
+        wrong = _nesting(card, lookup, (name,), itertools.count(1))
     if wrong:
         raise InvalidArgument("the ensemble does not fit", reason="BAD_ENSEMBLE", violations=wrong)
 
@@ -70,16 +73,18 @@ def _fit(card: ModelCard, lookup: Lookup) -> list[Violation]:
     return wrong
 
 
-def _nesting(name: str, card: ModelCard, lookup: Lookup, above: tuple[str, ...]) -> list[Violation]:
+def _nesting(card: ModelCard, lookup: Lookup, above: tuple[str, ...], runs: Iterator[int]) -> list[Violation]:
     for index, step in enumerate(card.steps):
         path = f"model.json.steps[{index}].model"
         if step.model in above:
             return [Violation(path, f"runs itself: {' → '.join((*above, step.model))}")]
         if len(above) >= MAX_DEPTH:
             return [Violation(path, f"is nested deeper than {MAX_DEPTH}")]
+        if next(runs) > MAX_RUNS:
+            return [Violation(path, f"is one of more than {MAX_RUNS} runs of models for one request")]
         inner = lookup(step.model, step.version)
         if inner is not None and inner.framework == ENSEMBLE:
-            found = _nesting(step.model, inner, lookup, (*above, step.model))
+            found = _nesting(inner, lookup, (*above, step.model), runs)
             if found:
                 return [Violation(path, item.reason) for item in found]
     return []

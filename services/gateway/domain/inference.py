@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
-from services.gateway.domain.card import ModelCard, TensorSpec
+from recmesh.serving.card import ModelCard, TensorSpec
 from services.gateway.domain.regions import Place
 from services.gateway.domain.tensors import Tensor
 

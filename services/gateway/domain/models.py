@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Violation
+from recmesh.serving.card import ENSEMBLE, FRAMEWORKS
 from recmesh.serving.settings import ServingSettings
-from services.gateway.domain.card import ENSEMBLE, FRAMEWORKS
 from services.gateway.domain.traffic import Traffic, kept
 
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
 from services.gateway.domain import traffic as rules
-from services.gateway.domain.callers import MODELS
 from services.gateway.domain.models import Registration
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import read_model, read_object
@@ -80,8 +79,7 @@ def router(models: Models) -> APIRouter:
     async def register(request: Request, response: Response) -> Document:
         """Idempotent by `request_id`. Loading goes on after the answer."""
         given = await read_model(request, RegisterBody)
-        caller_of(request).check(MODELS, given.name)
-        record = await models.register(Registration(**given.model_dump()))
+        record = await models.register(Registration(**given.model_dump()), caller=caller_of(request))
         response.headers["Location"] = f"/v1/models/{record.name}"
         return document(record)
 

@@ -67,7 +67,7 @@ def add(routes: APIRouter, models: Models, inference: Inference) -> None:
         """Requests in flight are answered."""
         given = await read_model(request, RepositoryBody)
         version, dependents = documents.unload_choice(given.parameters)
-        await inference.unload(name, version, dependents=dependents)
+        await inference.unload(name, version, dependents=dependents, caller=caller_of(request))
         return {}
 
     @routes.get("/repository/{rest:path}", include_in_schema=False)

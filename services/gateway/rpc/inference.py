@@ -169,7 +169,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Unload a model."""
         with self._call(context, MODELS, request.model_name):
             version, dependents = repository.unload_choice(wire.parameters(request.parameters))
-            await self._inference.unload(request.model_name, version, dependents=dependents)
+            caller = self._caller(context)
+            await self._inference.unload(request.model_name, version, dependents=dependents, caller=caller)
             return pb.RepositoryModelUnloadResponse()
 
     async def _infer(self, request: pb.ModelInferRequest, regions: Regions) -> pb.ModelInferResponse:

@@ -11,9 +11,11 @@ from recmesh.serving import halves
 from recmesh.serving.settings import ServingSettings
 from recmesh.serving.tensors import Tensor
 from services.gateway.domain.statistics import Times
-from services.gateway.runtimes.process import Limits, Lost, ModelServer
+from services.gateway.runtimes.process import Limits, ModelServer
 from services.gateway.runtimes.split import HN_MODULE, SplitServer
 
+LostFrom = Callable[[str, str, str], None]
+"""Told of a framework's model that could not be brought back after a crash: framework, key, and why."""
 Lane = tuple[str, str]
 """Framework, and `whole` or `split`."""
 
@@ -75,12 +77,12 @@ class Runtimes:
         environment: Mapping[str, str],
         limits: Limits,
         log: Callable[[str], None],
-        lost: Lost | None = None,
+        lost: LostFrom | None = None,
     ) -> None:
         self._environment = environment
         self._limits = limits
         self._log = log
-        self.lost: Lost = lost or (lambda _key, _reason: None)
+        self.lost: LostFrom = lost or (lambda _framework, _key, _reason: None)
         self._servers: dict[Lane, _Server] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
         """Of each loaded model, by framework and key."""
@@ -162,8 +164,9 @@ class Runtimes:
         framework = name.partition("#")[0]
 
         def lost(key: str, reason: str) -> None:
-            self._lanes.pop((name, key), None)
-            self.lost(key, reason)
+            if self._lanes.get((name, key)) == lane:     # else it is served in the other way by now
+                del self._lanes[name, key]
+                self.lost(name, key, reason)
 
         if way == "split":
             return SplitServer(

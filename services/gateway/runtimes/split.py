@@ -64,7 +64,8 @@ class SplitServer:
         try:
             await self.cn.load(key, folder, settings=settings, part="sparse", timeout_s=timeout_s)
         except BaseException:
-            await self.hn.unload(key)
+            if key not in self.cn.models:        # else it was served before, and still is if its files are the same
+                await self.hn.unload(key)
             raise
 
     async def unload(self, key: str) -> None:

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 import orjson
 
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
+from recmesh.serving.card import ModelCard
 from recmesh.serving.settings import ServingSettings
-from services.gateway.domain.card import ModelCard
 
 MAX_CARD_BYTES = 4 << 20
 

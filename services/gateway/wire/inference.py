@@ -5,9 +5,9 @@ from typing import Any
 
 from recmesh.pb import inference_pb2 as pb
 from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
+from recmesh.serving.card import ModelCard, TensorSpec
+from recmesh.serving.datatypes import DATATYPES
 from services.gateway.domain import regions
-from services.gateway.domain.card import ModelCard, TensorSpec
-from services.gateway.domain.datatypes import DATATYPES
 from services.gateway.domain.inference import InferRequest, InferResponse, Parameter, RequestedOutput
 from services.gateway.domain.models import ModelVersion
 from services.gateway.domain.regions import Memory, Place, Region

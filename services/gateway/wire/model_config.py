@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from recmesh.pb import inference_pb2 as pb
-from services.gateway.domain.card import ModelCard
-from services.gateway.domain.datatypes import Datatype
+from recmesh.serving.card import ModelCard
+from recmesh.serving.datatypes import Datatype
 from services.gateway.domain.models import ModelVersion
 
 BACKENDS: Mapping[str, str] = {"tensorflow": "tensorflow", "torch": "pytorch", "ensemble": ""}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.gateway.domain.card import ModelCard, TensorSpec
+from recmesh.serving.card import ModelCard, TensorSpec
 from services.gateway.domain.models import ModelVersion
 from services.gateway.domain.regions import Region
 from services.gateway.domain.statistics import Duration, ModelStatistics

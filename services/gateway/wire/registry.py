@@ -36,4 +36,5 @@ def document(record: ModelVersion) -> dict[str, Any]:
         "name": record.name, "version": record.version, "uri": record.uri, "framework": record.framework,
         "job_id": record.job_id, "snapshot": record.snapshot, "metrics": dict(record.metrics),
         "created": record.created, "state": str(record.state), "reason": record.reason,
+        "serving": dict(record.serving),
     }  # fmt: skip

@@ -73,7 +73,7 @@ async def test_a_model_that_is_gone_after_a_crash_is_reported_and_the_others_ser
 ) -> None:
     other = torch_model(tmp_path / "other", bias=1.0)
     lost: list[tuple[str, str]] = []
-    runtimes.lost = lambda key, reason: lost.append((key, reason))
+    runtimes.lost = lambda _framework, key, reason: lost.append((key, reason))
     await runtimes.load("torch", "m/1", model, settings=SETTINGS, timeout_s=LOAD_S)
     await runtimes.load("torch", "other/1", other, settings=SETTINGS, timeout_s=LOAD_S)
     (other / "model.pt2").unlink()

@@ -20,6 +20,7 @@ from services.gateway.config import child_environment
 from services.gateway.runtimes.pool import Runtimes
 from services.gateway.runtimes.process import Limits
 from tests.support import split_models
+from tests.support.gateway import gateway, http
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
 
@@ -101,6 +102,46 @@ async def test_versions_whole_and_split_follow_each_other(runtimes: Runtimes, mo
         await runtimes.load("torch", "m/2", other, settings=ServingSettings(split="always"), timeout_s=LOAD_S)
     assert await predict(runtimes, "m/1") == split_models.expected(3, 0.5)
     assert pid(runtimes, "HN") and runtimes.status()[0].restarts == 0
+
+
+async def test_what_recmesh_partition_made_is_registered_and_served_in_halves(
+    runtimes: Runtimes, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "models" / "pooled" / "1"
+    module = split_models.pooled_model(folder)
+    made = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "recmesh.cli.main", "partition", str(folder), "--batch", "6", "--length", "5"
+    )
+    assert await made.wait() == 0
+    bags, lengths, xs = [[1, 2, 3], [4, 5, 0]], [3, 2], [0.5, -1.0]
+    inputs = [
+        {"name": "bag", "datatype": "INT64", "shape": [2, 3], "data": bags},
+        {"name": "bag.lengths", "datatype": "INT64", "shape": [2], "data": lengths},
+        {"name": "x", "datatype": "FP32", "shape": [2], "data": xs},
+    ]
+    given = {"bag": torch.tensor(bags), "bag.lengths": torch.tensor(lengths), "x": torch.tensor(xs)}
+    expected = module(given)["predictions"].tolist()
+    served = gateway(tmp_path, runtimes=runtimes)
+    await served.models.start()
+    async with http(served) as client:
+        async def answered() -> list[float]:
+            reply = await client.post("/v2/models/pooled/infer", json={"inputs": inputs})
+            assert reply.status_code == 200, reply.text
+            values: list[float] = reply.json()["outputs"][0]["data"]
+            return values
+
+        body = {"name": "pooled", "uri": "models/pooled/1", "framework": "torch",
+                "serving": {"split": "always", "max_batch_size": 8}}  # fmt: skip
+        registered = await client.post("/v1/models", json=body)
+        assert (registered.status_code, registered.json()["serving"]) == (201, body["serving"])
+        await served.settled()
+        assert sorted(item.framework for item in runtimes.status()) == ["torch CN", "torch HN"]
+        assert await answered() == expected
+        (folder / "split" / "pre" / "model.pt2").write_bytes(b"damaged")
+        assert (await client.post("/v1/models/pooled:load")).json()["reason"] == "BAD_SPLIT"
+        assert await answered() == expected
+    await served.models.stop()
 
 
 async def test_a_split_savedmodel_is_served(runtimes: Runtimes, tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ from recmesh.pb import inference_pb2 as pb
 from recmesh.pb import inference_pb2_grpc
 from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from services.gateway.app.access import Access
-from services.gateway.domain.callers import Caller, Rate, TokenBucket, needed
+from services.gateway.config import PREFIX, Config
+from services.gateway.domain.callers import Caller, Rate, TokenBucket, needed, parse
 from services.gateway.domain.models import Registration
 from services.gateway.rpc.server import server
 from services.gateway.store.credentials import Credentials, Sources
-from tests.support.gateway import FakeClock, Gateway, gateway, http
+from tests.support.gateway import CARD, FakeClock, Gateway, gateway, http
 
 KEYS: list[dict[str, Any]] = [
     {"name": "reader", "key": "r", "scopes": ["infer"], "models": ["ti*"]},
@@ -106,6 +107,40 @@ async def test_keys_reach_their_models_alone(tmp_path: Path) -> None:
         body = {"name": "other--x", "uri": "models/tiny/1", "framework": "torch"}
         assert (await client.post("/v1/models", json=body, headers=bearer("a"))).json()["reason"] == "WRONG_MODEL"
         assert (await client.get("/v1/jobs", headers=bearer("a"))).status_code == 403
+
+
+@pytest.mark.asyncio
+async def test_an_ensemble_is_no_way_to_models_of_others(tmp_path: Path) -> None:
+    made = await serving(tmp_path)
+    step = {"model": "tiny", "inputs": {"x": "x", "id": "id"}, "outputs": {"predictions": "predictions"}}
+    uri = made.folder("ads--both", card={**CARD, "framework": "ensemble", "steps": [step]})
+    access = Access(Credentials(Sources("master", keys_file(tmp_path))), clock=FakeClock())
+    async with http(made, access=access, loopback=False) as client:
+        body = {"name": "ads--both", "uri": uri, "framework": "ensemble"}
+        refused = await client.post("/v1/models", json=body, headers=bearer("a"))
+        assert (refused.status_code, refused.json()["reason"]) == (403, "WRONG_MODEL")
+        assert (await client.post("/v1/models", json=body, headers=bearer("master"))).status_code == 201
+        await made.settled()
+        unload, all_of_it = "/v2/repository/models/ads--both/unload", {"parameters": {"unload_dependents": True}}
+        refused = await client.post(unload, json=all_of_it, headers=bearer("a"))
+        assert (refused.status_code, refused.json()["reason"]) == (403, "WRONG_MODEL")
+        for model in ("tiny", "ads--both"):
+            assert (await client.get(f"/v2/models/{model}/ready", headers=bearer("master"))).status_code == 200
+
+
+def test_beyond_loopback_the_registry_of_the_mesh_is_closed_too() -> None:
+    env = {"RECMESH_RPC_ADDRESS": "0.0.0.0:7000", "RECMESH_PUBLIC_API_KEY": "callers"}
+    with pytest.raises(InvalidArgument) as caught:
+        Config.from_env(env, PREFIX)
+    assert "RECMESH_API_KEY, must be set" in caught.value.violations[0].reason
+    assert Config.from_env({**env, "RECMESH_API_KEY": "services"}, PREFIX).token == "services"
+
+
+@pytest.mark.parametrize("name", ["models", "namespaces"])
+def test_an_empty_list_is_not_taken_for_everything(name: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse("reader", {"scopes": ["infer"], name: []}, "keys[0]")
+    assert [item.path for item in caught.value.violations] == [f"keys[0].{name}"]
 
 
 @pytest.mark.asyncio

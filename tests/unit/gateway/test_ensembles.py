@@ -146,6 +146,33 @@ async def test_one_deadline_is_over_for_all_steps(tmp_path: Path) -> None:
     assert len(left) == 1 and left[0] <= 0.05
 
 
+async def test_the_ensemble_s_time_is_its_caller_s_also_where_it_is_longer_than_usual(tmp_path: Path) -> None:
+    made = await serving(tmp_path)
+    await add(made, card())
+    left: list[float] = []
+    inner = made.runtimes.infer
+
+    async def timed(*args: Any, timeout_s: float, **kwargs: Any) -> Any:
+        left.append(timeout_s)
+        return await inner(*args, timeout_s=timeout_s, **kwargs)
+
+    made.runtimes.infer = timed
+    await made.models.infer(request(timeout=100_000_000))
+    assert len(left) == 2 and min(left) > 60
+
+
+async def test_ensembles_in_ensembles_do_not_multiply_without_end(tmp_path: Path) -> None:
+    made = await serving(tmp_path)
+    names = ["sum", *(f"t{index}" for index in range(1, 16))]
+    steps = [{**FIRST, "outputs": {"predictions": name}} for name in names]
+    outputs = [{"name": "sum", "dtype": "float32", "shape": [-1]}]
+    await add(made, card(*steps, outputs=outputs), name="once")
+    twice = [{**FIRST, "model": "once", "outputs": {"sum": name}} for name in names]
+    with pytest.raises(InvalidArgument) as caught:
+        await add(made, card(*twice, outputs=outputs), name="twice")
+    assert "more than 256 runs" in caught.value.violations[0].reason
+
+
 async def test_the_configuration_shows_the_steps_and_unloading_may_take_them_along(tmp_path: Path) -> None:
     made = await serving(tmp_path)
     await add(made, card())

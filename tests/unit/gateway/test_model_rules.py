@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+from recmesh.serving.card import ModelCard
 from services.gateway.domain import inference
-from services.gateway.domain.card import ModelCard
 from services.gateway.domain.inference import InferRequest, RequestedOutput
 from services.gateway.domain.models import (
     TRANSITIONS,

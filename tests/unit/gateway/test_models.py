@@ -205,7 +205,7 @@ async def test_another_version_than_the_serving_one_says_so(tmp_path: Path) -> N
 async def test_a_model_that_its_runtime_lost_is_failed(tmp_path: Path) -> None:
     made = await started(tmp_path)
     await serve(made, "1")
-    made.runtimes.lost("tiny/1", "its model server dies while loading it")
+    made.runtimes.lost("torch", "tiny/1", "its model server dies while loading it")
     await made.settled()
     found = await made.models.get("tiny", "1")
     assert (found.state, found.reason) == (State.FAILED, "its model server dies while loading it")

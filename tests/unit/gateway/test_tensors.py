@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from recmesh.runtime.errors import InvalidArgument
-from services.gateway.domain.datatypes import DATATYPES, Datatype
+from recmesh.serving.datatypes import DATATYPES, Datatype
 from services.gateway.domain.tensors import Tensor, from_raw, from_values, to_raw, to_values
 
 NUMERIC = [item for item in DATATYPES.values() if item.kind != "bytes"]

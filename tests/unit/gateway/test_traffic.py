@@ -190,6 +190,42 @@ async def test_a_shadow_that_becomes_the_version_moves_to_the_framework_s_own_se
     assert made.runtimes.ran[-1] == ("torch", "tiny/2")
 
 
+async def test_a_shadow_that_the_rules_drop_leaves_and_takes_nobody_s_place(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await add(made, "2", load=False)
+    await set_traffic(made, shadow={"version": "2"})
+    await set_traffic(made)
+    assert (await made.models.infer(request())).version == "1"
+    assert await states(made) == {"1": "ready", "2": "unloaded"}
+    assert list(made.runtimes.loaded) == ["tiny/1"]
+
+
+async def test_a_shadow_that_becomes_the_version_answers_while_it_moves(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await add(made, "2", load=False)
+    await set_traffic(made, shadow={"version": "2"})
+    made.runtimes.hold_load = asyncio.Event()
+    await made.models.set_traffic("tiny", rules.parse({"versions": {"specific": ["2"]}}))
+    assert made.models.serving.is_ready("tiny")
+    assert (await made.models.infer(request())).version == "2"
+    made.runtimes.hold_load.set()
+    await made.settled()
+    assert list(made.runtimes.loaded) == ["tiny/2"]
+
+
+async def test_what_the_server_of_shadows_loses_still_serves_where_it_moved_to(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await add(made, "2", load=False)
+    await set_traffic(made, shadow={"version": "2"})
+    await set_traffic(made, weights={"2": 1})
+    made.runtimes.lost("torch#shadow", "tiny/2", "its model server dies while loading it")
+    await made.settled()
+    assert (await made.models.infer(request())).version == "2"
+    made.runtimes.lost("torch", "tiny/2", "its model server dies while loading it")
+    await made.settled()
+    assert (await states(made))["2"] == "failed"
+
+
 async def test_an_idle_version_rests_and_the_first_request_brings_it_back_for_all(tmp_path: Path) -> None:
     made = await serving(tmp_path, "1")
     await set_traffic(made, idle_s=60)
@@ -216,6 +252,21 @@ async def test_a_version_does_not_rest_under_a_request(tmp_path: Path) -> None:
     await made.models.serving.rest_idle()
     made.runtimes.hold.set()
     await asking                            # the fake asserts that its model was not taken away
+
+
+async def test_a_version_that_is_loaded_again_does_not_rest_meanwhile(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await set_traffic(made, idle_s=60)
+    noting = made.models._note
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        made.clock.time += 100
+        await made.models.serving.rest_idle()
+        return await noting(*args, **kwargs)
+
+    made.models._note = slow  # type: ignore[method-assign]  # the registry takes its time
+    await made.models.load("tiny", "1")
+    assert (await made.models.infer(request())).version == "1"
 
 
 async def test_who_wakes_a_version_waits_no_longer_than_its_deadline_and_the_load_goes_on(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recmesh.runtime.errors import Aborted, DeadlineExceeded, ResourceExhausted, Unavailable
+from recmesh.runtime.errors import Aborted, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from recmesh.serving.cn.admission import Asking, Decided, Grant
 from recmesh.serving.cn.choice import LeastExpected
+from recmesh.serving.cn.peers import HnLink
 from tests.support.serving import running_cn, running_hn, until
 
 
@@ -57,6 +58,30 @@ def test_a_request_in_an_hn_that_dies_is_answered_by_another(tmp_path: Path) -> 
             assert client.answer().tensors[0].array.tolist() == [5.0]
             assert other.runs == [[2]]
             programs[str(dying.endpoint)].hold.set()
+
+
+def test_halves_of_two_models_are_never_mixed(tmp_path: Path) -> None:
+    with running_hn(tmp_path, name="a") as first, running_hn(tmp_path, name="b") as second:
+        other = first.install(digest="of another export")
+        with running_cn(tmp_path, first, second) as (_, client):
+            with pytest.raises(Unavailable) as caught:
+                client.predict([1])
+            assert caught.value.reason in ("OTHER_HALF", "NOT_LOADED") and other.runs == []
+            second.install()
+            assert [client.predict([1]) for _ in range(4)] == [[5.0]] * 4
+            assert other.runs == []
+
+
+def test_a_send_that_fails_unexpectedly_fails_its_request_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_hn(tmp_path) as hn, running_cn(tmp_path, hn) as (_, client):
+        hn.install()
+        with monkeypatch.context() as patch:
+            patch.setattr(HnLink, "call", lambda *_, **__: 1 / 0)
+            with pytest.raises(Internal, match="ZeroDivisionError"):
+                client.predict([1])
+        assert client.predict([1]) == [5.0]
 
 
 def test_without_another_hn_it_fails_at_once_and_the_next_ones_say_who_is_missing(tmp_path: Path) -> None:
