@@ -18,6 +18,7 @@ from bench.workloads.traffic import Traffic, m4_hourly, sets
 from recmesh.plugins.forecasting import Forecaster, Ints, SeriesView, Unfit
 from recmesh.runtime.clock import system_clock
 from services.forecaster.app import App
+from services.forecaster.domain.conformal import LEAST_ERRORS, offsets, scale_of
 from services.forecaster.domain.fitting import Asked
 from services.forecaster.domain.forecast import Ask, Forecast, wape
 from services.forecaster.domain.history import History, leads_for
@@ -33,6 +34,7 @@ LEVEL = 0.8
 TRAIN = 0.8
 ORIGINS, M4_ORIGINS, QUICK_ORIGINS = 150, 24, 24
 QUICK_M4 = 12
+LEARNED_FROM = 20
 NAIVE = ("persistence", "day-naive", "week-naive")
 TIMED_SERIES = 60
 ASKED_ROWS, ASKS = 100_000, 20
@@ -48,6 +50,8 @@ class Scores:
     low: Floats
     high: Floats
     others: dict[str, Floats] = field(default_factory=dict)
+    covered: dict[str, list[float]] = field(default_factory=dict)
+    """Of single models."""
     answered: Counter[str] = field(default_factory=Counter)
     drifts: Counter[str] = field(default_factory=Counter)
 
@@ -59,6 +63,26 @@ class Scores:
         """By lead, over what was observed."""
         seen = np.isfinite(self.truth)
         return [wape(self.truth[seen[:, at], at], said[seen[:, at], at]) for at in range(len(self.leads))]
+
+    def covered_alone(self, said: Floats, origins: Ints, *, floor: float) -> list[float]:
+        """By lead: the share inside intervals by the forecaster's own rule from what this model got wrong before,
+        at earlier origins whose truth had come. The first `LEARNED_FROM` origins are only learned from."""
+        inside: list[list[bool]] = [[] for _ in self.leads]
+        spacing = max(1.0, float(np.median(np.diff(origins))))
+        for row in range(LEARNED_FROM, len(origins)):
+            for at, lead in enumerate(self.leads):
+                came = (origins[:row] + lead <= origins[row]) & np.isfinite(self.truth[:row, at])
+                if came.sum() < LEAST_ERRORS or not np.isfinite(self.truth[row, at]):
+                    continue
+                rows = np.flatnonzero(came)
+                power, sides = offsets(
+                    said[rows, at : at + 1], self.truth[rows, at : at + 1], 0.5 ** (1 - rows / rows[-1]),
+                    np.array([lead / spacing]), level=LEVEL, floor=floor,
+                )  # fmt: skip
+                scale = float(scale_of(said[row, at : at + 1], power=power, floor=floor)[0])
+                low, high = said[row, at] + scale * sides[0, 0], said[row, at] + scale * sides[1, 0]
+                inside[at].append(bool(low <= self.truth[row, at] <= high))
+        return [statistics.mean(each) if each else float("nan") for each in inside]
 
     def coverage(self) -> list[float]:
         inside = (self.truth >= self.low) & (self.truth <= self.high)
@@ -179,7 +203,10 @@ def _score_alone(
     except Unfit:
         return
     spent.setdefault(model.name, []).append(time.process_time() - began)
-    scores.others[model.name] = fitted.rolling(traffic.values, origins, np.array(scores.leads))
+    said = scores.others[model.name] = fitted.rolling(traffic.values, origins, np.array(scores.leads))
+    known = past.values if past.missing is None else past.values[~past.missing]
+    floor = 0.05 * float(known.mean()) + 1e-12      # as the forecaster has it
+    scores.covered[model.name] = scores.covered_alone(said, origins, floor=floor)
 
 
 def _row(traffic: Traffic, scores: Scores) -> dict[str, object]:
@@ -191,6 +218,7 @@ def _row(traffic: Traffic, scores: Scores) -> dict[str, object]:
         "minutes": minutes, "wape_chosen": _short(chosen),
         "ratio": [round(mine / theirs, 3) for mine, theirs in zip(chosen, best, strict=True)],
         "coverage": _short(scores.coverage()), "wape": {name: _short(each) for name, each in errors.items()},
+        "coverage_alone": {name: _short(each) for name, each in scores.covered.items()},
         "answered": scores.answered.most_common(2), "drifts": dict(scores.drifts),
     }  # fmt: skip
 
