@@ -63,7 +63,7 @@ class Transfer:
     receiver: str
     """A stage's name, or `client` for whoever asked (a CN, on behalf of it)."""
     packed: tuple[str, ...]
-    """Together in one buffer, in this order (layout.py)."""
+    """Small at the reference batch; what travels in one buffer is decided by the sizes of each request (frames.py)."""
     plain: tuple[str, ...]
     bytes: int
     """At the reference batch, without padding."""

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound
-from recmesh.serving.split import layout, manifest
+from recmesh.serving.split import manifest
 from recmesh.serving.split.manifest import Batching, Manifest, Stage, TensorInfo, Transfer
 
 
@@ -94,22 +93,3 @@ def test_a_changed_program_or_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "split" / "pre" / "model.pt2").write_text("damaged")
     with pytest.raises(DataLoss, match="stage pre"):
         manifest.check_files(found, tmp_path / "split")
-
-
-def test_packed_tensors_begin_at_multiples_of_64_bytes_and_come_back() -> None:
-    arrays: dict[str, Any] = {
-        "a": np.arange(5, dtype=np.int64), "b": np.array([[True], [False]]), "empty": np.zeros((0, 3), np.float32),
-        "c": np.arange(6, dtype=np.float32).reshape(2, 3),
-    }  # fmt: skip
-    described = [(name, array.dtype.name, array.shape) for name, array in arrays.items()]
-    places, total = layout.slots(described)
-    assert [(each.offset, each.size) for each in places] == [(0, 40), (64, 2), (128, 0), (128, 24)]
-    assert total == 152
-    found = layout.unpack(layout.pack(arrays, list(arrays)), described)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array)
-        assert found[name].dtype == array.dtype
-    with pytest.raises(InvalidArgument, match="have 151 B; their shapes say 152 B"):
-        layout.unpack(bytes(151), described)
-    with pytest.raises(InvalidArgument, match="tensors of string cannot be sent"):
-        layout.slots([("s", "string", (1,))])
