@@ -11,7 +11,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 2 ? n : 2)))
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-proto test demo up down proto bench
+.PHONY: help setup check check-proto test test-cluster test-yarn demo up down proto bench
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,12 @@ check: $(STAMP) check-proto  ## lint, types, layers, generated stubs
 
 test: $(STAMP)  ## run the tests (all but those marked slow); ARGS="-k name" narrows
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+test-cluster: $(STAMP)  ## the mesh in pods of a real Kubernetes node (needs root; docker for images)
+	$(BIN)/python -m pytest -n 0 -s tests/cluster $(ARGS)
+
+test-yarn: $(STAMP)  ## roles in containers of a real YARN (needs Java)
+	$(BIN)/python -m pytest -n 0 -m "slow or not slow" -k yarn tests/contract/test_controllers.py tests/integration/jobmaster/test_yarn.py tests/e2e/test_yarn.py $(ARGS)
 
 demo: $(STAMP)  ## train, break, mend and serve a model on real data; KEEP=1 leaves the mesh up
 	$(BIN)/python -m examples.demo

@@ -13,8 +13,8 @@ from types import FrameType
 from bench.figures import Result
 
 _NOT_BENCHES = {
-    "criteo", "dl2", "executor_scaling", "figures", "gateway", "mesh", "parameter_server", "quotas", "store_load",
-    "synthetic", "peers", "workloads", "__main__",
+    "criteo", "dl2", "executor_scaling", "figures", "gateway", "mesh", "offered_load", "parameter_server", "quotas",
+    "store_load", "synthetic", "peers", "workloads", "__main__",
 }
 
 
@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--list", action="store_true", help="each benchmark with a line of what it measures")
     parser.add_argument("--mesh", action="store_true", help="of autoscale: the part on the real mesh alone")
+    parser.add_argument("--halves", action="store_true", help="of freshness: served in halves, by a CN and an HN")
     options = parser.parse_args(argv)
     if options.list or options.name is None:
         listed = names()
@@ -42,9 +43,11 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):     # a shell's background jobs ignore SIGINT by default
         signal.signal(number, _end)                    # unwinds, so that the mesh is taken down
     made = importlib.import_module(f"bench.{options.name}").run
-    if options.mesh and "mesh" not in inspect.signature(made).parameters:
-        parser.error(f"{options.name} has no part of its own on the mesh")
-    result: Result = made(quick=options.quick, **({"mesh": True} if options.mesh else {}))
+    chosen = {name: True for name in ("mesh", "halves") if getattr(options, name)}
+    for name in chosen:
+        if name not in inspect.signature(made).parameters:
+            parser.error(f"{options.name} knows no --{name}")
+    result: Result = made(quick=options.quick, **chosen)
     print(result.as_json() if options.json else result.as_table())
     return 0
 

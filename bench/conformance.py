@@ -42,10 +42,9 @@ def run(*, quick: bool = False) -> Result:
                 if python:
                     cells |= _ask(name, python, ours.http, ours.rpc, runs)
         if pythons["kserve"] and not quick:
-            with _kserve_server(pythons["kserve"], runs) as (http, rpc):
-                for name, python in pythons.items():
-                    if python:
-                        beside |= _ask(name, python, http, rpc, runs)
+            for name, python in pythons.items():
+                with _kserve_server(pythons["kserve"], runs) as (http, rpc):
+                    beside |= _ask(name, python, http, rpc, runs) if python else {}
     failed = {name: why for name, why in cells.items() if why}
     theirs = {name: why for name, why in beside.items() if why}
     figures = {

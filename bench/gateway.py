@@ -31,9 +31,13 @@ class Gateway:
 
     def serve(self, name: str, framework: str, *, uri: str = "") -> None:
         """Register the model in `models/<name>/1`, and wait until it serves."""
-        body = {"name": name, "version": "1", "uri": uri or f"models/{name}/1", "framework": framework}
-        _ok(httpx.post(f"http://{self.http}/v1/models", json=body, timeout=30.0))
+        self.register(name, framework, uri=uri)
         self.serves(name)
+
+    def register(self, name: str, framework: str, *, version: str = "1", uri: str = "") -> None:
+        """Register the model in `models/<name>/<version>`; it is loaded, and serves from then on."""
+        body = {"name": name, "version": version, "uri": uri or f"models/{name}/{version}", "framework": framework}
+        _ok(httpx.post(f"http://{self.http}/v1/models", json=body, timeout=30.0))
 
     def serves(self, name: str) -> None:
         """Wait until the model is ready."""
@@ -66,7 +70,7 @@ def gateway(folder: Path, *, cores: str = "", **env: str) -> Iterator[Gateway]:
     with contextlib.ExitStack() as stack, log.open("wb") as output:
         nats = subprocess.Popen([str(nats_binary()), "-c", str(config)], env=settings, stdout=output, stderr=output)
         stack.callback(end, nats)
-        _listens(nats, port, log)
+        listens(nats, port, log)
         process = subprocess.Popen(
             [*pinned, sys.executable, "-m", "services.gateway"], cwd=ROOT, env=settings, stdout=output, stderr=output
         )
@@ -85,7 +89,8 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _listens(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+def listens(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    """Wait until a process takes connections; RuntimeError with its log when it ends before."""
     ends = time.monotonic() + START_S
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):

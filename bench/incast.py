@@ -1,9 +1,10 @@
 """Many CNs send to one HN through a switch port with a finite buffer: with admission, and without.
 
 Three network namespaces and the kernel's TCP (bench.workloads.port; where nobody may make them, a port in user space);
-broker, client and transport are the product's. `failed_share_n`: n CNs send one message each at once, and all could be
-in time one after the other; failed is refused, missed or lost. `edf_vs_*`: goodput in an open loop, half of the
-messages with short deadlines. `goodput_overload`: bytes answered in time, of what the link can carry.
+CNs and HN are the product's, with all that a request goes through in them, but for a model that computes nothing.
+`failed_share_n`: n CNs send one message each at once, and all could be in time one after the other; failed is refused,
+missed or lost. `edf_vs_*`: goodput in an open loop, half of the messages with short deadlines. `goodput_overload`:
+bytes answered in time, of what the link can carry.
 """
 
 import json
@@ -48,7 +49,6 @@ SETTINGS = {
     "window_min_bytes": MESSAGE_BYTES, "window_max_bytes": 16 * MESSAGE_BYTES, "margin_s": 0.002,
     "waiting_most": 100_000, "peer_waiting_most": 100_000,
 }
-PATIENT_S = 1e6
 WARM = [1 * KIB] * 4 + [MESSAGE_BYTES] * 8
 IMAGE = ROOT / "docs" / "images" / "incast-window.svg"
 
@@ -103,8 +103,8 @@ def _burst(port: Port, rules: str, senders: int, repeats: int, name: str) -> dic
     before = port.lost_packets()
     for _ in range(repeats):
         load = Load(
-            senders, int(LINK_BYTES_PER_S), [MESSAGE_BYTES] * senders, [slo_s] * senders, asks=rules != "none",
-            warm=WARM,
+            senders, int(LINK_BYTES_PER_S), [MESSAGE_BYTES] * senders, [slo_s] * senders,
+            tells_deadline=rules != "none", warm=WARM,
         )
         fates += _played(port, rules, load)["fates"]
     failed = 1 - mean(each["good"] for each in fates)
@@ -165,7 +165,7 @@ def _traced(port: Port) -> dict[str, float]:
     """How the window follows other traffic that takes most of the link for a while."""
     load = _open(1.2, TRACE_S, rules="edf")
     other = _open(CROSS_LOAD, CROSS_S, rules="none")
-    other.asks, other.gaps_s[0] = False, CROSS_FROM_S
+    other.tells_deadline, other.gaps_s[0] = False, CROSS_FROM_S
     with _side(port.hn, "hn", {"rules": "none", "settings": SETTINGS}) as hn:
         to = port.reach(_heard(hn)["port"])
         options = {"address": to[0], "port": to[1], "load": asdict(other)}
@@ -228,11 +228,9 @@ def _port(kind: str, *, classes: bool = True, like_rdma: bool = True) -> Iterato
 
 def _played(port: Port, rules: str, load: Load) -> dict[str, Any]:
     """What the CNs and the HN tell."""
-    settings: dict[str, Any] = dict(SETTINGS)
-    if rules == "first_come":           # no deadline is told, so nobody is refused, and one model goes in order
-        settings["undated_patience_s"] = PATIENT_S
+    # where all tell the same, far deadline, they go in the order in which they came, and nobody is refused
     names = {"first_come_refusing": "first_come", "first_come": "edf"}
-    with _side(port.hn, "hn", {"rules": names.get(rules, rules), "settings": settings}) as hn:
+    with _side(port.hn, "hn", {"rules": names.get(rules, rules), "settings": SETTINGS}) as hn:
         address, number = port.reach(_heard(hn)["port"])
         options = {"address": address, "port": number, "load": asdict(load)}
         with _side(port.senders, "cn", options) as cns:

@@ -25,12 +25,13 @@ from bench.workloads import attentive
 from recmesh.runtime.errors import MeshError
 from recmesh.serving import halves
 from recmesh.serving.cn import model as cn_models
+from recmesh.serving.cn.alarms import Alarms
 from recmesh.serving.cn.model import CnModel
 from recmesh.serving.cn.peers import HnLink
 from recmesh.serving.programs import Arrays, Program, framework
 from recmesh.serving.tensors import Tensor
 from recmesh.serving.transport import Message
-from recmesh.serving.transport.endpoints import Endpoint, dial
+from recmesh.serving.transport.endpoints import Endpoint, dial, dialling
 
 REQUESTS, QUICK_REQUESTS = 400, 40
 WARM_UP = 5
@@ -86,15 +87,15 @@ def _ways(model: Path, folder: Path, stack: ExitStack) -> dict[str, tuple[Way, P
     shm, unix = Endpoint("shm", str(folder / "hn.shm")), Endpoint("unix", str(folder / "hn.unix"))
     cn, server = Endpoint("unix", str(folder / "cn.unix")), Endpoint("unix", str(folder / "whole.unix"))
     here = ["--listen", str(shm), "--listen", str(unix)]
-    hn_pid = stack.enter_context(_process("recmesh.serving.hn", model, *here))
-    cn_pid = stack.enter_context(_process("recmesh.serving.cn", model, "--hn", str(shm), "--listen", str(cn)))
-    whole_pid = stack.enter_context(_process("recmesh.serving.hn", alone, "--listen", str(server)))
+    hn_pid = stack.enter_context(process("recmesh.serving.hn", model, *here))
+    cn_pid = stack.enter_context(process("recmesh.serving.cn", model, "--hn", str(shm), "--listen", str(cn)))
+    whole_pid = stack.enter_context(process("recmesh.serving.hn", alone, "--listen", str(server)))
     mine = os.getpid()
     return {
         "whole": (whole.run, (mine,)),
         "local_split": (lambda inputs: _local(sparse, dense, inputs), (mine,)),
-        "remote_shm": (_remote(sparse, shm, stack), (mine, hn_pid)),
-        "remote_unix": (_remote(sparse, unix, stack), (mine, hn_pid)),
+        "remote_shm": (remote(sparse, shm, stack), (mine, hn_pid)),
+        "remote_unix": (remote(sparse, unix, stack), (mine, hn_pid)),
         "processes_whole": (_asked(server, stack), (mine, whole_pid)),
         "processes_split": (_asked(cn, stack), (mine, cn_pid, hn_pid)),
     }
@@ -107,9 +108,9 @@ def _measured(ways: dict[str, tuple[Way, Pids]], count: int) -> dict[str, list[t
         request = attentive.inputs(index)
         expected: Arrays | None = None
         for name, (way, pids) in ways.items():
-            spent, began = _cpu_ns(pids), time.perf_counter()
+            spent, began = cpu_ns(pids), time.perf_counter()
             answer = way(request)
-            took, spent = time.perf_counter() - began, _cpu_ns(pids) - spent
+            took, spent = time.perf_counter() - began, cpu_ns(pids) - spent
             expected = expected or answer
             if not np.allclose(answer["predictions"], expected["predictions"], atol=1e-6):
                 raise RuntimeError(f"{name} answers something else than the whole model")
@@ -120,7 +121,7 @@ def _measured(ways: dict[str, tuple[Way, Pids]], count: int) -> dict[str, list[t
     return times
 
 
-def _cpu_ns(pids: Pids) -> int:
+def cpu_ns(pids: Pids) -> int:
     """On a core so far, over all threads; the kernel's own count, to the nanosecond."""
     tasks = (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir())
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
@@ -131,8 +132,8 @@ def _local(sparse: CnModel, dense: Program, inputs: Arrays) -> Arrays:
     return dense.run({name: known[name] for name in sparse.dense.inputs})
 
 
-def _remote(sparse: CnModel, endpoint: Endpoint, stack: ExitStack) -> Way:
-    link = HnLink(endpoint, token=None, log=say)
+def remote(sparse: CnModel, endpoint: Endpoint, stack: ExitStack) -> Way:
+    link = HnLink(endpoint, dial=dialling(token=None), alarms=Alarms(), log=say)
     stack.callback(link.close)
     while not link.connected:
         time.sleep(0.01)
@@ -174,7 +175,7 @@ def _asked(endpoint: Endpoint, stack: ExitStack) -> Way:
 
 
 @contextmanager
-def _process(module: str, model: Path, *arguments: str) -> Iterator[int]:
+def process(module: str, model: Path, *arguments: str) -> Iterator[int]:
     """A CN or an HN that serves the model, ready on entry; its number."""
     command = [sys.executable, "-m", module, "--framework", "torch", "--model", f"{attentive.KEY}={model}", *arguments]
     started = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **one_thread()}, stdout=subprocess.PIPE)

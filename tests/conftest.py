@@ -1,11 +1,18 @@
 """What holds for every test."""
 
 import asyncio
+import gc
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
+
+from tests.support.kube import simulated_cluster
+from tests.support.yarn import yarn_cluster
+
+__all__ = ["simulated_cluster", "yarn_cluster"]     # fixtures of all tests
 
 settings.register_profile("any machine", deadline=None)     # no test is about how fast a busy machine is
 settings.load_profile("any machine")
@@ -19,6 +26,23 @@ def pytest_configure() -> None:
     nobody closes that loop, and a later garbage collection fails an innocent test.
     """
     asyncio.set_event_loop(None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """Nothing is collected while pytest makes a report of a failure.
+
+    It parses the test's source for that. Where a collection comes in between, and what is collected parses source, too,
+    as a task does whose exception nobody has read, to show it, CPython 3.11.7 takes one for the other ("AST constructor
+    recursion depth mismatch", gh-106905), and pytest or its worker ends.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class ByServers(LoadScopeScheduling):  # type: ignore[misc]  # untyped

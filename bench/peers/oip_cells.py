@@ -19,7 +19,7 @@ HELD, FREE = 1, 0
 """The model `slow` waits for a file to be there, or for nothing."""
 PATIENCE_S = 60.0
 REFUSED_WITHIN_S = 3.0
-SETTLE_S = 0.2
+SETTLE_S = 1.0
 """For what was sent, or taken back, to get where it goes."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]

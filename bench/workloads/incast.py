@@ -1,31 +1,52 @@
 """The two sides of an incast as processes: one HN, and all CNs. A line of JSON comes in, a line of JSON goes out.
 
-`python -m bench.workloads.incast hn|cn`. What is measured is the product's own broker, client and transport; without
-admission the same transport sends at once.
+`python -m bench.workloads.incast hn|cn`. What is measured is the product's own HN and CN: their servers, connections,
+frames, admission; each CN has its own. The model does nothing. Without admission the same CNs send at once.
 """
 
-import asyncio
 import json
 import os
 import random
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from bench.peers.first_come import FirstCome
 from recmesh.runtime.errors import MeshError
-from recmesh.serving.admission.broker import Broker
-from recmesh.serving.admission.client import Refused
 from recmesh.serving.admission.domain.admission import Admission
+from recmesh.serving.admission.messages import Refused
 from recmesh.serving.admission.settings import Settings
-from recmesh.serving.admission.tcp import TcpCn, TcpHn
+from recmesh.serving.card import ModelCard
+from recmesh.serving.cn.alarms import Alarms
+from recmesh.serving.cn.model import CnModel
+from recmesh.serving.cn.peers import Hns
+from recmesh.serving.cn.server import Server as Cn
+from recmesh.serving.frames import Header
+from recmesh.serving.hn.desk import Desk
+from recmesh.serving.hn.server import Server as Hn
+from recmesh.serving.programs import Arrays
+from recmesh.serving.settings import ServingSettings
+from recmesh.serving.split.manifest import Stage
+from recmesh.serving.tensors import Tensor
+from recmesh.serving.transport import Transport
+from recmesh.serving.transport.endpoints import Endpoint, Listener, dialling
+from recmesh.serving.transport.sockets import SocketTransport
 
-MODEL = "bench"
+MODEL, INPUT, OUTPUT = "bench/1", "payload", "done"
+TOKEN = "incast"
 LOST_S = 30.0
 """What is not answered by then never is."""
+CONNECT_S = 30.0
 _TRACE_S = 0.02
+_SO_MAX_PACING_RATE = 47
+"""Linux; the socket module has no name for it."""
 
 
 @dataclass
@@ -54,8 +75,8 @@ class Load:
     sizes: list[int]
     slos_s: list[float]
     gaps_s: list[float] = field(default_factory=list)
-    asks: bool = True
     tells_deadline: bool = True
+    """Else the HN is told of LOST_S."""
     warm: list[int] = field(default_factory=list)
     """Sizes that are sent one by one before, so that the HN knows its link."""
 
@@ -63,103 +84,131 @@ class Load:
 # ---- the HN
 
 
-async def _hn(options: dict[str, Any]) -> None:
-    hn = TcpHn(_computed, message_most_bytes=1 << 30)
-    settings = Settings(**options["settings"]) if options["rules"] != "none" else None
-    trace: list[list[float]] = []
-    if settings is not None:
+class Nothing:
+    """The dense half."""
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """A byte."""
+        return {OUTPUT: inputs[INPUT][:1]}
+
+
+def _hn(options: dict[str, Any]) -> None:
+    desk: Desk | None = None
+    if options["rules"] != "none":
+        settings = Settings(**options["settings"])
         rules = Admission(settings, queue=FirstCome()) if options["rules"] == "first_come" else None
-        hn.broker = Broker(settings, send=hn.send, admission=rules)
-    port = await hn.start("0.0.0.0", 0)
-    _say({"port": port})
-    tracing = asyncio.create_task(_trace(hn.broker, trace)) if hn.broker is not None else None
-    await asyncio.to_thread(sys.stdin.readline)
-    if tracing is not None:
-        tracing.cancel()
-    state = None if hn.broker is None else hn.broker.snapshot()
-    _say({"trace": trace, "state": {} if state is None else {
-        **asdict(state), "refused": {reason.name: count for reason, count in state.refused.items()},
-    }})
-    await hn.stop()
+        desk = Desk(settings, rules=rules)
+    server = Hn(lost=lambda error: None, log=_log, desk=desk)
+    server.install(MODEL, Nothing(), ServingSettings(), can_batch=False)
+    listener = Listener(Endpoint("tcp", "0.0.0.0:0"), token=TOKEN, log=_log, terms=server.terms)
+    threading.Thread(target=listener.accept, args=(server.serve,), daemon=True).start()
+    trace: list[list[float]] = []
+    ended = threading.Event()
+    if desk is not None:
+        threading.Thread(target=_trace, args=(desk, trace, ended), daemon=True).start()
+    _say({"port": int(listener.endpoint.place.rpartition(":")[2])})
+    sys.stdin.readline()
+    ended.set()
+    _say({"trace": trace, "state": {} if desk is None else desk.state()})
 
 
-async def _computed(_: memoryview) -> bytes:
-    return b"."
-
-
-async def _trace(broker: Broker, trace: list[list[float]]) -> None:
-    while True:
-        now = broker.snapshot()
+def _trace(desk: Desk, trace: list[list[float]], ended: threading.Event) -> None:
+    while not ended.wait(_TRACE_S):
+        now = desk.snapshot()
         trace.append([
             time.time(), now.window_bytes, now.congestion_level, now.bandwidth_bytes_per_s, now.in_flight_bytes,
             now.waiting_bytes,
-        ])
-        await asyncio.sleep(_TRACE_S)
+        ])  # fmt: skip
 
 
 # ---- the CNs
 
 
-async def _cns(options: dict[str, Any]) -> None:
-    load = Load(**options["load"])
-    links = [TcpCn() for _ in range(load.links)]
-    for link in links:
-        await link.open(options["address"], options["port"], pace_bytes_per_s=load.pace_bytes_per_s)
-    payload = memoryview(bytes(max([*load.sizes, *load.warm])))
+class Sender:
+    """A CN with its own connections to the HN."""
 
-    async def one(link: TcpCn, fate: Fate) -> None:
-        began, message = time.monotonic(), payload[:fate.size_bytes]
-        left_s = fate.slo_s if load.tells_deadline else None
-        try:
-            async with asyncio.timeout(LOST_S):
-                if load.asks:
-                    await link.call(MODEL, message, left_s=left_s)
-                else:
-                    await link.call_unasked(message)
+    def __init__(self, endpoint: Endpoint, alarms: Alarms, *, pace_bytes_per_s: int) -> None:
+        self._plain = dialling(token=TOKEN)
+        self._pace = pace_bytes_per_s
+        hns = Hns([endpoint], dial=self._dial, alarms=alarms, log=_log)
+        self.link = hns.links()[0]
+        self._cn = Cn(hns, alarms=alarms, log=_log)
+        card = ModelCard.parse({
+            "framework": "torch", "inputs": [{"name": INPUT, "dtype": "uint8", "shape": [-1]}],
+            "outputs": [{"name": OUTPUT, "dtype": "uint8", "shape": [-1]}],
+        })  # fmt: skip
+        self._cn.install(CnModel(MODEL, card, (), Stage("dense", "hn", "dense", (INPUT,), (OUTPUT,)), ()))
+
+    def send(self, payload: Any, fate: Fate, *, left_s: float, done: threading.Semaphore) -> None:
+        """One message; what became of it is noted, then `done` is released."""
+        began = time.monotonic()
+
+        def answered(_: Header, __: Sequence[Tensor]) -> None:
             fate.took_s = time.monotonic() - began
-        except Refused as error:
-            fate.refused = error.reason
-        except (MeshError, TimeoutError):
-            pass
+            done.release()
 
+        def failed(error: Exception) -> None:
+            fate.refused = error.reason if isinstance(error, Refused) else ""
+            done.release()
+
+        try:
+            self._cn.submit(
+                MODEL, {INPUT: payload[: fate.size_bytes]}, [OUTPUT], deadline=began + left_s, answer=answered,
+                fail=failed,
+            )  # fmt: skip
+        except MeshError as error:
+            failed(error)
+
+    def _dial(self, endpoint: Endpoint, *, timeout_s: float, urgent: bool = False) -> tuple[Transport, Header]:
+        """The kernel sends no faster than the CN's network card would."""
+        transport, terms = self._plain(endpoint, timeout_s=timeout_s, urgent=urgent)
+        if self._pace and isinstance(transport, SocketTransport):
+            transport.sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, self._pace)
+        return transport, terms
+
+
+def _cns(options: dict[str, Any]) -> None:
+    load = Load(**options["load"])
+    endpoint, alarms = Endpoint("tcp", f"{options['address']}:{options['port']}"), Alarms()
+    senders = [Sender(endpoint, alarms, pace_bytes_per_s=load.pace_bytes_per_s) for _ in range(load.links)]
+    until = time.monotonic() + CONNECT_S
+    while not all(sender.link.connected for sender in senders):
+        if time.monotonic() > until:
+            raise RuntimeError(f"CNs cannot reach the HN: {senders[0].link.refusal}")
+        time.sleep(0.01)
+    payload = np.zeros(max([*load.sizes, *load.warm]), np.uint8)
+    done = threading.Semaphore(0)
     for turn, size_bytes in enumerate(load.warm):
-        await one(links[turn % len(links)], Fate(0.0, size_bytes, LOST_S))
+        senders[turn % len(senders)].send(payload, Fate(0.0, size_bytes, LOST_S), left_s=LOST_S, done=done)
+        done.acquire()
     began_at, began = time.time(), time.monotonic()
-    fates = await (_paced if load.gaps_s else _at_once)(load, links, one)
-    seconds = time.monotonic() - began
-    for link in links:
-        await link.close()
-    _say({"began_at": began_at, "seconds": seconds, "fates": [asdict(each) | {"good": each.good} for each in fates]})
-
-
-One = Callable[[TcpCn, Fate], Coroutine[None, None, None]]
-
-
-async def _at_once(load: Load, links: list[TcpCn], one: One) -> list[Fate]:
-    fates = [Fate(0.0, size, slo) for size, slo in zip(load.sizes, load.slos_s, strict=True)]
-    await asyncio.gather(*(one(link, fate) for link, fate in zip(links, fates, strict=True)))
-    return fates
-
-
-async def _paced(load: Load, links: list[TcpCn], one: One) -> list[Fate]:
-    rng, fates, tasks = random.Random(1), [], []
-    began = time.monotonic()
-    due = 0.0
-    for gap_s, size, slo in zip(load.gaps_s, load.sizes, load.slos_s, strict=True):
+    rng, due = random.Random(1), 0.0
+    fates: list[Fate] = []
+    gaps = load.gaps_s or [0.0] * len(load.sizes)
+    for number, (gap_s, size, slo) in enumerate(zip(gaps, load.sizes, load.slos_s, strict=True)):
         due += gap_s
-        await asyncio.sleep(max(0.0, began + due - time.monotonic()))
+        time.sleep(max(0.0, began + due - time.monotonic()))
         fates.append(Fate(due, size, slo))
-        tasks.append(asyncio.create_task(one(rng.choice(links), fates[-1])))
-    await asyncio.gather(*tasks)
-    return fates
+        sender = rng.choice(senders) if load.gaps_s else senders[number]
+        sender.send(payload, fates[-1], left_s=slo if load.tells_deadline else LOST_S, done=done)
+    for _ in fates:
+        done.acquire()
+    seconds = time.monotonic() - began
+    _say({"began_at": began_at, "seconds": seconds, "fates": [asdict(each) | {"good": each.good} for each in fates]})
 
 
 def _say(what: dict[str, Any]) -> None:
     print(json.dumps(what), flush=True)
 
 
+_log = partial(print, file=sys.stderr, flush=True)
+
+
 def at_once() -> bool:
-    """This process goes before others: both sides need little time, but at once, whatever the machine does beside."""
+    """This process goes before others: both sides need little time, but at once, whatever the machine does beside.
+    RECMESH_BENCH_GIVE_WAY: not, for who only wants to see it run."""
+    if os.environ.get("RECMESH_BENCH_GIVE_WAY"):
+        return False
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except OSError:
@@ -169,4 +218,6 @@ def at_once() -> bool:
 
 if __name__ == "__main__":
     at_once()
-    asyncio.run((_hn if sys.argv[1] == "hn" else _cns)(json.loads(sys.stdin.readline())))
+    (_hn if sys.argv[1] == "hn" else _cns)(json.loads(sys.stdin.readline()))
+    sys.stdout.flush()
+    os._exit(0)                                  # connections and their threads end with the process

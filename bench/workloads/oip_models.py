@@ -61,7 +61,9 @@ def _tensorflow(root: Path, runs: Path) -> None:
             tf.TensorSpec([None], tf.float32, "number"), tf.TensorSpec([None], tf.int32, "held"),
         ])
         def serve(self, number: Any, held: Any) -> Any:
-            tf.print(number[0], output_stream=f"file://{runs}")
+            # The loop begins at what depends on the line: on one thread TensorFlow would else finish the loop first.
+            with tf.control_dependencies([tf.print(number[0], output_stream=f"file://{runs}")]):
+                begin = tf.constant(0) + 0 * held[0]
 
             def there(at: Any) -> Any:
                 # The name depends on the round: TensorFlow would look once, before the loop, else.
@@ -70,7 +72,7 @@ def _tensorflow(root: Path, runs: Path) -> None:
 
             (waited,) = tf.while_loop(
                 lambda at: (at < held[0] * MAX_LOOKS) & ~there(at),
-                lambda at: (at + 1,), (0,),
+                lambda at: (at + 1,), (begin,),
             )  # fmt: skip
             return {"done": number + 0 * tf.cast(waited, tf.float32)}
 

@@ -3,6 +3,7 @@
 import csv
 import os
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,18 @@ WORKLOAD = "openb_pod_list_default"
 LEVELS = range(0, 131)
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """An application of the DLRM serving trace, per instance with a GPU; cores and GiB as requested, means over it."""
+
+    instances: int
+    hn_cores: float
+    hn_gib: float
+    whole_cores: float
+    """With those of its CPU nodes."""
+    whole_gib: float
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -76,3 +89,52 @@ def serving() -> dict[str, tuple[list[Request], list[Request]]]:
         else:
             found[row["app_name"]][1].append(Request(cpu))
     return dict(found)
+
+
+def serving_needs() -> list[Need]:
+    """Of each application that has GPUs: one per instance."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: {"HN": [], "CN": []})
+    for row in _rows(DLRM):
+        if row["role"] == "CN" or int(row["gpu_request"]):
+            found[row["app_name"]][row["role"]].append((float(row["cpu_request"]), float(row["memory_request"])))
+    needs: list[Need] = []
+    for roles in found.values():
+        count = len(roles["HN"])
+        if count:
+            hn, cn = (np.array(roles[role]).reshape(-1, 2).sum(0) / count for role in ("HN", "CN"))
+            needs.append(Need(count, float(hn[0]), float(hn[1]), float(hn[0] + cn[0]), float(hn[1] + cn[1])))
+    return needs
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """An instance of the DLRM serving trace; seconds since its beginning, None: before or after it."""
+
+    name: str
+    app: str
+    role: str
+    cpu: float
+    gpu: int
+    memory_gib: float
+    nic: int
+    """Percent of a network card."""
+    most_per_node: int
+    """Of its application; 0: no bound."""
+    created: float | None
+    deleted: float | None
+
+
+def serving_instances() -> list[Serving]:
+    """All, in the order of the file."""
+    return [
+        Serving(
+            row["instance_sn"], row["app_name"].replace("_", "-"), row["role"], float(row["cpu_request"]),
+            int(row["gpu_request"]), float(row["memory_request"]), int(row["rdma_request"]),
+            max(0, int(row["max_instance_per_node"])), _seconds(row["creation_time"]), _seconds(row["deletion_time"]),
+        )
+        for row in _rows(DLRM)
+    ]  # fmt: skip
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text else None

@@ -4,11 +4,12 @@ In the simulator a plan's step is 300 s, on a compressed mesh it is 10: what a p
 here. brain finds them as it does anybody's, by entry points (docs/reference/streams.md).
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from recmesh.plugins.streams import GROUP, StreamPlanner
 from services.brain.domain.streams.autopilot import Autopilot
-from services.brain.domain.streams.horizon import Horizon
+from services.brain.domain.streams.horizon import Horizon, Weights
 from services.brain.domain.streams.hpa import Hpa
 from services.brain.domain.streams.kale import Kale
 from services.brain.domain.streams.madu import Madu
@@ -43,8 +44,9 @@ def kale() -> StreamPlanner:
 
 
 def horizon() -> StreamPlanner:
-    """Its defaults: what its weights weigh are seconds of the mesh, where a change costs what it costs."""
-    return Horizon()
+    """What a change as such is worth is counted in seconds of workers, too."""
+    usual = Weights()
+    return Horizon(weights=replace(usual, change_s=usual.change_s / FASTER))
 
 
 MADE = (hpa, autopilot, madu, kale, horizon)

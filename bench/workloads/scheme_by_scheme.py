@@ -29,7 +29,7 @@ from services.brain.simulator.online.series import series_named
 
 DAY_MINUTES = 1440
 FIRST_FLIGHT_DAY = 60
-START_S = 120.0
+START_S = 300.0
 LEAD_IN_S = 30.0
 """Of the day before: workers show what they can train, and the job takes its size, before anything counts."""
 GAP_S = 5.0

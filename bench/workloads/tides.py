@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bench.mesh import ROOT, Mesh, mesh, one_thread, say
-from bench.workloads import flights
+from bench.workloads import flights, peers_in_time
 from bench.workloads.pacing import Paced
 from recmesh.cli.mesh import state
 from recmesh.cli.mesh.home import Home
@@ -247,7 +247,9 @@ def ridden(
         "RECMESH_CORES": "32",      # workers are paced: what they ask for is not what they use
         "RECMESH_RATE_SEASON_S": str(tide.day_s),
     }
-    with mesh(settings=settings) as running:
+    peers_in_time.install(folder / "planners")
+    env = {"PYTHONPATH": f"{folder / 'planners'}:{ROOT}"}
+    with mesh(settings=settings, env=env) as running:
         make_topic(running)
         jobs = {}
         for name, planner in schemes.items():

@@ -16,8 +16,6 @@ from bench.workloads.port import Port
 _CHUNK_BYTES = 4096
 _TIMEOUT_S, _LONGEST_S = 0.2, 3.2
 _SLEEP_S = 0.002
-_USE_AT = 21
-"""Where the first frame of a connection tells its use (recmesh.serving.admission.tcp); 0 is control, which passes."""
 
 
 class _Port:
@@ -40,11 +38,11 @@ class _Port:
         backward = asyncio.create_task(_copied(back, writer))
         loop = asyncio.get_running_loop()
         timeout_s, may_at = _TIMEOUT_S, loop.time()
-        queue: deque[tuple[bytes, asyncio.StreamWriter]] | None = None
+        queue = self._first
         try:
             while chunk := await reader.read(_CHUNK_BYTES):
-                if queue is None:
-                    queue = self._first if chunk[_USE_AT:_USE_AT + 1] == b"\0" else self._queue
+                if len(chunk) == _CHUNK_BYTES:
+                    queue = self._queue         # it carries messages; those of asks alone pass them
                 while not self._takes(chunk, onward, queue):
                     self.lost += 1
                     await asyncio.sleep(timeout_s)

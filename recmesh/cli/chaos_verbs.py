@@ -9,7 +9,8 @@ import typer
 
 from recmesh.cli import output
 from recmesh.cli.exit_codes import ExitCode
-from recmesh.cli.options import JsonOption
+from recmesh.cli.options import ShapeOption
+from recmesh.cli.output import Shape
 from recmesh.runtime.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def chaos(
         int, typer.Option(help="The counting job in synchronous mode: so many batches in a step.", min=0)
     ] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder of the run where it is.")] = False,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Train a job on a mesh of its own while processes are killed, and compare what it learned with the truth.
 
@@ -72,8 +73,8 @@ def chaos(
         else:
             report = chaos_on_job(mesh, spec, strikes, seed=seed, undisturbed=undisturbed, tell=_say)
     report.broken = broken
-    if json:
-        output.print_json(report.as_document())
+    if shape.is_document:
+        output.print_document(report.as_document(), shape)
     else:
         _print(report)
     if report.verdict != "right":

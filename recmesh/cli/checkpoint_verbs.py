@@ -8,7 +8,8 @@ import typer
 from recmesh.cli import output
 from recmesh.cli.connect import connect
 from recmesh.cli.exit_codes import ExitCode
-from recmesh.cli.options import HomeOption, JobArgument, JsonOption
+from recmesh.cli.options import HomeOption, JobArgument, ShapeOption
+from recmesh.cli.output import Shape
 
 if TYPE_CHECKING:
     from recmesh.client.views import Checkpoint
@@ -24,14 +25,14 @@ def checkpoints(
     job: JobArgument,
     verify: Annotated[bool, typer.Option("--verify", help="Read and hash every one first.")] = False,
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """List a job's checkpoints; with --verify exit code 1 when one is damaged."""
     with connect(home) as mesh:
         found = mesh.checkpoints(mesh.find_job(job), verify=verify)
     damaged = [item for item in found if item.state == "damaged"]
-    if json:
-        output.print_json([item.model_dump() for item in found])
+    if shape.is_document:
+        output.print_document([item.model_dump() for item in found], shape)
     else:
         _print_checkpoints(found)
     if verify and damaged:
@@ -56,7 +57,9 @@ def _print_checkpoints(found: "Sequence[Checkpoint]") -> None:
             print(f"\n{c.snapshot} is {c.state}: {c.reason}")
 
 
-def checkpoint(job: JobArgument, home: HomeOption = None) -> None:
+def checkpoint(job: JobArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
     """Take a checkpoint now."""
     with connect(home) as mesh:
-        print(f"Checkpoint {mesh.checkpoint(mesh.find_job(job))}.")
+        job_id = mesh.find_job(job)
+        number = mesh.checkpoint(job_id)
+    output.print_done({"job_id": job_id, "snapshot": number}, shape, f"Checkpoint {number}.")

@@ -1,7 +1,9 @@
-"""A client for the verbs: the mesh of the data folder, with the key that its owner may read there."""
+"""A client for the verbs: the mesh that is meant, with the key that its owner may read in its folder."""
 
 import os
 from typing import TYPE_CHECKING
+
+import typer
 
 from recmesh.cli.options import home_of
 
@@ -9,16 +11,16 @@ if TYPE_CHECKING:
     from recmesh.client import Client
 
 
-def connect(home: str | None) -> "Client":
-    """The mesh meant by --home, $RECMESH_URL, $RECMESH_HOME or `.recmesh`; Unavailable when there is none."""
+def connect(home: str | None, *, timeout_s: float = 30.0) -> "Client":
+    """As `Client.find` finds it, with --home before all else; Unavailable when there is none."""
     from recmesh.client import Client
+    from recmesh.client.find import meant
 
     env = dict(os.environ)
-    if "RECMESH_API_KEY" not in env and ("RECMESH_URL" not in env or home):
+    place = meant(home, env)
+    if place.home and not env.get("RECMESH_API_KEY"):
         from recmesh.cli.mesh import rounds
 
-        last = rounds.load(home_of(home))
-        key = last.config.get("api_key") if last else None
-        if key:
-            env["RECMESH_API_KEY"] = str(key)
-    return Client.find(home=home, env=env)
+        last = rounds.load(home_of(place.home))
+        env["RECMESH_API_KEY"] = last.gateway_key if last else ""
+    return Client.find(home=home, env=env, timeout_s=timeout_s, waiting=lambda what: typer.echo(what, err=True))

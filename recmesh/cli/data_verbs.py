@@ -7,12 +7,14 @@ import typer
 
 from recmesh.cli import output
 from recmesh.cli.connect import connect
-from recmesh.cli.options import FileArgument, HomeOption, JsonOption
+from recmesh.cli.options import FileArgument, HomeOption, ShapeOption
+from recmesh.cli.output import Shape
+from recmesh.cli.verbs import group as group_of
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this module."""
-    group = typer.Typer(name="dataset", no_args_is_help=True, help="Datasets that jobs may name.")
+    group = group_of(name="dataset", help="Datasets that jobs may name.")
     group.command("register")(register_dataset)
     group.command("list")(list_datasets)
     group.command("inspect")(inspect)
@@ -24,7 +26,7 @@ def register_dataset(
     file: FileArgument,
     name: Annotated[str, typer.Option(help="Else the file's `name`, else the file's own name.")] = "",
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Register a dataset from its file."""
     from recmesh.client.jobfile import load_dataset
@@ -34,18 +36,18 @@ def register_dataset(
     name = name or named or file.stem
     with connect(home) as mesh:
         answer = mesh.register_dataset(name, spec)
-    if json:
-        output.print_json(answer)
+    if shape.is_document:
+        output.print_document(answer, shape)
     else:
         print(f"Registered {name}, revision {answer.get('revision', 1)}.")
 
 
-def list_datasets(home: HomeOption = None, json: JsonOption = False) -> None:
+def list_datasets(home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
     """List registered datasets."""
     with connect(home) as mesh:
         found = mesh.datasets()
-    if json:
-        output.print_json(found)
+    if shape.is_document:
+        output.print_document(found, shape)
         return
     columns = ["name", "revision", "rows", "created"]
     output.print_table(
@@ -53,7 +55,7 @@ def list_datasets(home: HomeOption = None, json: JsonOption = False) -> None:
     )
 
 
-def inspect(file: FileArgument, home: HomeOption = None, json: JsonOption = False) -> None:
+def inspect(file: FileArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
     """Show what is in a dataset's files: rows, columns, problems."""
     from recmesh.client.jobfile import load_mapping, resolve_data
 
@@ -62,8 +64,8 @@ def inspect(file: FileArgument, home: HomeOption = None, json: JsonOption = Fals
     resolve_data(spec, file.parent)
     with connect(home) as mesh:
         answer = mesh.inspect_dataset(spec)
-    if json:
-        output.print_json(answer)
+    if shape.is_document:
+        output.print_document(answer, shape)
         return
     columns = answer.get("columns", [])
     output.print_fields(
@@ -94,7 +96,7 @@ def generate(
     ] = None,
     delay: Annotated[str, typer.Option(help="With --labels: mean time after which they come.")] = "10m",
     seed: Annotated[int, typer.Option(help="Equal seeds give equal rows.", min=0)] = 0,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Write data of any size with a hidden truth to learn, which may drift; no mesh is needed."""
     from recmesh.data.faults import wrong
@@ -117,12 +119,12 @@ def generate(
     target = Target(out, file_rows, window_s, done, labels, delay_s)
     made = None
     for made in write(data, target, rows=rows):
-        if not json:
+        if not shape.is_document:
             print(f"{made.file}: {made.rows:,} of {rows:,} rows", flush=True)
     assert made is not None
     best, frozen = made.best.value, made.frozen.value
-    if json:
-        output.print_json({"rows": made.rows, "labels": made.labels, "best_auc": best, "frozen_auc": frozen})
+    if shape.is_document:
+        output.print_document({"rows": made.rows, "labels": made.labels, "best_auc": best, "frozen_auc": frozen}, shape)
         return
     print(f"Best AUC that any model can reach on them: {best:.4f}", end="")
     print(f"; with the truth as it was at the beginning: {frozen:.4f}" if drift else "")

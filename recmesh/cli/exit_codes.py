@@ -1,5 +1,6 @@
 """Exit codes of the `recmesh` command."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 from recmesh.runtime.errors import (
@@ -27,6 +28,21 @@ class ExitCode(IntEnum):
     JOB_FAILED = 6
     """The job that was waited for did not succeed."""
     INTERRUPTED = 130
+    """By Ctrl-C or SIGTERM."""
+
+
+MEANING: Mapping[ExitCode, str] = {
+    ExitCode.DONE: "done", ExitCode.FAILED: "failed: the mesh or the machine is at fault",
+    ExitCode.USAGE: "wrong usage or input", ExitCode.UNREACHABLE: "the mesh does not run, or does not answer",
+    ExitCode.NOT_FOUND: "not found", ExitCode.REFUSED: "refused: the state, a limit or a missing right forbids it",
+    ExitCode.JOB_FAILED: "the job that was waited for did not succeed", ExitCode.INTERRUPTED: "interrupted",
+}  # fmt: skip
+"""In words, for the help and the reference."""
+
+
+def summary() -> str:
+    """All codes, in a line."""
+    return "; ".join(f"{code.value} {text}" for code, text in MEANING.items())
 
 
 def exit_code(error: MeshError) -> ExitCode:

@@ -8,7 +8,8 @@ import typer
 
 from recmesh.cli import output
 from recmesh.cli.connect import connect
-from recmesh.cli.options import HomeOption, JobArgument, JsonOption
+from recmesh.cli.options import HomeOption, JobArgument, ShapeOption
+from recmesh.cli.output import Shape
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ def register(app: typer.Typer) -> None:
 def explain(
     job: JobArgument,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write it as one HTML page with plots.", metavar="FILE.html")
+        Path | None, typer.Option("--out", help="Write it as one HTML page with plots.", metavar="FILE.html")
     ] = None,
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Show why a job has its resources: plan, fit, front, decisions, and what came of changes."""
     from recmesh.client.explanations import Explanation
@@ -38,8 +39,8 @@ def explain(
     explanation = Explanation.model_validate(document)
     if out is not None:
         _write(out, job_id, explanation)
-    if json:
-        output.print_json(document)
+    if shape.is_document:
+        output.print_document(document, shape)
     elif out is not None:
         print(f"Wrote {out}.")
     else:

@@ -6,14 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from recmesh.cli import output
+from recmesh.cli import completion, output
 from recmesh.cli.charts import bars
 from recmesh.cli.connect import connect
-from recmesh.cli.options import HomeOption, JsonOption
+from recmesh.cli.options import HomeOption, ShapeOption
+from recmesh.cli.output import Shape
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
 
 ROWS = 24
-"""Of the table of a forecast; --json has all."""
+"""Of the table of a forecast; -o json has all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +24,11 @@ def register(app: typer.Typer) -> None:
 
 def forecast(
     series: Annotated[
-        str, typer.Argument(help="Such as model/flights; without it, or with `*` at its end: those that are known.")
+        str,
+        typer.Argument(
+            help="Such as model/flights; without it, or with `*` at its end: those that are known.",
+            autocompletion=completion.series,
+        ),
     ] = "",
     horizon: Annotated[int, typer.Option(help="Steps ahead.", min=1, max=10_000)] = 24,
     step: Annotated[str, typer.Option(help="Of the forecast: 10m, 1h; as measured without it.", metavar="TIME")] = "",
@@ -31,17 +36,17 @@ def forecast(
     history: Annotated[int, typer.Option(help="Steps of the past that are shown.", min=0, max=10_000)] = 120,
     limit: Annotated[int, typer.Option(help="Series that are listed.", min=1, max=1000)] = 100,
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Show what traffic will be: of topics, jobs and models, with intervals and how wrong it was before."""
     step_s = _seconds(step)
     with connect(home) as mesh:
         if not series or series.endswith("*"):
             found = mesh.forecasts(prefix=series.rstrip("*"), limit=limit)
-            if json:
-                output.print_json(found)
+            if shape.is_document:
+                output.print_document(found, shape)
             else:
-                _print_series(found.get("series", []))
+                _print_series(found.get("series", []), prefix=series.rstrip("*"))
             return
         told = mesh.forecast(series, horizon=horizon, step_s=step_s, level=level)
         past: dict[str, Any] = {"points": []}
@@ -50,8 +55,8 @@ def forecast(
                 past = mesh.rates(series, step_s=told["step_s"], limit=history)
             except NotFound:    # forgotten meanwhile
                 past = {"points": []}
-    if json:
-        output.print_json({"series": series, **told, "measured": past["points"]})
+    if shape.is_document:
+        output.print_document({"series": series, **told, "measured": past["points"]}, shape)
     else:
         _print(series, told, past["points"])
 
@@ -65,7 +70,7 @@ def _seconds(step: str) -> float:
         raise InvalidArgument(f"--step: {error}", violations=[Violation("step", str(error))]) from None
 
 
-def _print_series(found: Sequence[Mapping[str, Any]]) -> None:
+def _print_series(found: Sequence[Mapping[str, Any]], *, prefix: str) -> None:
     now = time.time()
     output.print_table(
         ["series", "step", "values", "since", "newest", "rate"],
@@ -76,7 +81,8 @@ def _print_series(found: Sequence[Mapping[str, Any]]) -> None:
             ]
             for each in found
         ],
-        empty="No rate was heard yet: topics, jobs and models tell theirs while they have traffic.",
+        empty=f"No series begins with {prefix}; without a name all are listed." if prefix else
+        "No rate was heard yet: topics, jobs and models tell theirs while they have traffic.",
     )  # fmt: skip
 
 
@@ -104,7 +110,7 @@ def _print(series: str, told: Mapping[str, Any], measured: Sequence[Mapping[str,
         ],
     )
     if len(points) > ROWS:
-        print(f"and {len(points) - ROWS} more steps; --json has all")
+        print(f"and {len(points) - ROWS} more steps; -o json has all")
     if told["past"]:
         print("\nHow wrong it was before")
         output.print_table(

@@ -1,16 +1,17 @@
-"""submit, jobs, describe, events, stop, scale, resize, delete, top."""
+"""submit, jobs, describe, events, stop, suspend, resume, scale, resize, delete, top."""
 
-import json as json_module
+import json
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recmesh.cli import narration, output
+from recmesh.cli import completion, narration, output
 from recmesh.cli.connect import connect
 from recmesh.cli.exit_codes import ExitCode
-from recmesh.cli.options import FileArgument, HomeOption, JobArgument, JsonOption
+from recmesh.cli.options import FileArgument, HomeOption, JobArgument, RoleArgument, ShapeOption
+from recmesh.cli.output import Shape
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _JOB_COLUMNS = [
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this module."""
-    for verb in (submit, jobs, describe, events, stop, scale, resize, delete, top):
+    for verb in (submit, jobs, describe, events, stop, suspend, resume, scale, resize, delete, top):
         app.command()(verb)
 
 
@@ -51,7 +52,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the job, create nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Follow the job until it is over.")] = False,
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Submit a job; its code folder is packed and sent along."""
     from recmesh.client import load_job
@@ -59,29 +60,31 @@ def submit(
     spec = load_job(file, overrides=dict(_assignment(text) for text in set_ or []))
     with connect(home) as mesh:
         job = mesh.submit(spec, dry_run=dry_run)
-        if json and not wait:
-            output.print_json(job.model_dump())
+        if shape.is_document and not wait:
+            output.print_document(job.model_dump(), shape)
         elif dry_run:
             print("The job is valid; nothing was created.")
-        elif not json:
+        elif not shape.is_document:
             print(f"Submitted {job.name} as {job.job_id}.")
             print(f"Follow it with `recmesh events {job.job_id} -f` or `recmesh top`.")
         if wait and not dry_run:
-            _wait(mesh, job.job_id, json=json)
+            _wait(mesh, job.job_id, shape=shape)
 
 
 def jobs(
     owner: Annotated[str, typer.Option(help="Only this owner's.")] = "",
-    phase: Annotated[str, typer.Option(help="Only those in this phase.")] = "",
+    phase: Annotated[
+        str, typer.Option(help="Only those in this phase.", autocompletion=completion.phases)
+    ] = "",
     limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 50,
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """List jobs, newest first."""
     with connect(home) as mesh:
         page = mesh.jobs(owner=owner, phase=phase, limit=limit)
-    if json:
-        output.print_json(page.model_dump())
+    if shape.is_document:
+        output.print_document(page.model_dump(), shape)
         return
     output.print_table(_JOB_COLUMNS, [_job_row(job) for job in page.jobs], empty="There are no jobs.")
     if page.next_page_token:
@@ -96,12 +99,12 @@ def _lag(found: "Job") -> str:
     return f"{behind}, the oldest {output.duration(progress.lag_s)} old" if progress.lag_messages else "none"
 
 
-def describe(job: JobArgument, home: HomeOption = None, json: JsonOption = False) -> None:
+def describe(job: JobArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
     """Show everything about a job."""
     with connect(home) as mesh:
         found = mesh.job(mesh.find_job(job))
-    if json:
-        output.print_json(found.model_dump())
+    if shape.is_document:
+        output.print_document(found.model_dump(), shape)
         return
     progress = found.progress
     output.print_fields({
@@ -162,10 +165,13 @@ def events(
     ] = False,
     type_: Annotated[
         list[str] | None,
-        typer.Option("--type", help="Only these: job.decided, topic.observed, 'job.*'.", metavar="TYPE"),
+        typer.Option(
+            "--type", help="Only these: job.decided, topic.observed, 'job.*'.", metavar="TYPE",
+            autocompletion=completion.event_types,
+        ),
     ] = None,
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Show what has happened to a job; what is only measured now and then is hidden unless it is asked for."""
     wanted = type_ or []
@@ -173,10 +179,10 @@ def events(
     hidden: Counter[str] = Counter()
     with connect(home) as mesh:
         for event in mesh.follow(mesh.find_job(job)) if follow else mesh.events(mesh.find_job(job)):
-            if not narration.is_wanted(event.type, wanted, everything=everything or json):
+            if not narration.is_wanted(event.type, wanted, everything=everything or shape.is_document):
                 hidden[event.type] += not wanted
                 continue
-            print(json_module.dumps(event.model_dump()) if json else narration.line(event), flush=follow)
+            print(output.line(event.model_dump(), shape) if shape.is_document else narration.line(event), flush=follow)
     if told := ", ".join(f"{count:,} {name}" for name, count in sorted(hidden.items()) if count):
         print(f"hidden: {told} (--all or --type shows them)", file=sys.stderr)
 
@@ -186,11 +192,12 @@ def stop(
     finish: Annotated[bool, typer.Option("--finish", help="Succeed at the next checkpoint instead.")] = False,
     reason: Annotated[str, typer.Option(help="Why; kept with the job.")] = "",
     home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Stop a job."""
     with connect(home) as mesh:
         found = mesh.stop(mesh.find_job(job), reason=reason, finish=finish)
-    print(stopped_line(found, finish=finish))
+    _told(found, shape, stopped_line(found, finish=finish))
 
 
 def stopped_line(job: "Job", *, finish: bool) -> str:
@@ -201,42 +208,71 @@ def stopped_line(job: "Job", *, finish: bool) -> str:
     return f"{name} will succeed at its next checkpoint." if finish else f"{name} is being stopped."
 
 
+def suspend(
+    job: JobArgument,
+    reason: Annotated[str, typer.Option(help="Why; kept with the job.")] = "",
+    home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
+) -> None:
+    """Set a job aside: it saves a checkpoint, and its processes go, until it is resumed."""
+    with connect(home) as mesh:
+        found = mesh.suspend_job(mesh.find_job(job), reason=reason)
+    again = f"`recmesh resume {found.job_id}` goes on with it"
+    _told(found, shape, f"{found.name} saves a checkpoint and goes; {again}.")
+
+
+def resume(job: JobArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
+    """Go on with a suspended job, from what it saved."""
+    with connect(home) as mesh:
+        found = mesh.resume_job(mesh.find_job(job))
+    _told(found, shape, f"{found.name} goes on{f' from checkpoint {found.snapshot}' if found.snapshot else ''}.")
+
+
 def scale(
     job: JobArgument,
     roles: Annotated[
         list[str],
-        typer.Argument(help="worker=3, ps=2; worker=auto leaves it to brain.", metavar="ROLE=COUNT..."),
+        typer.Argument(
+            help="worker=3, ps=2; worker=auto leaves it to brain.", metavar="ROLE=COUNT...",
+            autocompletion=completion.counts,
+        ),
     ],
     home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Pin how many processes a role has, while training goes on."""
     wanted = [_count(text) for text in roles]
     with connect(home) as mesh:
-        job_id = mesh.find_job(job)
+        found = mesh.job(mesh.find_job(job))
         for role, replicas in wanted:
-            found = mesh.scale(job_id, role, replicas)
-            print(
-                f"{found.name}: {role} {'is left to brain' if replicas is None else f'will be {replicas}'}."
-            )
+            found = mesh.scale(found.job_id, role, replicas)
+            if not shape.is_document:
+                will = "is left to brain" if replicas is None else f"will be {replicas}"
+                print(f"{found.name}: {role} {will}.")
+    if shape.is_document:
+        output.print_document(found.model_dump(), shape)
 
 
 def resize(
     job: JobArgument,
-    role: Annotated[str, typer.Argument(help="ps, worker, data or evaluator.")],
+    role: RoleArgument,
     cpu: Annotated[str | None, typer.Option(help="Cores of each process: 2, 500m.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each process: 4Gi.")] = None,
     home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Give a role's processes another size, while training goes on."""
     with connect(home) as mesh:
         found = mesh.resize(mesh.find_job(job), role, cpu=cpu, memory=memory)
-    print(f"{found.name}: {role} get another size; where that cannot be while they run they are replaced, one by one.")
+    how = "where that cannot be while they run they are replaced, one by one"
+    _told(found, shape, f"{found.name}: {role} get another size; {how}.")
 
 
 def delete(
     job: JobArgument,
     force: Annotated[bool, typer.Option("--force", help="Stop it first, if it has not ended.")] = False,
     home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Delete an ended job's record and checkpoints; its model stays."""
     with connect(home) as mesh:
@@ -247,7 +283,12 @@ def delete(
                 raise
             message = f"job {job} has not ended: stop it first, or delete it with --force"
             raise FailedPrecondition(message, reason=error.reason) from error
-    print(f"{job} is deleted.")
+    output.print_done({"deleted": job}, shape, f"{job} is deleted.")
+
+
+def _told(found: "Job", shape: Shape, sentence: str) -> None:
+    """The job as it is now, or what will come of it."""
+    output.print_done(found.model_dump(), shape, sentence)
 
 
 def top(
@@ -354,14 +395,14 @@ def _metric(job: "Job", name: str) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _wait(mesh: "Client", job_id: str, *, json: bool) -> None:
+def _wait(mesh: "Client", job_id: str, *, shape: Shape) -> None:
     for event in mesh.follow(job_id):
-        if not json:
+        if not shape.is_document:
             if event.type == "job.progressed" or narration.is_wanted(event.type, (), everything=False):
                 print(narration.line(event), flush=True)
     job = mesh.job(job_id)
-    if json:
-        output.print_json(job.model_dump())
+    if shape.is_document:
+        output.print_document(job.model_dump(), shape)
     else:
         print(
             f"{job.name} {job.phase}{f': {job.message or job.reason}' if job.message or job.reason else ''}"
@@ -375,7 +416,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     if not found or not field:
         raise InvalidArgument("--set cannot be read", violations=[Violation(text, "must be FIELD=VALUE")])
     try:
-        return field, json_module.loads(value)
+        return field, json.loads(value)
     except ValueError:
         return field, value
 

@@ -6,13 +6,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recmesh.cli import completion, output
 from recmesh.cli.connect import connect
 from recmesh.cli.mesh import state
-from recmesh.cli.options import HomeOption, home_of
+from recmesh.cli.options import HomeOption, ShapeOption, elsewhere, home_of
+from recmesh.cli.output import Shape
 from recmesh.runtime.errors import NotFound
 
 _POLL_S = 0.2
@@ -31,27 +33,45 @@ def register(app: typer.Typer) -> None:
 
 def logs(
     name: Annotated[
-        str, typer.Argument(help="A service (brain, nats, supervisor, ...), or a job.", metavar="SERVICE|JOB")
+        str,
+        typer.Argument(
+            help="A service (brain, nats, supervisor, ...), or a job.", metavar="SERVICE|JOB",
+            autocompletion=completion.logged,
+        ),
     ],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is written.")] = False,
     tail: Annotated[int, typer.Option("--tail", "-n", help="How many of the last lines.", min=0)] = 100,
-    role: Annotated[str, typer.Option(help="Of a job: ps, worker, data, evaluator or finisher.")] = "worker",
+    role: Annotated[
+        str, typer.Option(help="Of a job: ps, worker, data, evaluator or finisher.", autocompletion=completion.roles)
+    ] = "worker",
     index: Annotated[int, typer.Option(help="Of a job: which of the role's processes.", min=0)] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Lines as they were written, even JSON.")] = False,
     home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
-    """Show what a service or a job's role wrote."""
-    folder = home_of(home)
-    known = state.load(folder.mesh_file).components
-    path = folder.log(name)
-    if name in known or name == "supervisor":
+    """Show what a service or a job's role wrote; -o json gives a document for each line."""
+    folder = None if elsewhere(home) else home_of(home)
+    if folder and (name in state.load(folder.mesh_file).components or name == "supervisor"):
+        path = folder.log(name)
         if not path.exists():
             raise NotFound(f"{name} has written no log yet ({path})")
         lines = _follow(path, tail) if follow else iter(_tail(path, tail))
     else:
         lines = _job_lines(name, role, index, tail, follow=follow, home=home)
     for line in lines:
-        print(line if raw else readable(line), flush=follow)
+        if shape.is_document:
+            print(output.line(as_document(line), shape), flush=follow)
+        else:
+            print(line if raw else readable(line), flush=follow)
+
+
+def as_document(line: str) -> dict[str, Any]:
+    """A JSON log line as it is, another under `message`."""
+    try:
+        item = json_module.loads(line) if line.startswith("{") else None
+    except ValueError:
+        item = None
+    return item if isinstance(item, dict) else {"message": line}
 
 
 def readable(line: str) -> str:

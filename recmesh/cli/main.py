@@ -3,12 +3,16 @@
 import os
 import signal
 import sys
+import traceback
+from typing import Annotated
 
 import typer
 
 from recmesh.cli import (
     chaos_verbs,
     checkpoint_verbs,
+    completion,
+    context_verbs,
     data_verbs,
     explain_verbs,
     forecast_verbs,
@@ -19,20 +23,42 @@ from recmesh.cli import (
     partition_verbs,
     simulate_verbs,
     stream_verbs,
+    webhook_verbs,
 )
-from recmesh.cli.exit_codes import ExitCode, exit_code
+from recmesh.cli.exit_codes import ExitCode, exit_code, summary
 from recmesh.cli.output import print_error
+from recmesh.cli.verbs import group
 from recmesh.runtime.errors import MeshError
 
-app = typer.Typer(
+DEBUG = "RECMESH_DEBUG"
+"""Of the command: a traceback for each fault that nobody foresaw."""
+
+app = group(
     name="recmesh",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Train, keep fresh and serve deep recommendation models.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or input, 3 mesh not reachable, 4 not found, "
-    "5 refused, 6 the job did not succeed, 130 interrupted.",
+    epilog=f"Exit codes: {summary()}.",
 )
+
+
+@app.callback()
+def settings(
+    context: Annotated[
+        str,
+        typer.Option(
+            help="The named mesh to speak to (default: $RECMESH_CONTEXT; see `recmesh context`).",
+            metavar="NAME", show_default=False, autocompletion=completion.contexts,
+        ),
+    ] = "",
+) -> None:
+    """Before each verb."""
+    if context:
+        os.environ["RECMESH_CONTEXT"] = context
+        os.environ.pop("RECMESH_URL", None)      # what is typed is meant
+
+
+context_verbs.register(app)
 mesh_verbs.register(app)
 log_verbs.register(app)
 job_verbs.register(app)
@@ -45,22 +71,49 @@ data_verbs.register(app)
 chaos_verbs.register(app)
 simulate_verbs.register(app)
 stream_verbs.register(app)
+webhook_verbs.register(app)
 
 
 def main() -> None:
     """Runs the command line; every expected failure is one block on stderr and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)  # so that `up` clears away what it has started
+    sys.exit(_run())
+
+
+def _run() -> int:
+    out, code = sys.stdout, int(ExitCode.DONE)
     try:
         app(standalone_mode=True)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else ExitCode.FAILED if ended.code else ExitCode.DONE
     except MeshError as error:
         print_error(error)
-        sys.exit(exit_code(error))
+        code = exit_code(error)
     except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except OSError as error:                    # of this machine: a disk, a folder, a right that is missing
+        print_error(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        code = ExitCode.FAILED
+    except Exception as error:
+        code = _surprised(error)
+    if code == ExitCode.INTERRUPTED:
         print_error("interrupted")
-        sys.exit(ExitCode.INTERRUPTED)
+    try:
+        out.flush()
+        gone = sys.stdout is not out            # typer puts another in its place when nobody reads this one
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `recmesh jobs | head` is no failure
-        sys.exit(ExitCode.DONE)
+        gone = True
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())   # else the interpreter complains at its end
+    return ExitCode.DONE if gone else code      # `recmesh jobs | head` is no failure
+
+
+def _surprised(error: Exception) -> int:
+    """What nobody foresaw: a line, and the traceback for those who ask for it."""
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    print_error(f"{type(error).__name__}: {error}\nThis is a fault of recmesh: {DEBUG}=1 shows where it is.")
+    return ExitCode.FAILED
 
 
 def _interrupt(_number: int, _frame: object) -> None:

@@ -11,7 +11,8 @@ from recmesh.cli import output
 from recmesh.cli.exit_codes import ExitCode
 from recmesh.cli.mesh import exits, state, stop
 from recmesh.cli.mesh.home import Home
-from recmesh.cli.options import HomeOption, JsonOption, home_of
+from recmesh.cli.options import HomeOption, ShapeOption, home_of
+from recmesh.cli.output import Shape
 from recmesh.runtime import variables
 from recmesh.runtime.errors import MeshError
 
@@ -30,6 +31,7 @@ def register(app: typer.Typer) -> None:
 
 _OF_THE_SHELL = {
     "RECMESH_HOME", "RECMESH_URL", "RECMESH_API_KEY", "RECMESH_DATA", "RECMESH_NATS_URL", "RECMESH_NATS_TOKEN",
+    "RECMESH_CONTEXT", "RECMESH_CONTEXTS",
 }  # fmt: skip
 """Variables that commands read themselves."""
 
@@ -40,7 +42,7 @@ def up(
         str, typer.Option(help="Address for the API; beyond loopback it needs an API key.", metavar="ADDRESS")
     ] = "",
     timeout: Annotated[float, typer.Option(help="Seconds until everything must be ready.")] = 180.0,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Start the mesh on this machine, or find it running; what changed settings come to is told."""
     from recmesh.cli.mesh import config as configuration
@@ -56,14 +58,14 @@ def up(
     given = configuration.read(folder.config_file).get("env", {})
     for name, nearest in variables.unknown(given).items():
         print(f"warning: {folder.config_file}, [env]: {variables.complaint(name, nearest)}", file=sys.stderr)
-    progress = _Progress(quiet=json)
+    progress = _Progress(quiet=shape.is_document)
     try:
         result = start(folder, os.environ, UpOptions(listen=listen, timeout_s=timeout), on_progress=progress)
     finally:
         progress.end()
-    if json:
+    if shape.is_document:
         done = {name: getattr(result, name) for name in ("ran_already", "changed", "restarted", "kept")}
-        output.print_json(_document(folder, result.mesh) | done)
+        output.print_document(_document(folder, result.mesh) | done, shape)
         return
     if result.ran_already:
         print(f"The mesh in {folder.root} is running, with these settings: nothing was done.")
@@ -85,26 +87,35 @@ def down(
     save: Annotated[
         float, typer.Option(help="Seconds for a last snapshot of each job that trains; 0: none.", min=0, max=600)
     ] = 10.0,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Stop the mesh and the roles of its jobs, which go on from their checkpoint after the next `up`."""
     folder = home_of(home)
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if not shape.is_document:
+            print(text)
+
     if save and stop.supervisor(folder) and state.load(folder.mesh_file).ready and stop.roles(folder):
         from recmesh.cli.connect import connect
         from recmesh.cli.mesh.save import save_jobs
 
         try:
             with connect(str(folder.root)) as mesh:
-                save_jobs(mesh, within_s=save, tell=print)
+                save_jobs(mesh, within_s=save, tell=tell)
         except MeshError as error:  # it goes down all the same
-            print(f"No snapshots: {error.message}")
+            tell(f"No snapshots: {error.message}")
     stopped = stop.down(folder)
-    print(f"The mesh in {folder.root} is {'down' if stopped else 'not running'}.")
+    document = {"home": str(folder.root), "stopped": stopped, "snapshots": told}
+    output.print_done(document, shape, f"The mesh in {folder.root} is {'down' if stopped else 'not running'}.")
 
 
 def status(
     home: HomeOption = None,
     last: Annotated[int, typer.Option(help="How many exits to show.")] = 5,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Show the mesh's processes, their addresses, and how processes ended lately."""
     folder = home_of(home)
@@ -118,11 +129,12 @@ def status(
     roles = [handle for handle in living if handle.run_dir != folder.components]
     ended = exits.read(folder.exits_file, last=last)
     full = folder.room.objection() if keeper or living else ""  # the supervisor could not write it down
-    if json:
-        output.print_json(
+    if shape.is_document:
+        output.print_document(
             _document(folder, mesh)
             | {"supervisor": keeper.pid if keeper else None, "roles": len(roles), "exits": ended}
-            | {"ready": mesh.ready and not full, "degraded": full}
+            | {"ready": mesh.ready and not full, "degraded": full},
+            shape,
         )
     elif not mesh.components:
         print(f"There is no mesh in {folder.root}.")
@@ -147,13 +159,13 @@ def status(
         raise typer.Exit(ExitCode.UNREACHABLE)
 
 
-def doctor(home: HomeOption = None, json: JsonOption = False) -> None:
+def doctor(home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
     """Check this machine, and say what is missing and how to mend it."""
     from recmesh.cli.mesh.doctor import examine
 
     findings = examine(home_of(home))
-    if json:
-        output.print_json([asdict(item) for item in findings])
+    if shape.is_document:
+        output.print_document([asdict(item) for item in findings], shape)
     else:
         output.print_table(["check", "verdict", "found"], [[i.check, i.verdict, i.found] for i in findings])
         for item in findings:
@@ -163,7 +175,7 @@ def doctor(home: HomeOption = None, json: JsonOption = False) -> None:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def version(json: JsonOption = False) -> None:
+def version(shape: ShapeOption = Shape.TABLE) -> None:
     """Show the versions of recmesh and Python."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
@@ -172,8 +184,8 @@ def version(json: JsonOption = False) -> None:
         mine = installed("recmesh")
     except PackageNotFoundError:
         mine = "not installed"
-    if json:
-        output.print_json({"recmesh": mine, "python": sys.version.split()[0]})
+    if shape.is_document:
+        output.print_document({"recmesh": mine, "python": sys.version.split()[0]}, shape)
     else:
         print(f"recmesh {mine} (Python {sys.version.split()[0]})")
 

@@ -1,4 +1,4 @@
-"""Events of a job in words: one line each, with the main facts. `--json` has all of them, as they came."""
+"""Events of a job in words: one line each, with the main facts. `-o json` has all of them, as they came."""
 
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
@@ -19,12 +19,17 @@ _LONGEST = 160
 Data = Mapping[str, Any]
 
 
-def check_types(wanted: Collection[str]) -> None:
-    """InvalidArgument names a type, or a pattern such as `job.*`, that no event of a mesh has."""
+def known_types() -> list[str]:
+    """Every type of event that a mesh has."""
     from recmesh.runtime.events import catalog, types
 
     assert catalog.JOB_SUBMITTED in list(types.EVENTS), "the catalogue fills the registry"
-    known = sorted(each.name for each in types.EVENTS)
+    return sorted(each.name for each in types.EVENTS)
+
+
+def check_types(wanted: Collection[str]) -> None:
+    """InvalidArgument names a type, or a pattern such as `job.*`, that no event of a mesh has."""
+    known = known_types()
     wrong = [
         Violation("--type", f"no event is {each}{_or(get_close_matches(each, known, n=1))}")
         for each in wanted if not any(fnmatchcase(name, each) for name in known)

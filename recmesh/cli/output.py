@@ -1,9 +1,10 @@
-"""What people and programs read: tables on a terminal, aligned text in a pipe, JSON when asked for."""
+"""What people and programs read: tables on a terminal, aligned text in a pipe, JSON or YAML when asked for."""
 
 import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from recmesh.runtime.errors import MeshError
@@ -19,9 +20,47 @@ COLOURS = {
 """The same states have the same colours as on the dashboards: ok, on its way, attention, bad, idle."""
 
 
-def print_json(value: Any) -> None:
-    """One JSON document."""
-    print(json.dumps(value, indent=2, default=str))
+class Shape(StrEnum):
+    """What a verb prints."""
+
+    TABLE = "table"
+    """For people: tables and sentences."""
+    JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def is_document(self) -> bool:
+        """Whether programs read it."""
+        return self is not Shape.TABLE
+
+
+def print_document(value: Any, shape: Shape) -> None:
+    """The value as one document."""
+    if shape is Shape.YAML:
+        print(_yaml(value), end="")
+    else:
+        print(json.dumps(value, indent=2, default=str))
+
+
+def print_done(value: Any, shape: Shape, sentence: str) -> None:
+    """What came of an action: one document, or a sentence."""
+    if shape.is_document:
+        print_document(value, shape)
+    else:
+        print(sentence)
+
+
+def line(value: Any, shape: Shape) -> str:
+    """One of a stream of documents: JSON in a line, YAML after `---`."""
+    return f"---\n{_yaml(value)}".rstrip("\n") if shape is Shape.YAML else json.dumps(value, default=str)
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    plain = json.loads(json.dumps(value, default=str))          # enums, paths and tuples are none of YAML's
+    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+    return text
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str = "") -> None:
@@ -62,11 +101,12 @@ def print_fields(fields: Mapping[str, str]) -> None:
 
 
 def print_error(error: MeshError | str) -> None:
-    """One block on stderr: what is wrong, then each violation."""
+    """One block on stderr: what is wrong, then each violation, then what to do next (the error's notes)."""
     if isinstance(error, str):
         lines = [error]
     else:
         lines = [error.message, *(f"  {violation}" for violation in error.violations)]
+        lines += getattr(error, "__notes__", [])
     print(f"error: {chr(10).join(lines)}", file=sys.stderr)
 
 

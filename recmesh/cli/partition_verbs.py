@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recmesh.cli import output
-from recmesh.cli.options import JsonOption
+from recmesh.cli.options import ShapeOption
+from recmesh.cli.output import Shape
 from recmesh.runtime.errors import FailedPrecondition
 
 if TYPE_CHECKING:
     from recmesh.serving.split.partition import Outcome
-
-PICTURE = "cut.svg"
 
 
 def register(app: typer.Typer) -> None:
@@ -34,14 +33,15 @@ def partition(
     ] = None,
     limit: Annotated[int, typer.Option(help="Most bytes that a request may send; more: served whole.")] = 16 << 20,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write (default: split/ in MODEL).", metavar="DIR")
+        Path | None, typer.Option("--out", help="Where to write (default: split/ in MODEL).", metavar="DIR")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show each operator with its class and side.")] = False,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Split a model in a sparse part for CPU nodes and a dense one for an accelerator node; needs no mesh."""
     try:
         from recmesh.serving.split import classes as table
+        from recmesh.serving.split.manifest import PICTURE
         from recmesh.serving.split.partition import Options, find
         from recmesh.serving.split.partition import partition as split
     except ModuleNotFoundError as missing:
@@ -59,9 +59,9 @@ def partition(
     made = out or folder / "split"
     if found.graph and found.decision:
         _draw(made / PICTURE, model, found)
-    if json:
-        output.print_json({**found.manifest.document(), "operators": _operators(found)} if explain
-                          else found.manifest.document())
+    if shape.is_document:
+        output.print_document({**found.manifest.document(), "operators": _operators(found)} if explain
+                          else found.manifest.document(), shape)
         return
     _print(model, made, found)
     if explain and found.graph and found.decision:
@@ -108,7 +108,8 @@ def _print(model: Path, made: Path, found: "Outcome") -> None:
             "Operators": f"{counts['pre']} CN, {counts['hn']} HN, {counts['post']} CN after it; "
             f"{found.graph.constants} constant, {found.graph.sizes} on shapes",
             "Bytes": f"{decision.cost.sent_bytes:,} to the HN, {decision.cost.returned_bytes:,} back",
-            "Naive": f"{decision.naive.bytes:,} by colouring; the cut sends {decision.reduction:.1%} less",
+            "Naive": f"{decision.naive.sent_bytes:,} to the HN, {decision.naive.returned_bytes:,} back by colouring; "
+            f"the cut sends {decision.reduction:.1%} less, both ways together",
             "Limited by": decision.why,
         }
     if known.is_split:

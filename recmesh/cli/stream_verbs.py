@@ -11,7 +11,8 @@ import typer
 
 from recmesh.cli import output
 from recmesh.cli.exit_codes import ExitCode
-from recmesh.cli.options import FileArgument, HomeOption, JsonOption
+from recmesh.cli.options import FileArgument, HomeOption, ShapeOption
+from recmesh.cli.output import Shape
 from recmesh.runtime.errors import InvalidArgument, Violation
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def replay(
         bool, typer.Option("--unsynced", help="Of a new topic: acknowledged before it is on disk; much faster.")
     ] = False,
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Send the rows of a time-stamped file to a topic, as they once happened."""
     from recmesh.partitions import Limits
@@ -95,8 +96,8 @@ def replay(
 
     rows = open_rows(files, format=format, columns=[c for c in columns.split(",") if c], also=[time, key])
     done = asyncio.run(_replay(rows, to, options, partitions, limits, home))
-    if json:
-        output.print_json({name: getattr(done, name) for name in done.__dataclass_fields__})
+    if shape.is_document:
+        output.print_document({name: getattr(done, name) for name in done.__dataclass_fields__}, shape)
     else:
         output.print_fields(_summary(done))
     if done.stopped:
@@ -144,7 +145,7 @@ def join(
         str, typer.Option(help="Where metrics, health and a page are; port 0: any.", metavar="HOST:PORT")
     ] = "127.0.0.1:0",
     home: HomeOption = None,
-    json: JsonOption = False,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Join samples with labels that come later, by id, within a window, until it is stopped."""
     from recmesh.client.jobfile import load_mapping
@@ -155,8 +156,8 @@ def join(
     if isinstance(files, dict) and isinstance(files.get("folder"), str) and "://" not in files["folder"]:
         files["folder"] = os.path.abspath(files["folder"])
     counts = asyncio.run(_join(LabelJoin.parse(values), to_end, http, home))
-    if json:
-        output.print_json(counts)
+    if shape.is_document:
+        output.print_document(counts, shape)
     else:
         output.print_fields({name: f"{count:,}" for name, count in counts.items()})
 

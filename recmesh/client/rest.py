@@ -2,9 +2,10 @@
 
 import json
 import os
+import ssl
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -13,15 +14,26 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
+from recmesh.client.find import gateway_of, meant
+from recmesh.client.forward import Forward
 from recmesh.client.packing import pack
 from recmesh.client.problems import error_of
 from recmesh.client.views import OVER, Checkpoint, Event, Job, JobPage, Model, RoleLog, View
-from recmesh.runtime.errors import DeadlineExceeded, Internal, MeshError, NotFound, Unavailable
+from recmesh.runtime.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    MeshError,
+    NotFound,
+    Unavailable,
+    Violation,
+)
 
 V = TypeVar("V", bound=View)
 _FIRST_RETRY_S = 0.1
 _AWAY = "SERVICE_AWAY"
 """gateway has looked for the service behind it for a while, and somebody waits: no second look."""
+_TELL_AFTER_S = 1.0
 _REOPEN_S = 0.5
 _LAST_LOOKS = 4
 _RETRIED = frozenset({502, 503})
@@ -42,36 +54,41 @@ class Client:
         *,
         api_key: str = "",
         timeout_s: float = 30.0,
+        ca_file: str = "",
         transport: httpx.BaseTransport | None = None,
+        forward: Forward | None = None,
+        waiting: Callable[[str], None] | None = None,
     ) -> None:
+        """ca_file: certificates (PEM) to trust in place of the system's. `forward`: the way to `url`, where there is
+        one; it is closed with the client. `waiting` is told, once for a call that is tried for more than a second,
+        what it waits for."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
+        self._forward = forward
+        self._waiting = waiting
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False, transport=transport
+            base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False, transport=transport,
+            verify=_trusting(ca_file) if ca_file else True,
+            event_hooks={"request": [self._name_server]} if forward and forward.server_name else {},
         )
 
     @classmethod
-    def find(cls, *, home: Path | str | None = None, env: Mapping[str, str] | None = None) -> Self:
-        """The mesh at $RECMESH_URL, else the one with data folder `home`, $RECMESH_HOME or `.recmesh` here.
+    def find(
+        cls, *, home: Path | str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 30.0,
+        waiting: Callable[[str], None] | None = None,
+    ) -> Self:
+        """The mesh that `recmesh.client.find.meant` says is meant: by the data folder `home`, $RECMESH_URL, a context
+        (`recmesh context`), or `.recmesh` here.
 
-        Unavailable when there is none, or it is stopped. The API key is $RECMESH_API_KEY.
+        Unavailable when there is none, or it is stopped. The API key is the context's, else $RECMESH_API_KEY.
         """
         env = os.environ if env is None else env
-        key = env.get("RECMESH_API_KEY", "")
-        if env.get("RECMESH_URL") and home is None:
-            return cls(env["RECMESH_URL"], api_key=key)
-        folder = Path(home or env.get("RECMESH_HOME") or ".recmesh").expanduser()
-        try:
-            mesh = json.loads((folder / "mesh.json").read_bytes())
-            gateway = mesh["components"]["gateway"]
-            running = gateway["state"] != "stopped"
-            url = gateway["addresses"]["http"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise Unavailable(f"there is no mesh in {folder.absolute()}: start one with `recmesh up`") from None
-        if not running:
-            raise Unavailable(f"the mesh in {folder.absolute()} is stopped: start it with `recmesh up`")
-        return cls(url, api_key=key)
+        place = meant(home, env)
+        key = place.key() or env.get("RECMESH_API_KEY", "")
+        forward = Forward(place, timeout_s=timeout_s) if place.namespace else None
+        url = forward.url if forward else place.url or gateway_of(place.home)
+        return cls(url, api_key=key, timeout_s=timeout_s, ca_file=place.ca_file, forward=forward, waiting=waiting)
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +101,17 @@ class Client:
     def close(self) -> None:
         """Closes the connections."""
         self._http.close()
+        if self._forward is not None:
+            self._forward.close()
+
+    def _name_server(self, request: httpx.Request) -> None:
+        """Behind a forwarded port the certificate is not for the address that is called."""
+        assert self._forward is not None
+        request.extensions["sni_hostname"] = self._forward.server_name
+
+    def _mend(self) -> None:
+        if self._forward is not None:
+            self._forward.mend()
 
     # -- jobs ---------------------------------------------------------------------------------------------
 
@@ -127,6 +155,14 @@ class Client:
         """Stops a job; with `finish` it succeeds at the next snapshot instead."""
         body = {"reason": reason, "finish": finish}
         return self._view(Job, "POST", f"/v1/jobs/{_part(job_id)}:stop", json=body, retry=True)
+
+    def suspend_job(self, job_id: str, *, reason: str = "") -> Job:
+        """Sets a job aside: it saves a snapshot, and its processes go."""
+        return self._view(Job, "POST", f"/v1/jobs/{_part(job_id)}:suspend", json={"reason": reason}, retry=True)
+
+    def resume_job(self, job_id: str) -> Job:
+        """Goes on with a job that was suspended."""
+        return self._view(Job, "POST", f"/v1/jobs/{_part(job_id)}:resume", retry=True)
 
     def scale(self, job_id: str, role: str, replicas: int | None) -> Job:
         """Pins the count of a role; None leaves it to brain again."""
@@ -172,7 +208,7 @@ class Client:
                     if ends_job(event):
                         return
             except (httpx.TransportError, Unavailable):
-                pass
+                self._mend()
             time.sleep(_REOPEN_S)
 
     def logs(
@@ -233,6 +269,28 @@ class Client:
         """The versions of one model."""
         return _list(Model, self._call("GET", f"/v1/models/{_part(name)}").json(), "versions", "models")
 
+    def register_model(self, model: Mapping[str, Any]) -> Model:
+        """Registers a version (`name`, `uri`, `framework`, ...), which is loaded after the answer."""
+        return self._view(Model, "POST", "/v1/models", json=dict(model))
+
+    def load_model(self, name: str, version: str = "", *, timeout_s: float = 300.0) -> Model:
+        """Serve a version (the newest); returns when it does."""
+        path = f"/v1/models/{_part(name)}:load"
+        return self._view(Model, "POST", path, params={"version": version}, timeout_s=timeout_s)
+
+    def freshness(self, name: str) -> dict[str, Any]:
+        """Of a model that follows its job: which version serves, how far behind it was, and figures of its tiers."""
+        return self._mapping("GET", f"/v1/models/{_part(name)}/freshness")
+
+    def roll_back(self, name: str, fresh_version: int) -> dict[str, Any]:
+        """Serve an earlier version of rows and weights until `resume`."""
+        path = f"/v1/models/{_part(name)}/rollback"
+        return self._mapping("POST", path, json={"fresh_version": fresh_version}, retry=True, timeout_s=300.0)
+
+    def resume(self, name: str) -> dict[str, Any]:
+        """Follow the job again."""
+        return self._mapping("POST", f"/v1/models/{_part(name)}/resume", retry=True, timeout_s=300.0)
+
     def model_metadata(self, name: str) -> dict[str, Any]:
         """Inputs and outputs, by Open Inference Protocol."""
         return self._mapping("GET", f"/v2/models/{_part(name)}")
@@ -241,6 +299,47 @@ class Client:
         """One inference request of the Open Inference Protocol v2, JSON form."""
         path = f"/v2/models/{_part(name)}/infer"
         return self._mapping("POST", path, json=dict(request), retry=True, timeout_s=timeout_s)
+
+    def predict(
+        self, name: str, rows: Sequence[Mapping[str, Any]], *, request_id: str = "", timeout_s: float = 30.0
+    ) -> dict[str, Any]:
+        """Predictions for rows of raw columns; the answer's `id` is what labels name."""
+        body = {"rows": list(rows), **({"id": request_id} if request_id else {})}
+        return self._mapping("POST", f"/v2/models/{_part(name)}/predict", json=body, retry=True, timeout_s=timeout_s)
+
+    def post_labels(self, labels: Sequence[Mapping[str, Any]], *, topic: str = "labels") -> dict[str, Any]:
+        """Labels of samples (`id`, `value`, `time`), at most 10,000; posting them again changes nothing."""
+        return self._mapping("POST", "/v1/labels", json={"topic": topic, "labels": list(labels)}, retry=True)
+
+    # -- webhooks -----------------------------------------------------------------------------------------
+
+    def create_webhook(self, webhook: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends events to an address (`name`, `url`, `types`, ...); with its `secret`, which is not shown again."""
+        return self._mapping("POST", "/v1/webhooks", json=dict(webhook))
+
+    def webhooks(self) -> list[dict[str, Any]]:
+        """All webhooks, with how their deliveries go."""
+        return list(self._mapping("GET", "/v1/webhooks")["webhooks"])
+
+    def webhook(self, name: str) -> dict[str, Any]:
+        """One webhook."""
+        return self._mapping("GET", f"/v1/webhooks/{_part(name)}")
+
+    def test_webhook(self, name: str) -> dict[str, Any]:
+        """Sends one event; `taken`, `status` and `answer` tell what came of it."""
+        return self._mapping("POST", f"/v1/webhooks/{_part(name)}:test", timeout_s=60.0)
+
+    def rotate_webhook(self, name: str, secret: str = "") -> dict[str, Any]:
+        """Another secret, made unless one is given; for a day the one before signs, too."""
+        return self._mapping("POST", f"/v1/webhooks/{_part(name)}:rotate", json={"secret": secret})
+
+    def webhook_dead_letters(self, name: str, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Events that were given up, oldest first, with the reason."""
+        return list(self._mapping("GET", f"/v1/webhooks/{_part(name)}/dead", params={"limit": limit})["events"])
+
+    def delete_webhook(self, name: str) -> None:
+        """Nothing is sent any more."""
+        self._call("DELETE", f"/v1/webhooks/{_part(name)}")
 
     # -- mesh ---------------------------------------------------------------------------------------------
 
@@ -269,6 +368,15 @@ class Client:
         params = {"since": since, "until": until, "step_s": step_s, "limit": limit}
         return self._mapping("GET", f"/v1/rates/{_part(series)}", params=params)
 
+    def tell_rates(
+        self, series: str, points: Iterable[tuple[float, float]], *, step_s: float, counter: bool = False
+    ) -> int:
+        """Keep what was measured of a series: (Unix seconds of a step's begin, events per second) each, or with
+        `counter` (any moment, what the counter showed). How many were taken; the same again replaces itself."""
+        told = [{"at": at, "value": value} for at, value in points]
+        body = {"step_s": step_s, "points": told, "counter": counter}
+        return int(self._mapping("POST", f"/v1/rates/{_part(series)}", json=body, retry=True)["stored"])
+
     def plan(self, job_id: str) -> dict[str, Any]:
         """Brain's newest plan for a job."""
         return self._mapping("GET", f"/v1/plans/{_part(job_id)}")
@@ -293,8 +401,9 @@ class Client:
     ) -> httpx.Response:
         """Calls; what may be repeated is, on lost connections and on 502/503, until the deadline."""
         timeout_s = timeout_s or self._timeout_s
-        deadline = time.monotonic() + timeout_s
-        may_retry = retry or method == "GET"
+        begun = time.monotonic()
+        deadline = begun + timeout_s
+        may_retry, is_told = retry or method == "GET", False
         error: MeshError | None = None
         delay_s = _FIRST_RETRY_S
         while True:
@@ -311,8 +420,12 @@ class Client:
             except httpx.TransportError as cause:
                 error = Unavailable(f"{self.url} cannot be reached: {cause}")
                 again = may_retry
+                self._mend()
             if not again or time.monotonic() + delay_s >= deadline:
                 raise error
+            if self._waiting and not is_told and (now := time.monotonic()) - begun > _TELL_AFTER_S:
+                self._waiting(f"{error.message}; trying again for {deadline - now:.0f} s")
+                is_told = True
             time.sleep(delay_s)
             delay_s = min(delay_s * 2, 2.0)
 
@@ -356,3 +469,11 @@ def _list(view: type[V], body: Any, *keys: str) -> list[V]:
 def _part(name: str) -> str:
     """A path segment."""
     return quote(name, safe="")
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:                     # ssl.SSLError is one
+        why = Violation("ca_file", f"{ca_file}: {error.strerror or error}")
+        raise InvalidArgument("the server's certificate cannot be checked", violations=[why]) from error

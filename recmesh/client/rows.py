@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from recmesh.data.records import Float32, IdColumn
+from recmesh.data.examples import table_of
 from recmesh.data.transform import Transform
 from recmesh.runtime.errors import InvalidArgument, Violation
-from recmesh.spec.dataset import DatasetSpec, Feature
+from recmesh.spec.dataset import DatasetSpec
 
 _COMPANIONS = (".lengths", ".weights")
 
@@ -48,7 +47,8 @@ def request_for(
     if not examples:
         raise InvalidArgument("there is no example")
     spec = data or features_of(metadata)
-    ids, dense = _inputs(Transform.of(spec), examples)
+    transform = Transform.of(spec)
+    ids, dense = transform.inputs(table_of(transform, examples), where="the examples")
     wanted = {str(tensor["name"]): tensor["shape"] for tensor in metadata["inputs"]}
     inputs: list[dict[str, Any]] = []
     dense_names = [feature.name for feature in spec.features if feature.kind == "dense"]
@@ -81,78 +81,6 @@ def predictions(answer: Mapping[str, Any]) -> Iterator[str]:
     values = np.asarray(tensor["data"], np.float64).reshape(tensor["shape"])
     for row in values:
         yield " ".join(f"{float(value):.6f}" for value in np.atleast_1d(row))
-
-
-def _inputs(transform: Transform, examples: Sequence[Mapping[str, Any]]) -> tuple[dict[str, IdColumn], Float32]:
-    columns: dict[str, Any] = {}
-    wrong: list[Violation] = []
-    given, known = {key for example in examples for key in example}, set[str]()
-    for feature in transform.features:
-        sources = feature.source_columns
-        for name in sources:
-            key = name if name in given or len(sources) > 1 else feature.name
-            known.add(key)
-            if key not in given:
-                wrong.append(Violation(feature.name if len(sources) == 1 else name, "is in no example"))
-            values = [example.get(key) for example in examples]
-            faults = [reason for value in values if (reason := _fault(feature, value))]
-            if faults:
-                wrong.append(Violation(feature.name if len(sources) == 1 else name, faults[0]))
-                continue
-            # A column is of lists where one example has a list; else it stays what a feature's function is to get.
-            if feature.kind in ("bag", "sequence") and any(isinstance(value, list) for value in values):
-                values = [value if isinstance(value, list) or value is None else [value] for value in values]
-            try:
-                columns[name] = pa.array(values)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-                wrong.append(Violation(feature.name, "must be all integers or all text, in all examples"))
-        if feature.weights:
-            known.add(feature.weights)
-            weights = [example.get(feature.weights) for example in examples]
-            if all(_is_number(item) for value in weights for item in _items(value)):
-                columns[feature.weights] = pa.array([_as_list(value) for value in weights])
-            else:
-                wrong.append(Violation(feature.weights, f"must be numbers: the weights of {feature.name}"))
-    for name in sorted(given - known):
-        wrong.append(Violation(name, "is no input of the model"))
-    if wrong:
-        raise InvalidArgument("the examples do not fit the model", violations=wrong)
-    return transform.inputs(pa.table(columns), where="the examples")
-
-
-def _as_list(value: Any) -> list[float | None] | None:
-    """Weights as a feature has them: of a scalar, one."""
-    return None if value is None else [None if item is None else float(item) for item in _items(value)]
-
-
-def _fault(feature: Feature, value: Any) -> str:
-    """What is wrong with an example's value; missing ones are allowed."""
-    if feature.function is not None:        # it takes what it takes
-        return ""
-    if feature.kind == "dense" or (feature.boundaries and not isinstance(value, list)):
-        return "" if value is None or _is_number(value) else f"must be a number, not {value!r}"
-    if feature.kind == "single":
-        return "" if value is None or _is_id(value) else f"must be one integer or text, not {value!r}"
-    strange = [item for item in _items(value) if item is not None and not _is_id(item)]
-    return f"must be integers or text, not {strange[0]!r}" if strange else ""
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
-        return value is None
-    return True
-
-
-def _is_id(value: Any) -> bool:
-    if isinstance(value, float):
-        return value.is_integer() and abs(value) < 2**53
-    return isinstance(value, str) or (isinstance(value, int) and -(2**63) <= value < 2**64)
 
 
 def _tensor(name: str, datatype: str, values: Any) -> dict[str, Any]:

@@ -27,12 +27,18 @@ class Transform:
     features: tuple[Feature, ...]
     int_columns: frozenset[str] = frozenset()
     """Text columns whose parts, split by a separator, are integers."""
+    types: tuple[tuple[str, str], ...] = ()
+    """Of the columns whose types the dataset declares. A request must have them, too: `12` and `"12"` are two ids."""
 
     @classmethod
     def of(cls, spec: DatasetSpec) -> Self:
         """A dataset's."""
         types = [item for view in spec.views() for item in view.source.types.items()]
-        return cls(tuple(spec.features), frozenset(name for name, kind in types if kind == "int"))
+        read = {name for each in spec.features for name in (*each.source_columns, each.weights)}
+        return cls(
+            tuple(spec.features), frozenset(name for name, kind in types if kind == "int"),
+            tuple(sorted((name, kind) for name, kind in dict(types).items() if name in read)),
+        )
 
     def inputs(self, table: Any, *, where: str) -> tuple[dict[str, IdColumn], Float32]:
         """Ids by feature, and float32 [B, dense features], of an Arrow table. Errors name the field and `where`."""
@@ -52,14 +58,18 @@ class Transform:
     def document(self) -> dict[str, Any]:
         """As JSON has it, without defaults."""
         features = [feature.model_dump(mode="json", exclude_defaults=True) for feature in self.features]
-        return {"version": VERSION, "features": features, "int_columns": sorted(self.int_columns)}
+        return {"version": VERSION, "features": features, "int_columns": sorted(self.int_columns),
+                "types": dict(self.types)}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Self:
         """From `document`; InvalidArgument for another version, or one that is none."""
         if document.get("version") != VERSION:
             raise wrong("transform.version", f"is {document.get('version')!r}; this recmesh knows {VERSION}")
-        features, names = document.get("features"), document.get("int_columns", [])
-        if not isinstance(features, list) or not isinstance(names, list):
+        features, names, types = document.get("features"), document.get("int_columns", []), document.get("types", {})
+        if not isinstance(features, list) or not isinstance(names, list) or not isinstance(types, dict):
             raise InvalidArgument("the transform of a model is damaged")
-        return cls(tuple(Feature.parse(each) for each in features), frozenset(map(str, names)))
+        return cls(
+            tuple(Feature.parse(each) for each in features), frozenset(map(str, names)),
+            tuple(sorted((str(name), str(kind)) for name, kind in types.items())),
+        )

@@ -49,9 +49,14 @@ class InHand:
 def read(path: Path) -> tuple[bool, tuple[int, int, int] | None]:
     """(whether there is a note, the batch it names: line, lo, hi)."""
     try:
-        words = path.read_text().split()
+        return parse(path.read_text())
     except (OSError, ValueError):
         return False, None
+
+
+def parse(text: str) -> tuple[bool, tuple[int, int, int] | None]:
+    """As `read`, of what the file holds."""
+    words = text.split()
     if len(words) == 3 and all(word.isdigit() for word in words):
         line, lo, hi = map(int, words)
         return True, (line, lo, hi)

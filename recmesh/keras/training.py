@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from recmesh.keras.embedding import EmbeddingCollection, looking_up
-from recmesh.keras.export import export_saved_model
+from recmesh.keras.export import export_apart, export_saved_model
 from recmesh.keras.feeds import Feeds, concatenate, lend, split
 from recmesh.keras.inputs import signature
 from recmesh.keras.mixed import training_on
 from recmesh.keras.optim import translate
 from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.serving.apart import Apart, ApartTable
 from recmesh.spec.dataset import SampleKind
 from recmesh.trainer.layout import Arena, DenseLayout, joined
 from recmesh.trainer.pooling import take_back
@@ -236,6 +237,27 @@ class Attached:
         self._load([dense[block.name] for block in self.dense])
         export_saved_model(
             self.model, directory, job=self.job, tables=self.tables, rows=tables, metrics=metrics
+        )
+
+    def export_apart(
+        self,
+        directory: Path,
+        *,
+        job_id: str,
+        checkpoints: str,
+        tables: Mapping[str, TableRows],
+        dense: Mapping[str, Floats],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """See ServableModel.export_apart."""
+        self._load([dense[block.name] for block in self.dense])
+        named = tuple(ApartTable(table.name, table.dim, tuple(table.features)) for table in self.tables)
+        variables = [*self._trained, *self._statistics]
+        blocks = {block.name: block.name for block in self.dense}
+        export_apart(
+            self.model, directory, job=self.job, apart=Apart(job_id, checkpoints, named, blocks),
+            parameters={block.name: v.value for block, v in zip(self.dense, variables, strict=True)},
+            tables=self.tables, rows=tables, metrics=metrics,
         )
 
 

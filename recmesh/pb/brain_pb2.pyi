@@ -950,6 +950,31 @@ class RecordReply(google.protobuf.message.Message):
 Global___RecordReply: typing_extensions.TypeAlias = RecordReply
 
 @typing.final
+class SuspendRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+
+Global___SuspendRequest: typing_extensions.TypeAlias = SuspendRequest
+
+@typing.final
+class SuspendReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___SuspendReply: typing_extensions.TypeAlias = SuspendReply
+
+@typing.final
 class ExplainRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1236,3 +1261,141 @@ class HistoryReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["jobs", b"jobs"]) -> None: ...
 
 Global___HistoryReply: typing_extensions.TypeAlias = HistoryReply
+
+@typing.final
+class ServingKind(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    MIN_FIELD_NUMBER: builtins.int
+    MAX_FIELD_NUMBER: builtins.int
+    BUSY_FIELD_NUMBER: builtins.int
+    ANSWERED_PER_S_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    START_S_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    replicas: builtins.int
+    min: builtins.int
+    max: builtins.int
+    """cn, hn"""
+    busy: builtins.float
+    answered_per_s: builtins.float
+    waiting: builtins.float
+    """mean share of a process' time; of all; requests"""
+    start_s: builtins.float
+    """until a new one takes requests; 0: not known"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        replicas: builtins.int = ...,
+        min: builtins.int = ...,
+        max: builtins.int = ...,
+        busy: builtins.float = ...,
+        answered_per_s: builtins.float = ...,
+        waiting: builtins.float = ...,
+        start_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_per_s", b"answered_per_s", "busy", b"busy", "max", b"max", "min", b"min", "name", b"name", "replicas", b"replicas", "start_s", b"start_s", "waiting", b"waiting"]) -> None: ...
+
+Global___ServingKind: typing_extensions.TypeAlias = ServingKind
+
+@typing.final
+class PlanServingRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    ASKER_FIELD_NUMBER: builtins.int
+    SERIES_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    ARRIVALS_PER_S_FIELD_NUMBER: builtins.int
+    WINDOW_S_FIELD_NUMBER: builtins.int
+    KINDS_FIELD_NUMBER: builtins.int
+    TARGET_UTILISATION_FIELD_NUMBER: builtins.int
+    QUANTILE_FIELD_NUMBER: builtins.int
+    HOLD_S_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    ELSEWHERE_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    asker: builtins.str
+    """the gateway, which decides about its own"""
+    series: builtins.str
+    step_s: builtins.float
+    """of forecaster; empty: no forecast"""
+    arrivals_per_s: builtins.float
+    window_s: builtins.float
+    target_utilisation: builtins.float
+    quantile: builtins.float
+    hold_s: builtins.float
+    dry_run: builtins.bool
+    elsewhere: builtins.float
+    """share of the series that other processes get"""
+    @property
+    def kinds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ServingKind]: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        asker: builtins.str = ...,
+        series: builtins.str = ...,
+        step_s: builtins.float = ...,
+        arrivals_per_s: builtins.float = ...,
+        window_s: builtins.float = ...,
+        kinds: collections.abc.Iterable[Global___ServingKind] | None = ...,
+        target_utilisation: builtins.float = ...,
+        quantile: builtins.float = ...,
+        hold_s: builtins.float = ...,
+        dry_run: builtins.bool = ...,
+        elsewhere: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals_per_s", b"arrivals_per_s", "asker", b"asker", "dry_run", b"dry_run", "elsewhere", b"elsewhere", "hold_s", b"hold_s", "kinds", b"kinds", "model", b"model", "quantile", b"quantile", "series", b"series", "step_s", b"step_s", "target_utilisation", b"target_utilisation", "window_s", b"window_s"]) -> None: ...
+
+Global___PlanServingRequest: typing_extensions.TypeAlias = PlanServingRequest
+
+@typing.final
+class ServingDecision(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
+    DEMAND_PER_S_FIELD_NUMBER: builtins.int
+    CAPACITY_PER_S_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    replicas: builtins.int
+    reason: builtins.str
+    explanation: builtins.str
+    demand_per_s: builtins.float
+    capacity_per_s: builtins.float
+    """planned for; of one at the target, 0: not known"""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        replicas: builtins.int = ...,
+        reason: builtins.str = ...,
+        explanation: builtins.str = ...,
+        demand_per_s: builtins.float = ...,
+        capacity_per_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capacity_per_s", b"capacity_per_s", "demand_per_s", b"demand_per_s", "explanation", b"explanation", "kind", b"kind", "reason", b"reason", "replicas", b"replicas"]) -> None: ...
+
+Global___ServingDecision: typing_extensions.TypeAlias = ServingDecision
+
+@typing.final
+class PlanServingReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: builtins.int
+    @property
+    def decisions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ServingDecision]: ...
+    def __init__(
+        self,
+        *,
+        decisions: collections.abc.Iterable[Global___ServingDecision] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decisions", b"decisions"]) -> None: ...
+
+Global___PlanServingReply: typing_extensions.TypeAlias = PlanServingReply

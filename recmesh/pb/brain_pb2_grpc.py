@@ -59,6 +59,11 @@ class BrainStub(object):
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.ScheduleRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_brain__pb2.ScheduleReply.FromString,
                 _registered_method=True)
+        self.PlanServing = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/PlanServing',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.PlanServingRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.PlanServingReply.FromString,
+                _registered_method=True)
         self.StreamPlanners = channel.unary_unary(
                 '/recmesh.brain.v1.Brain/StreamPlanners',
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.StreamPlannersRequest.SerializeToString,
@@ -68,6 +73,11 @@ class BrainStub(object):
                 '/recmesh.brain.v1.Brain/Conclude',
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_brain__pb2.ConcludeReply.FromString,
+                _registered_method=True)
+        self.Suspend = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/Suspend',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.SuspendRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.SuspendReply.FromString,
                 _registered_method=True)
         self.RecordJob = channel.unary_unary(
                 '/recmesh.brain.v1.Brain/RecordJob',
@@ -123,6 +133,13 @@ class BrainServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanServing(self, request, context):
+        """How many CN and HN processes a served model should have now, each kind on its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StreamPlanners(self, request, context):
         """By which names jobs may be scaled.
         """
@@ -132,6 +149,13 @@ class BrainServicer(object):
 
     def Conclude(self, request, context):
         """What came of a change. Idempotent by plan.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Suspend(self, request, context):
+        """A job was suspended, and holds nothing until its next Plan. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,6 +208,11 @@ def add_BrainServicer_to_server(servicer, server):
                     request_deserializer=recmesh_dot_pb_dot_brain__pb2.ScheduleRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_brain__pb2.ScheduleReply.SerializeToString,
             ),
+            'PlanServing': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanServing,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.PlanServingRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.PlanServingReply.SerializeToString,
+            ),
             'StreamPlanners': grpc.unary_unary_rpc_method_handler(
                     servicer.StreamPlanners,
                     request_deserializer=recmesh_dot_pb_dot_brain__pb2.StreamPlannersRequest.FromString,
@@ -193,6 +222,11 @@ def add_BrainServicer_to_server(servicer, server):
                     servicer.Conclude,
                     request_deserializer=recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.FromString,
                     response_serializer=recmesh_dot_pb_dot_brain__pb2.ConcludeReply.SerializeToString,
+            ),
+            'Suspend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Suspend,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.SuspendRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.SuspendReply.SerializeToString,
             ),
             'RecordJob': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordJob,
@@ -356,6 +390,33 @@ class Brain(object):
             _registered_method=True)
 
     @staticmethod
+    def PlanServing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/PlanServing',
+            recmesh_dot_pb_dot_brain__pb2.PlanServingRequest.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.PlanServingReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def StreamPlanners(request,
             target,
             options=(),
@@ -399,6 +460,33 @@ class Brain(object):
             '/recmesh.brain.v1.Brain/Conclude',
             recmesh_dot_pb_dot_brain__pb2.ChangeOutcome.SerializeToString,
             recmesh_dot_pb_dot_brain__pb2.ConcludeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Suspend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/Suspend',
+            recmesh_dot_pb_dot_brain__pb2.SuspendRequest.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.SuspendReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,6 +105,22 @@ _BrainScheduleType = typing_extensions.TypeVar(
     ],
 )
 
+_BrainPlanServingType = typing_extensions.TypeVar(
+    '_BrainPlanServingType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.PlanServingRequest,
+        recmesh.pb.brain_pb2.PlanServingReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.PlanServingRequest,
+        recmesh.pb.brain_pb2.PlanServingReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.PlanServingRequest,
+        recmesh.pb.brain_pb2.PlanServingReply,
+    ],
+)
+
 _BrainStreamPlannersType = typing_extensions.TypeVar(
     '_BrainStreamPlannersType',
     grpc.UnaryUnaryMultiCallable[
@@ -134,6 +150,22 @@ _BrainConcludeType = typing_extensions.TypeVar(
     default=grpc.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.ChangeOutcome,
         recmesh.pb.brain_pb2.ConcludeReply,
+    ],
+)
+
+_BrainSuspendType = typing_extensions.TypeVar(
+    '_BrainSuspendType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.SuspendRequest,
+        recmesh.pb.brain_pb2.SuspendReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.SuspendRequest,
+        recmesh.pb.brain_pb2.SuspendReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.SuspendRequest,
+        recmesh.pb.brain_pb2.SuspendReply,
     ],
 )
 
@@ -185,7 +217,7 @@ _BrainHistoryType = typing_extensions.TypeVar(
     ],
 )
 
-class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainScheduleType, _BrainStreamPlannersType, _BrainConcludeType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
+class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainScheduleType, _BrainPlanServingType, _BrainStreamPlannersType, _BrainConcludeType, _BrainSuspendType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
     @typing.overload
     def __init__(self: BrainStub[
         grpc.UnaryUnaryMultiCallable[
@@ -209,12 +241,20 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
             recmesh.pb.brain_pb2.ScheduleReply,
         ],
         grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.PlanServingRequest,
+            recmesh.pb.brain_pb2.PlanServingReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.StreamPlannersRequest,
             recmesh.pb.brain_pb2.StreamPlannersReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ChangeOutcome,
             recmesh.pb.brain_pb2.ConcludeReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.SuspendRequest,
+            recmesh.pb.brain_pb2.SuspendReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.JobHistory,
@@ -253,12 +293,20 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
             recmesh.pb.brain_pb2.ScheduleReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.PlanServingRequest,
+            recmesh.pb.brain_pb2.PlanServingReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.StreamPlannersRequest,
             recmesh.pb.brain_pb2.StreamPlannersReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.ChangeOutcome,
             recmesh.pb.brain_pb2.ConcludeReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.SuspendRequest,
+            recmesh.pb.brain_pb2.SuspendReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.JobHistory,
@@ -288,11 +336,17 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
     Schedule: _BrainScheduleType
     """How many workers an online job should have now, by the forecast of what comes in."""
 
+    PlanServing: _BrainPlanServingType
+    """How many CN and HN processes a served model should have now, each kind on its own."""
+
     StreamPlanners: _BrainStreamPlannersType
     """By which names jobs may be scaled."""
 
     Conclude: _BrainConcludeType
     """What came of a change. Idempotent by plan."""
+
+    Suspend: _BrainSuspendType
+    """A job was suspended, and holds nothing until its next Plan. Idempotent."""
 
     RecordJob: _BrainRecordJobType
     """A job ended: its history enters the config DB."""
@@ -323,12 +377,20 @@ BrainAsyncStub: typing_extensions.TypeAlias = BrainStub[
         recmesh.pb.brain_pb2.ScheduleReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.PlanServingRequest,
+        recmesh.pb.brain_pb2.PlanServingReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.StreamPlannersRequest,
         recmesh.pb.brain_pb2.StreamPlannersReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.ChangeOutcome,
         recmesh.pb.brain_pb2.ConcludeReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.SuspendRequest,
+        recmesh.pb.brain_pb2.SuspendReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.JobHistory,
@@ -385,6 +447,14 @@ class BrainServicer(metaclass=abc.ABCMeta):
         """How many workers an online job should have now, by the forecast of what comes in."""
 
     @abc.abstractmethod
+    def PlanServing(
+        self,
+        request: recmesh.pb.brain_pb2.PlanServingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.PlanServingReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.PlanServingReply]]:
+        """How many CN and HN processes a served model should have now, each kind on its own."""
+
+    @abc.abstractmethod
     def StreamPlanners(
         self,
         request: recmesh.pb.brain_pb2.StreamPlannersRequest,
@@ -399,6 +469,14 @@ class BrainServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.brain_pb2.ConcludeReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.ConcludeReply]]:
         """What came of a change. Idempotent by plan."""
+
+    @abc.abstractmethod
+    def Suspend(
+        self,
+        request: recmesh.pb.brain_pb2.SuspendRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.SuspendReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.SuspendReply]]:
+        """A job was suspended, and holds nothing until its next Plan. Idempotent."""
 
     @abc.abstractmethod
     def RecordJob(

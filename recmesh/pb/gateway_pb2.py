@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18recmesh/pb/gateway.proto\x12\x12recmesh.gateway.v1\"\x87\x02\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x11\n\tframework\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x05 \x01(\t\x12\x10\n\x08snapshot\x18\x06 \x01(\x04\x12\x41\n\x07metrics\x18\x07 \x03(\x0b\x32\x30.recmesh.gateway.v1.RegisterRequest.MetricsEntry\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0c\n\x04load\x18\t \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x81\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x11\n\tframework\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x05 \x01(\t\x12\x10\n\x08snapshot\x18\x06 \x01(\x04\x12\x37\n\x07metrics\x18\x07 \x03(\x0b\x32&.recmesh.gateway.v1.Model.MetricsEntry\x12\x0f\n\x07\x63reated\x18\x08 \x01(\x01\x12\r\n\x05state\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1b\n\x0bListRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\tListReply\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.recmesh.gateway.v1.Model\"+\n\nGetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x11\n\x0fUnregisterReply2\xb1\x02\n\x06Models\x12J\n\x08Register\x12#.recmesh.gateway.v1.RegisterRequest\x1a\x19.recmesh.gateway.v1.Model\x12\x46\n\x04List\x12\x1f.recmesh.gateway.v1.ListRequest\x1a\x1d.recmesh.gateway.v1.ListReply\x12@\n\x03Get\x12\x1e.recmesh.gateway.v1.GetRequest\x1a\x19.recmesh.gateway.v1.Model\x12Q\n\nUnregister\x12\x1e.recmesh.gateway.v1.GetRequest\x1a#.recmesh.gateway.v1.UnregisterReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18recmesh/pb/gateway.proto\x12\x12recmesh.gateway.v1\"\x9d\x02\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x11\n\tframework\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x05 \x01(\t\x12\x10\n\x08snapshot\x18\x06 \x01(\x04\x12\x41\n\x07metrics\x18\x07 \x03(\x0b\x32\x30.recmesh.gateway.v1.RegisterRequest.MetricsEntry\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0c\n\x04load\x18\t \x01(\x08\x12\x14\n\x0cserving_json\x18\n \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x97\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x11\n\tframework\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x05 \x01(\t\x12\x10\n\x08snapshot\x18\x06 \x01(\x04\x12\x37\n\x07metrics\x18\x07 \x03(\x0b\x32&.recmesh.gateway.v1.Model.MetricsEntry\x12\x0f\n\x07\x63reated\x18\x08 \x01(\x01\x12\r\n\x05state\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x14\n\x0cserving_json\x18\x0b \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1b\n\x0bListRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\tListReply\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.recmesh.gateway.v1.Model\"+\n\nGetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x11\n\x0fUnregisterReply2\xb1\x02\n\x06Models\x12J\n\x08Register\x12#.recmesh.gateway.v1.RegisterRequest\x1a\x19.recmesh.gateway.v1.Model\x12\x46\n\x04List\x12\x1f.recmesh.gateway.v1.ListRequest\x1a\x1d.recmesh.gateway.v1.ListReply\x12@\n\x03Get\x12\x1e.recmesh.gateway.v1.GetRequest\x1a\x19.recmesh.gateway.v1.Model\x12Q\n\nUnregister\x12\x1e.recmesh.gateway.v1.GetRequest\x1a#.recmesh.gateway.v1.UnregisterReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,21 +36,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODEL_METRICSENTRY']._loaded_options = None
   _globals['_MODEL_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_REGISTERREQUEST']._serialized_start=49
-  _globals['_REGISTERREQUEST']._serialized_end=312
-  _globals['_REGISTERREQUEST_METRICSENTRY']._serialized_start=266
-  _globals['_REGISTERREQUEST_METRICSENTRY']._serialized_end=312
-  _globals['_MODEL']._serialized_start=315
-  _globals['_MODEL']._serialized_end=572
-  _globals['_MODEL_METRICSENTRY']._serialized_start=266
-  _globals['_MODEL_METRICSENTRY']._serialized_end=312
-  _globals['_LISTREQUEST']._serialized_start=574
-  _globals['_LISTREQUEST']._serialized_end=601
-  _globals['_LISTREPLY']._serialized_start=603
-  _globals['_LISTREPLY']._serialized_end=657
-  _globals['_GETREQUEST']._serialized_start=659
-  _globals['_GETREQUEST']._serialized_end=702
-  _globals['_UNREGISTERREPLY']._serialized_start=704
-  _globals['_UNREGISTERREPLY']._serialized_end=721
-  _globals['_MODELS']._serialized_start=724
-  _globals['_MODELS']._serialized_end=1029
+  _globals['_REGISTERREQUEST']._serialized_end=334
+  _globals['_REGISTERREQUEST_METRICSENTRY']._serialized_start=288
+  _globals['_REGISTERREQUEST_METRICSENTRY']._serialized_end=334
+  _globals['_MODEL']._serialized_start=337
+  _globals['_MODEL']._serialized_end=616
+  _globals['_MODEL_METRICSENTRY']._serialized_start=288
+  _globals['_MODEL_METRICSENTRY']._serialized_end=334
+  _globals['_LISTREQUEST']._serialized_start=618
+  _globals['_LISTREQUEST']._serialized_end=645
+  _globals['_LISTREPLY']._serialized_start=647
+  _globals['_LISTREPLY']._serialized_end=701
+  _globals['_GETREQUEST']._serialized_start=703
+  _globals['_GETREQUEST']._serialized_end=746
+  _globals['_UNREGISTERREPLY']._serialized_start=748
+  _globals['_UNREGISTERREPLY']._serialized_end=765
+  _globals['_MODELS']._serialized_start=768
+  _globals['_MODELS']._serialized_end=1073
 # @@protoc_insertion_point(module_scope)

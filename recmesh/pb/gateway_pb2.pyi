@@ -47,6 +47,7 @@ class RegisterRequest(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     LOAD_FIELD_NUMBER: builtins.int
+    SERVING_JSON_FIELD_NUMBER: builtins.int
     name: builtins.str
     version: builtins.str
     """empty: the next number"""
@@ -57,6 +58,8 @@ class RegisterRequest(google.protobuf.message.Message):
     snapshot: builtins.int
     request_id: builtins.str
     load: builtins.bool
+    serving_json: builtins.str
+    """a JSON object (docs/reference/serving.md); empty: none"""
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(
@@ -71,8 +74,9 @@ class RegisterRequest(google.protobuf.message.Message):
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         request_id: builtins.str = ...,
         load: builtins.bool = ...,
+        serving_json: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["framework", b"framework", "job_id", b"job_id", "load", b"load", "metrics", b"metrics", "name", b"name", "request_id", b"request_id", "snapshot", b"snapshot", "uri", b"uri", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["framework", b"framework", "job_id", b"job_id", "load", b"load", "metrics", b"metrics", "name", b"name", "request_id", b"request_id", "serving_json", b"serving_json", "snapshot", b"snapshot", "uri", b"uri", "version", b"version"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 
@@ -106,6 +110,7 @@ class Model(google.protobuf.message.Message):
     CREATED_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    SERVING_JSON_FIELD_NUMBER: builtins.int
     name: builtins.str
     version: builtins.str
     uri: builtins.str
@@ -116,6 +121,7 @@ class Model(google.protobuf.message.Message):
     state: builtins.str
     reason: builtins.str
     """registered | loading | ready | failed | unloaded"""
+    serving_json: builtins.str
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(
@@ -131,8 +137,9 @@ class Model(google.protobuf.message.Message):
         created: builtins.float = ...,
         state: builtins.str = ...,
         reason: builtins.str = ...,
+        serving_json: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created", "framework", b"framework", "job_id", b"job_id", "metrics", b"metrics", "name", b"name", "reason", b"reason", "snapshot", b"snapshot", "state", b"state", "uri", b"uri", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created", b"created", "framework", b"framework", "job_id", b"job_id", "metrics", b"metrics", "name", b"name", "reason", b"reason", "serving_json", b"serving_json", "snapshot", b"snapshot", "state", b"state", "uri", b"uri", "version", b"version"]) -> None: ...
 
 Global___Model: typing_extensions.TypeAlias = Model
 

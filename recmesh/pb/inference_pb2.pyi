@@ -222,11 +222,39 @@ class ModelMetadataResponse(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["datatype", b"datatype", "name", b"name", "shape", b"shape"]) -> None: ...
 
+    @typing.final
+    class RawColumn(google.protobuf.message.Message):
+        """Beside the protocol: columns that a request with the parameter `raw` has in place of inputs."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: builtins.int
+        DATATYPES_FIELD_NUMBER: builtins.int
+        SHAPE_FIELD_NUMBER: builtins.int
+        FEATURES_FIELD_NUMBER: builtins.int
+        name: builtins.str
+        @property
+        def datatypes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+        @property
+        def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+        @property
+        def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+        def __init__(
+            self,
+            *,
+            name: builtins.str = ...,
+            datatypes: collections.abc.Iterable[builtins.str] | None = ...,
+            shape: collections.abc.Iterable[builtins.int] | None = ...,
+            features: collections.abc.Iterable[builtins.str] | None = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["datatypes", b"datatypes", "features", b"features", "name", b"name", "shape", b"shape"]) -> None: ...
+
     NAME_FIELD_NUMBER: builtins.int
     VERSIONS_FIELD_NUMBER: builtins.int
     PLATFORM_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
     OUTPUTS_FIELD_NUMBER: builtins.int
+    RAW_INPUTS_FIELD_NUMBER: builtins.int
     name: builtins.str
     platform: builtins.str
     @property
@@ -235,6 +263,8 @@ class ModelMetadataResponse(google.protobuf.message.Message):
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]: ...
     @property
     def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]: ...
+    @property
+    def raw_inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.RawColumn]: ...
     def __init__(
         self,
         *,
@@ -243,8 +273,9 @@ class ModelMetadataResponse(google.protobuf.message.Message):
         platform: builtins.str = ...,
         inputs: collections.abc.Iterable[Global___ModelMetadataResponse.TensorMetadata] | None = ...,
         outputs: collections.abc.Iterable[Global___ModelMetadataResponse.TensorMetadata] | None = ...,
+        raw_inputs: collections.abc.Iterable[Global___ModelMetadataResponse.RawColumn] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "name", b"name", "outputs", b"outputs", "platform", b"platform", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "name", b"name", "outputs", b"outputs", "platform", b"platform", "raw_inputs", b"raw_inputs", "versions", b"versions"]) -> None: ...
 
 Global___ModelMetadataResponse: typing_extensions.TypeAlias = ModelMetadataResponse
 
@@ -1131,6 +1162,95 @@ class ModelEnsembling(google.protobuf.message.Message):
 Global___ModelEnsembling: typing_extensions.TypeAlias = ModelEnsembling
 
 @typing.final
+class ModelQueuePolicy(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _TimeoutAction:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _TimeoutActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[ModelQueuePolicy._TimeoutAction.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        REJECT: ModelQueuePolicy._TimeoutAction.ValueType  # 0
+        DELAY: ModelQueuePolicy._TimeoutAction.ValueType  # 1
+
+    class TimeoutAction(_TimeoutAction, metaclass=_TimeoutActionEnumTypeWrapper): ...
+    REJECT: ModelQueuePolicy.TimeoutAction.ValueType  # 0
+    DELAY: ModelQueuePolicy.TimeoutAction.ValueType  # 1
+
+    TIMEOUT_ACTION_FIELD_NUMBER: builtins.int
+    DEFAULT_TIMEOUT_MICROSECONDS_FIELD_NUMBER: builtins.int
+    ALLOW_TIMEOUT_OVERRIDE_FIELD_NUMBER: builtins.int
+    MAX_QUEUE_SIZE_FIELD_NUMBER: builtins.int
+    timeout_action: Global___ModelQueuePolicy.TimeoutAction.ValueType
+    default_timeout_microseconds: builtins.int
+    allow_timeout_override: builtins.bool
+    max_queue_size: builtins.int
+    def __init__(
+        self,
+        *,
+        timeout_action: Global___ModelQueuePolicy.TimeoutAction.ValueType = ...,
+        default_timeout_microseconds: builtins.int = ...,
+        allow_timeout_override: builtins.bool = ...,
+        max_queue_size: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_timeout_override", b"allow_timeout_override", "default_timeout_microseconds", b"default_timeout_microseconds", "max_queue_size", b"max_queue_size", "timeout_action", b"timeout_action"]) -> None: ...
+
+Global___ModelQueuePolicy: typing_extensions.TypeAlias = ModelQueuePolicy
+
+@typing.final
+class ModelDynamicBatching(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class PriorityQueuePolicyEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        @property
+        def value(self) -> Global___ModelQueuePolicy: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: Global___ModelQueuePolicy | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    PREFERRED_BATCH_SIZE_FIELD_NUMBER: builtins.int
+    MAX_QUEUE_DELAY_MICROSECONDS_FIELD_NUMBER: builtins.int
+    PRIORITY_LEVELS_FIELD_NUMBER: builtins.int
+    DEFAULT_PRIORITY_LEVEL_FIELD_NUMBER: builtins.int
+    DEFAULT_QUEUE_POLICY_FIELD_NUMBER: builtins.int
+    PRIORITY_QUEUE_POLICY_FIELD_NUMBER: builtins.int
+    max_queue_delay_microseconds: builtins.int
+    priority_levels: builtins.int
+    default_priority_level: builtins.int
+    @property
+    def preferred_batch_size(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def default_queue_policy(self) -> Global___ModelQueuePolicy: ...
+    @property
+    def priority_queue_policy(self) -> google.protobuf.internal.containers.MessageMap[builtins.int, Global___ModelQueuePolicy]: ...
+    def __init__(
+        self,
+        *,
+        preferred_batch_size: collections.abc.Iterable[builtins.int] | None = ...,
+        max_queue_delay_microseconds: builtins.int = ...,
+        priority_levels: builtins.int = ...,
+        default_priority_level: builtins.int = ...,
+        default_queue_policy: Global___ModelQueuePolicy | None = ...,
+        priority_queue_policy: collections.abc.Mapping[builtins.int, Global___ModelQueuePolicy] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["default_queue_policy", b"default_queue_policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["default_priority_level", b"default_priority_level", "default_queue_policy", b"default_queue_policy", "max_queue_delay_microseconds", b"max_queue_delay_microseconds", "preferred_batch_size", b"preferred_batch_size", "priority_levels", b"priority_levels", "priority_queue_policy", b"priority_queue_policy"]) -> None: ...
+
+Global___ModelDynamicBatching: typing_extensions.TypeAlias = ModelDynamicBatching
+
+@typing.final
 class ModelConfig(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1141,6 +1261,7 @@ class ModelConfig(google.protobuf.message.Message):
     MAX_BATCH_SIZE_FIELD_NUMBER: builtins.int
     INPUT_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
+    DYNAMIC_BATCHING_FIELD_NUMBER: builtins.int
     ENSEMBLE_SCHEDULING_FIELD_NUMBER: builtins.int
     name: builtins.str
     platform: builtins.str
@@ -1154,6 +1275,8 @@ class ModelConfig(google.protobuf.message.Message):
     @property
     def output(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelOutput]: ...
     @property
+    def dynamic_batching(self) -> Global___ModelDynamicBatching: ...
+    @property
     def ensemble_scheduling(self) -> Global___ModelEnsembling: ...
     def __init__(
         self,
@@ -1165,10 +1288,11 @@ class ModelConfig(google.protobuf.message.Message):
         max_batch_size: builtins.int = ...,
         input: collections.abc.Iterable[Global___ModelInput] | None = ...,
         output: collections.abc.Iterable[Global___ModelOutput] | None = ...,
+        dynamic_batching: Global___ModelDynamicBatching | None = ...,
         ensemble_scheduling: Global___ModelEnsembling | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ensemble_scheduling", b"ensemble_scheduling", "version_policy", b"version_policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "ensemble_scheduling", b"ensemble_scheduling", "input", b"input", "max_batch_size", b"max_batch_size", "name", b"name", "output", b"output", "platform", b"platform", "version_policy", b"version_policy"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["dynamic_batching", b"dynamic_batching", "ensemble_scheduling", b"ensemble_scheduling", "version_policy", b"version_policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "dynamic_batching", b"dynamic_batching", "ensemble_scheduling", b"ensemble_scheduling", "input", b"input", "max_batch_size", b"max_batch_size", "name", b"name", "output", b"output", "platform", b"platform", "version_policy", b"version_policy"]) -> None: ...
 
 Global___ModelConfig: typing_extensions.TypeAlias = ModelConfig
 

@@ -192,6 +192,24 @@ class ResizeRequest(google.protobuf.message.Message):
 Global___ResizeRequest: typing_extensions.TypeAlias = ResizeRequest
 
 @typing.final
+class SuspendRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "reason", b"reason"]) -> None: ...
+
+Global___SuspendRequest: typing_extensions.TypeAlias = SuspendRequest
+
+@typing.final
 class CheckpointReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -803,7 +821,7 @@ class Assignment(google.protobuf.message.Message):
     storage_uri: builtins.str
     """root of code, models, checkpoints"""
     task: builtins.str
-    """finisher: export and evaluate this snapshot"""
+    """finisher: `finish`: export and evaluate this snapshot; `publish`: export it to be followed"""
     snapshot: builtins.int
     export_uri: builtins.str
     @property

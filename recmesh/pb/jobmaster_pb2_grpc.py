@@ -64,6 +64,16 @@ class JobsStub(object):
                 request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.ResizeRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
                 _registered_method=True)
+        self.Suspend = channel.unary_unary(
+                '/recmesh.jobmaster.v1.Jobs/Suspend',
+                request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.SuspendRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/recmesh.jobmaster.v1.Jobs/Resume',
+                request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.JobRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
+                _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/recmesh.jobmaster.v1.Jobs/Checkpoint',
                 request_serializer=recmesh_dot_pb_dot_jobmaster__pb2.JobRequest.SerializeToString,
@@ -126,6 +136,19 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Suspend(self, request, context):
+        """It saves a snapshot, its processes go, and it waits; Resume begins again from there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Checkpoint(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -183,6 +206,16 @@ def add_JobsServicer_to_server(servicer, server):
             'Resize': grpc.unary_unary_rpc_method_handler(
                     servicer.Resize,
                     request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.ResizeRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.SerializeToString,
+            ),
+            'Suspend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Suspend,
+                    request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.SuspendRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=recmesh_dot_pb_dot_jobmaster__pb2.JobRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_jobmaster__pb2.Job.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
@@ -367,6 +400,60 @@ class Jobs(object):
             target,
             '/recmesh.jobmaster.v1.Jobs/Resize',
             recmesh_dot_pb_dot_jobmaster__pb2.ResizeRequest.SerializeToString,
+            recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Suspend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.jobmaster.v1.Jobs/Suspend',
+            recmesh_dot_pb_dot_jobmaster__pb2.SuspendRequest.SerializeToString,
+            recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.jobmaster.v1.Jobs/Resume',
+            recmesh_dot_pb_dot_jobmaster__pb2.JobRequest.SerializeToString,
             recmesh_dot_pb_dot_jobmaster__pb2.Job.FromString,
             options,
             channel_credentials,

@@ -121,6 +121,38 @@ _JobsResizeType = typing_extensions.TypeVar(
     ],
 )
 
+_JobsSuspendType = typing_extensions.TypeVar(
+    '_JobsSuspendType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.SuspendRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.SuspendRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.SuspendRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+)
+
+_JobsResumeType = typing_extensions.TypeVar(
+    '_JobsResumeType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.JobRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.JobRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.JobRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+)
+
 _JobsCheckpointType = typing_extensions.TypeVar(
     '_JobsCheckpointType',
     grpc.UnaryUnaryMultiCallable[
@@ -185,7 +217,7 @@ _JobsEventsType = typing_extensions.TypeVar(
     ],
 )
 
-class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _JobsStopType, _JobsScaleType, _JobsResizeType, _JobsCheckpointType, _JobsDeleteType, _JobsLogsType, _JobsEventsType]):
+class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _JobsStopType, _JobsScaleType, _JobsResizeType, _JobsSuspendType, _JobsResumeType, _JobsCheckpointType, _JobsDeleteType, _JobsLogsType, _JobsEventsType]):
     @typing.overload
     def __init__(self: JobsStub[
         grpc.UnaryUnaryMultiCallable[
@@ -210,6 +242,14 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.jobmaster_pb2.ResizeRequest,
+            recmesh.pb.jobmaster_pb2.Job,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.SuspendRequest,
+            recmesh.pb.jobmaster_pb2.Job,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.JobRequest,
             recmesh.pb.jobmaster_pb2.Job,
         ],
         grpc.UnaryUnaryMultiCallable[
@@ -257,6 +297,14 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
             recmesh.pb.jobmaster_pb2.Job,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.SuspendRequest,
+            recmesh.pb.jobmaster_pb2.Job,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.jobmaster_pb2.JobRequest,
+            recmesh.pb.jobmaster_pb2.Job,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.jobmaster_pb2.JobRequest,
             recmesh.pb.jobmaster_pb2.CheckpointReply,
         ],
@@ -286,6 +334,11 @@ class JobsStub(typing.Generic[_JobsSubmitType, _JobsGetType, _JobsListType, _Job
 
     Resize: _JobsResizeType
     """Another size of a role's processes: in place where that can be, else they are replaced one by one."""
+
+    Suspend: _JobsSuspendType
+    """It saves a snapshot, its processes go, and it waits; Resume begins again from there."""
+
+    Resume: _JobsResumeType
 
     Checkpoint: _JobsCheckpointType
 
@@ -320,6 +373,14 @@ JobsAsyncStub: typing_extensions.TypeAlias = JobsStub[
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.jobmaster_pb2.ResizeRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.SuspendRequest,
+        recmesh.pb.jobmaster_pb2.Job,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.jobmaster_pb2.JobRequest,
         recmesh.pb.jobmaster_pb2.Job,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
@@ -383,6 +444,21 @@ class JobsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.jobmaster_pb2.Job, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.Job]]:
         """Another size of a role's processes: in place where that can be, else they are replaced one by one."""
+
+    @abc.abstractmethod
+    def Suspend(
+        self,
+        request: recmesh.pb.jobmaster_pb2.SuspendRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.jobmaster_pb2.Job, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.Job]]:
+        """It saves a snapshot, its processes go, and it waits; Resume begins again from there."""
+
+    @abc.abstractmethod
+    def Resume(
+        self,
+        request: recmesh.pb.jobmaster_pb2.JobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.jobmaster_pb2.Job, collections.abc.Awaitable[recmesh.pb.jobmaster_pb2.Job]]: ...
 
     @abc.abstractmethod
     def Checkpoint(

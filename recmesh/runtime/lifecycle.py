@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 import orjson
 
-from recmesh.runtime import clock, gates, telemetry, variables
+from recmesh.runtime import clock, gates, secret_files, telemetry, variables
 from recmesh.runtime.clock import Clock, system_clock
 from recmesh.runtime.errors import (
     FailedPrecondition,
@@ -230,9 +230,10 @@ def _main(
     service: str, build: Callable[[Mapping[str, str]], Awaitable[Sequence[Component]]], env: Mapping[str, str]
 ) -> int:
     try:
+        given, env = env, secret_files.expanded(env)
         settings = ServiceSettings.from_env(env, "RECMESH_")
         telemetry.setup(service, settings)
-        for name, nearest in variables.unknown(env).items():
+        for name, nearest in variables.unknown(given).items():
             _log.warning("%s", variables.complaint(name, nearest))
         gates.install(env, who=service)
         clock.install(env, who=service)

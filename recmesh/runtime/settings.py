@@ -63,8 +63,18 @@ class ServiceSettings(Settings):
     http_address: str = "127.0.0.1:0"
     nats_url: str = "nats://127.0.0.1:4222"
     nats_token: SecretStr | None = None
+    nats_replicas: Annotated[int, Field(ge=1, le=5)] = 1
+    """Servers of a NATS cluster that keep each stream: of those that are made, not of those that are there."""
+    event_days: Annotated[float, Field(ge=1 / 24, le=3650)] = 7.0
+    """Events are kept in NATS for so long, ..."""
+    event_bytes: Annotated[int, Field(ge=16 << 20)] = 1 << 30
+    """... and this many bytes of them, the newest; all services are to have the same."""
+    dead_event_days: Annotated[float, Field(ge=1 / 24, le=3650)] = 30.0
+    """Events that could not be handled, in a quarter of the bytes."""
     nats_dir: Path | None = None
     """Folder of a NATS server on this machine: while its disk is full, writes are refused at once."""
+    grafana_url: Annotated[str, Field(pattern=r"^(https?://\S+)?$")] = ""
+    """Where Grafana has the dashboards of infra/monitoring: ops pages link to their own. Empty: no links."""
     otlp_endpoint: str = ""
     """host:port of an OpenTelemetry collector (gRPC); empty: spans are not exported."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,5 +1,6 @@
 """Certificates of one process, for both directions of the mesh."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,18 @@ class Tls:
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """(certificate, key, CA) as PEM bytes; InvalidArgument names the file that cannot be read."""
         return _read("tls_cert", self.cert), _read("tls_key", self.key), _read("tls_ca", self.ca)
+
+    def client_context(self) -> ssl.SSLContext:
+        """For clients that are not gRPC; read anew, so that renewed certificates count. InvalidArgument as `read`."""
+        self.read()
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except ssl.SSLError as error:
+            reason = f"is no usable certificate, or not its key: {error.reason}"
+            raise InvalidArgument(f"TLS: {reason}", violations=[Violation("tls_cert", reason)]) from None
+        return context
 
 
 def _read(setting: str, path: Path | None) -> bytes | None:

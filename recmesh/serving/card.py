@@ -1,12 +1,14 @@
 """What an exported model says of itself in its folder's `model.json`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.serving import steps as ensemble_steps
+from recmesh.serving.apart import Apart
 from recmesh.serving.datatypes import DATATYPES, Datatype, from_dtype
+from recmesh.serving.raw.columns import RawInputs, raw_inputs
 from recmesh.serving.steps import Step
 
 ENSEMBLE = "ensemble"
@@ -40,6 +42,17 @@ class ModelCard:
     versions: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     """Of an ensemble."""
+    raw: RawInputs = field(default_factory=RawInputs)
+    """The raw columns from which its transform makes the inputs."""
+    apart: Apart | None = None
+    """Of a model whose tables lie beside its program."""
+    program_inputs: tuple[TensorSpec, ...] = ()
+    """Of such a program: it takes rows, where the model takes ids."""
+
+    @property
+    def program(self) -> "ModelCard":
+        """The card of the program itself."""
+        return self if self.apart is None else replace(self, inputs=self.program_inputs, apart=None, program_inputs=())
 
     @property
     def platform(self) -> str:
@@ -68,6 +81,22 @@ class ModelCard:
                 wrong += ensemble_steps.check_flow(steps, given, wanted, "model.json")
         if wrong:
             raise InvalidArgument("model.json is wrong", reason="BAD_MODEL_CARD", violations=wrong)
+        apart = Apart.parse(document["apart"]) if document.get("apart") is not None else None
+        program_inputs: tuple[TensorSpec, ...] = ()
+        if apart is not None:
+            ids = {spec.name for spec in inputs if spec.datatype.kind == "int"}
+            wrong += [
+                Violation(f"model.json.apart.tables[{number}].features", f"{name!r} is no input of whole numbers")
+                for number, table in enumerate(apart.tables) for name in table.features if name not in ids
+            ]
+            listed = [
+                {"name": spec.name, "dtype": "string" if spec.datatype.kind == "bytes" else spec.datatype.numpy.name,
+                 "shape": list(spec.shape)}
+                for spec in _with_companions(inputs)
+            ]
+            program_inputs = _specs(apart.inputs_of(listed), "inputs", wrong)
+            if wrong:
+                raise InvalidArgument("model.json is wrong", reason="BAD_MODEL_CARD", violations=wrong)
         return cls(
             str(framework),
             _with_companions(inputs),
@@ -79,6 +108,9 @@ class ModelCard:
             },
             {key: str(value) for key, value in _mapping(document.get("versions")).items()},
             steps,
+            raw_inputs(document.get("transform")),
+            apart,
+            program_inputs,
         )
 
 

@@ -7,7 +7,7 @@ MOST_CHARACTERS = 2000
 _KINDS = {kind.__name__: kind for kind in BY_GRPC_CODE.values()}
 
 
-def describe(error: Exception) -> Header:
+def describe(error: BaseException) -> Header:
     """The fields that say what went wrong; of what is no MeshError, that the model or its runtime is at fault."""
     if not isinstance(error, MeshError):
         return {"error": f"{type(error).__name__}: {error}"[:MOST_CHARACTERS], "reason": "MODEL_ERROR"}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 
 from recmesh.serving.tensors import Tensor, from_raw, to_buffer
@@ -23,6 +24,7 @@ SMALL_BYTES = 4096
 ALIGN = 64
 MAX_HEADER_BYTES = 16 << 20
 MAX_BODY_BYTES = 2 << 30
+_NOTHING = memoryview(b"")
 
 Header = dict[str, Any]
 Bytes = bytes | bytearray | memoryview
@@ -125,3 +127,47 @@ def decode(text: Bytes, body: Bytes) -> tuple[Header, list[Tensor]]:
     """Header and tensors."""
     header = header_of(text)
     return header, tensors_of(header, body)
+
+
+class Cutter:
+    """Whole frames out of a stream that comes in pieces of any size, for whoever cannot wait for bytes.
+
+    Tensors are views of the pieces they came in, but for frames that came in several.
+    """
+
+    def __init__(self) -> None:
+        self._short = b""
+        """The beginning of a frame whose size is not known yet."""
+        self._frame = self._missing = _NOTHING
+        """A frame that is being filled, and what of it has not come."""
+
+    def cut(self, piece: bytes) -> list[tuple[Header, list[Tensor]]]:
+        """The frames that end in this piece; FrameError, and what `decode` raises."""
+        view, found = memoryview(piece), []
+        if self._missing.nbytes:
+            taken = min(self._missing.nbytes, view.nbytes)
+            self._missing[:taken] = view[:taken]
+            self._missing, view = self._missing[taken:], view[taken:]
+            if self._missing.nbytes:
+                return []
+            found.append(_whole(self._frame))
+            self._frame = self._missing = _NOTHING
+        elif self._short:
+            view, self._short = memoryview(self._short + piece), b""
+        while view.nbytes >= PREFIX.size:
+            size_bytes = PREFIX.size + sum(sizes(view[: PREFIX.size]))
+            if view.nbytes < size_bytes:
+                self._frame = np.empty(size_bytes, np.uint8).data
+                self._frame[: view.nbytes] = view
+                self._missing = self._frame[view.nbytes :]
+                return found
+            found.append(_whole(view[:size_bytes]))
+            view = view[size_bytes:]
+        self._short = bytes(view)
+        return found
+
+
+def _whole(frame: memoryview) -> tuple[Header, list[Tensor]]:
+    header_bytes, _ = sizes(frame[: PREFIX.size])
+    body = PREFIX.size + header_bytes
+    return decode(frame[PREFIX.size : body], frame[body:])

@@ -1,6 +1,7 @@
 """What CN and HN processes have in common: options, the parent's socket, the end."""
 
 import argparse
+import gc
 import os
 import signal
 import socket
@@ -11,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.tls import Tls
+from recmesh.serving.control import Control
 from recmesh.serving.failures import describe
 from recmesh.serving.programs import framework
 from recmesh.serving.transport.sockets import SocketTransport
@@ -20,6 +23,10 @@ PARENT_STALL_S = 60.0
 """A parent's event loop may be busy for long; that is no reason to give it up."""
 NO_FRAMEWORK = 78
 DRAIN_S = 10.0
+NOTICE_S, UNATTENDED_S = 40.0, 600.0
+SWITCH_S = 0.0005
+"""After which a thread that computes in Python lets another one in. Python's own 5 ms are for each time that a thread
+of a request waits for the interpreter, which it does several times, while another thread loads a model."""
 
 
 def options(prog: str, doc: str) -> argparse.ArgumentParser:
@@ -36,9 +43,31 @@ def options(prog: str, doc: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", action="append", default=[], metavar="NAME/VERSION=FOLDER", help="loaded at the start"
     )
+    parser.add_argument("--metrics", default="", metavar="HOST:PORT", help="where Prometheus finds its metrics")
     parser.add_argument("--threads", type=int, default=1, help="compute threads of the framework")
+    parser.add_argument(
+        "--control", default="", metavar="ADDRESS",
+        help="tcp:host:port, for gateways that load and unload models here, as a parent does; needs the mesh's token",
+    )  # fmt: skip
+    parser.add_argument(
+        "--notice", type=float, default=NOTICE_S, metavar="SECONDS",
+        help="with --control: so long after SIGTERM gateways may take to have another in the place of this one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--unattended", type=float, default=UNATTENDED_S, metavar="SECONDS",
+        help="with --control: end when no gateway has been here for so long",
+    )  # fmt: skip
     parser.add_argument("--drain", type=float, default=DRAIN_S, help="seconds to finish what runs, at SIGTERM")
     return parser
+
+
+def tls(env: Mapping[str, str]) -> Tls | None:
+    """The process' certificates, for TCP; those of its services' gRPC. InvalidArgument."""
+    paths = {each: Path(env[f"RECMESH_TLS_{each}"]) for each in ("CERT", "KEY", "CA") if env.get(f"RECMESH_TLS_{each}")}
+    if not paths:
+        return None
+    name = env.get("RECMESH_TLS_SERVER_NAME", "")
+    return Tls(cert=paths.get("CERT"), key=paths.get("KEY"), ca=paths.get("CA"), server_name=name)
 
 
 def token(env: Mapping[str, str]) -> str | None:
@@ -73,6 +102,28 @@ def greet(fd: int, chosen: str, *, threads: int) -> SocketTransport | None:
         return None
     parent.send({"call": 0, "framework_version": version})
     return parent
+
+
+def control(given: argparse.Namespace, environment: Mapping[str, str]) -> Control | None:
+    """The address for gateways, with the framework imported; None without `--control`. InvalidArgument, ImportError."""
+    if not given.control:
+        return None
+    version = framework(given.framework, threads=given.threads)[1] if given.framework else ""
+    return Control(
+        given.control, token=token(environment), tls=tls(environment), hello={"framework_version": version},
+        notice_s=given.notice, unattended_s=given.unattended, log=log,
+    )  # fmt: skip
+
+
+def settle() -> None:
+    """When frameworks are there, and nothing is served yet: keep loads from holding up requests.
+
+    What frameworks consist of stays for as long as the process, so the garbage collector, which a load sets going, need
+    not look through it again and again; that took it a tenth of a second, in which nothing else runs.
+    """
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
 
 
 def run(drain: Callable[[], bool], parents: Callable[[], None] | None) -> int:

@@ -8,8 +8,10 @@ from pydantic import Field, field_validator
 
 from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Spec, json_faults, rule
 from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.policies import CleanPodPolicy, PodFailurePolicy, PodGroupPolicy
 from recmesh.spec.quantity import CPU, LEAST_MEMORY_BYTES, MIB, Memory, memory_fault
 from recmesh.spec.scaling import Scaling
+from recmesh.spec.template import template_faults
 
 RoleName = Literal["ps", "worker", "data", "evaluator"]
 
@@ -27,6 +29,10 @@ MOST = 1e6
 
 # Above it float32 knows 1 only, and Adam divides by 1 - beta.
 Beta = Annotated[float, Field(ge=0, le=0.999_999)]
+OWN_MANAGER = "recmesh.dev/jobmaster"
+MANAGER = r"^([a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*)?$"
+"""A name with the domain of whoever gave it."""
+
 Hyper = Annotated[float, Field(ge=0, le=MOST)]
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST)]
 
@@ -124,7 +130,8 @@ class Role(Spec):
     gpu_kind: str = ""
     env: dict[str, str] = {}
     pod_template: dict[str, Any] = {}
-    """Merged into the role's pods on Kubernetes."""
+    """`metadata` (labels, annotations) and `spec` of a pod, merged into the role's pods on Kubernetes: volumes, node
+    selection, tolerations, service account; env and mounts of the container `role` (docs/reference/pods.md)."""
 
     @rule
     def _min_below_max(self) -> Iterator[Fault]:
@@ -149,6 +156,7 @@ class Role(Spec):
     @rule
     def _pod_template_is_json(self) -> Iterator[Fault]:
         yield from json_faults("pod_template", self.pod_template)
+        yield from template_faults("pod_template", self.pod_template)
 
 
 class DataRole(Role):
@@ -310,6 +318,19 @@ class CheckpointPolicy(Spec):
     them all. 1: every snapshot is whole."""
 
 
+class Freshness(Spec):
+    """The model is served while it trains: soon after its first snapshot it is exported with its tables beside the
+    program, registered, and from then on each committed snapshot is a version that servers apply within seconds."""
+
+    every_s: float = Field(default=1.0, ge=0.1, le=3600)
+    """A snapshot is cut this often where something was trained: a delta of rows, and all dense blocks. It takes the
+    place of `checkpoint.every_s` where that is longer."""
+    full_every: int = Field(default=64, ge=1, le=1024)
+    """Every n-th is whole. It takes the place of `checkpoint.full_every` where that is less."""
+    keep: int = Field(default=120, ge=1, le=250)
+    """Versions that may be rolled back to. It takes the place of `checkpoint.keep` where that is less."""
+
+
 class InitFrom(Spec):
     """Start from what another job learned."""
 
@@ -330,8 +351,34 @@ class Export(Spec):
 
     model_name: Name | None = None
     """None: the job's name. Registered with the gateway under this name."""
+    namespace: Name | None = None
+    """The model is NAMESPACE--NAME, which keys with this namespace may use."""
     serve: bool = True
     """Load the new version at once."""
+    serving: dict[str, Any] = {}
+    """How it is served, and which predictions are logged (docs/reference/serving.md, loop.md)."""
+
+    def name_for(self, job: str) -> str:
+        """The model's name when the job's is this."""
+        name = self.model_name or job
+        return f"{self.namespace}--{name}" if self.namespace else name
+
+
+class Tracking(Spec):
+    """Where the job's metrics go beside the mesh's own pages (docs/reference/tracking.md)."""
+
+    tensorboard: bool = False
+    """Event files, in a folder of jobmaster's that TensorBoard shows."""
+    mlflow: bool = False
+    """A run of the tracking server that jobmaster knows."""
+    experiment: Label = "recmesh"
+    """Of MLflow; made where there is none."""
+    every_s: float = Field(default=10, ge=1, le=3600)
+
+    @rule
+    def _somewhere(self) -> Iterator[Fault]:
+        if not (self.tensorboard or self.mlflow):
+            yield "", "give tensorboard or mlflow, or both: else leave tracking out"
 
 
 class TrainingJob(Spec):
@@ -354,8 +401,12 @@ class TrainingJob(Spec):
     training: Training = Training()
     evaluation: Evaluation | None = None
     checkpoint: CheckpointPolicy = CheckpointPolicy()
+    freshness: Freshness | None = None
+    """None: a model is served when its job ends."""
     init_from: InitFrom | None = None
     export: Export | None = Export()
+    tracking: Tracking | None = None
+    """None: metrics are on the mesh's pages, in its events and at its scrape addresses alone."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Of jobs that train, those of higher priority get what is free first. No job waits for another to start."""
     deadline: float | None = None
@@ -367,6 +418,46 @@ class TrainingJob(Spec):
     """The job fails when it has not ended so long after its start."""
     ttl_after_end_s: float | None = Field(default=None, ge=0)
     """After this time the job's record and checkpoints are deleted; the model stays."""
+    suspend: bool = False
+    """Nothing of it runs: a job that trains saves a snapshot first, and goes on from it when this is false again. May
+    change while the job lives; its `active_deadline_s` begins anew then."""
+    pod_failure_policy: PodFailurePolicy = PodFailurePolicy()
+    """Which ends of processes fail the job, count, or are ignored; also of processes that are no pods."""
+    clean_pod_policy: CleanPodPolicy = "Running"
+    """Pods of a job that has ended. `All`: deleted, with their logs. `Running`: those that were still at work are
+    deleted, the others stay as long as the job's record. `None`: none is deleted; those at work end by themselves
+    (after 15 s they are deleted all the same)."""
+    pod_group_policy: PodGroupPolicy | None = None
+    """Gang scheduling, where pods are placed by a scheduler that knows it."""
+    managed_by: Annotated[str, Field(max_length=63, pattern=MANAGER)] = ""
+    """Of an object: the controller that is to care for it, such as `kueue.x-k8s.io/multikueue`; jobmaster then leaves
+    the object alone. Empty, or `recmesh.dev/jobmaster`: jobmaster."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Another controller cares for it."""
+        return self.managed_by not in ("", OWN_MANAGER)
+
+    @property
+    def snapshot_every_s(self) -> float:
+        """Seconds between snapshots."""
+        every_s = self.checkpoint.every_s
+        return min(every_s, self.freshness.every_s) if self.freshness else every_s
+
+    @property
+    def snapshot_full_every(self) -> int:
+        """Every n-th snapshot is whole."""
+        return max(self.checkpoint.full_every, self.freshness.full_every if self.freshness else 0)
+
+    @property
+    def snapshots_kept(self) -> int:
+        """Committed ones, beside what they build on."""
+        return max(self.checkpoint.keep, self.freshness.keep if self.freshness else 0)
+
+    @rule
+    def _what_is_fresh_is_served(self) -> Iterator[Fault]:
+        if self.freshness is not None and (self.export is None or not self.export.serve):
+            yield "freshness", "is of a model that is served: export must not be null, nor export.serve false"
 
     @rule
     def _one_dataset(self) -> Iterator[Fault]:
@@ -384,6 +475,11 @@ class TrainingJob(Spec):
     def _workers(self) -> Iterator[Fault]:
         if self.roles.worker.max < 1:
             yield "roles.worker.max", "a job needs at least one worker"
+
+    @rule
+    def _model_has_a_name(self) -> Iterator[Fault]:
+        if self.export is not None and len(self.export.name_for(self.name)) > 63:
+            yield "export.namespace", "makes a name of more than 63 characters together with the model's"
 
     @rule
     def _streams_are_trained_once_and_as_they_come(self) -> Iterator[Fault]:

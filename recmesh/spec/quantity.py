@@ -84,7 +84,7 @@ def memory_fault(memory_bytes: int) -> str:
     """Why no process can run with so much; empty when one can."""
     if memory_bytes >= LEAST_MEMORY_BYTES:
         return ""
-    return f"is {memory_bytes / MIB:,.3g} MiB; a process needs {LEAST_MEMORY_BYTES // MIB} at least"
+    return f"is less than the {LEAST_MEMORY_BYTES // MIB} MiB that a process needs"
 
 
 CPU = Annotated[float, BeforeValidator(cpu_cores), Field(gt=0)]

@@ -73,10 +73,9 @@ class Source(Spec):
     def _fields_fit_the_format(self) -> Iterator[Fault]:
         if self.format in ("parquet", "arrow", *TABLE_FORMATS) and self.compression not in ("infer", "none"):
             yield "compression", f"{self.format} files pack inside; as a whole they cannot be packed"
-        if self.format in ("csv", "tsv", "criteo") and (
-            wrong := [name for name, kind in self.types.items() if kind.startswith("list")]
-        ):
-            yield "types", f"columns of {self.format} hold no lists ({', '.join(wrong)}); separator splits text"
+        for name, kind in self.types.items():
+            if kind.startswith("list") and self.format in ("csv", "tsv", "criteo"):
+                yield f"types.{name}", f"columns of {self.format} hold no lists; separator splits text"
         if self.format in TABLE_FORMATS and len(self.files) > 1:
             yield "files", f"a {self.format} source is one table"
         for name in ("version", "partition"):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import recmesh
 from recmesh.runtime.errors import InvalidArgument
+from recmesh.serving.apart import Apart, places_input, rows_input
 from recmesh.spec.dataset import Feature
 from recmesh.torch.batch import Batch, IdKind, Padded
 from recmesh.trainer.card import inputs_of, model_card, write_card
@@ -23,6 +24,7 @@ from recmesh.trainer.session import EmbeddingTable, Job, TableRows
 PROGRAM = "model.pt2"
 _EXAMPLE_ROWS = 3
 _EXAMPLE_LENGTH = 4
+_EXAMPLE_UNIQUE = 5
 
 
 def export_program(
@@ -43,14 +45,7 @@ def export_program(
         name: {0: batch} if tensor.ndim == 1 else {0: batch, 1: torch.export.Dim.DYNAMIC}
         for name, tensor in example.items()
     }
-    with _frozen(model):
-        try:
-            program = torch.export.export(served, (example,), dynamic_shapes=(shapes,), strict=False)
-        except Exception as error:
-            why = str(error).splitlines()[0] if str(error) else repr(error)
-            raise InvalidArgument(f"torch.export can't take the model as it is: {why}") from error
-        directory.mkdir(parents=True, exist_ok=True)
-        torch.export.save(program, str(directory / PROGRAM))   # inside: it holds the model's own tensors
+    _save(served, model, example, shapes, directory)
     write_card(
         directory,
         model_card(
@@ -65,6 +60,42 @@ def export_program(
     )
 
 
+def export_apart(
+    model: nn.Module,
+    directory: Path,
+    *,
+    job: Job,
+    apart: Apart,
+    tables: Sequence[EmbeddingTable],
+    rows: Mapping[str, TableRows],
+    metrics: Mapping[str, float],
+    to_predictions: Callable[[Any], Tensor],
+) -> None:
+    """As `export_program`, but of a program that takes rows where the model takes ids; see recmesh.serving.apart.
+
+    The tables themselves are not written.
+    """
+    card = model_card(
+        framework="torch", data=job.data, labels=job.labels, tables=tables, rows=rows, metrics=metrics,
+        versions={"recmesh": recmesh.__version__, "torch": str(torch.__version__)},
+    )
+    inputs = apart.inputs_of(card["inputs"])
+    sizes = {-1: torch.export.Dim("batch", min=1)}
+    example, shapes = {}, {}
+    rows_inputs = {rows_input(number) for number in range(len(apart.tables))}
+    for item in inputs:
+        is_rows = item["name"] in rows_inputs    # a feature may be named `rows`, too: `rows.lengths`
+        first = _EXAMPLE_UNIQUE if is_rows else _EXAMPLE_ROWS
+        rest = [_EXAMPLE_LENGTH if size == -1 else size for size in item["shape"][1:]]
+        example[item["name"]] = torch.ones((first, *rest), dtype=getattr(torch, item["dtype"]))
+        shapes[item["name"]] = {0: torch.export.Dim.DYNAMIC if is_rows else sizes[-1]} | {
+            axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(item["shape"]) if axis and size == -1
+        }
+    served = ApartModel(model, job, tables, to_predictions).eval()
+    _save(served, model, example, shapes, directory)
+    write_card(directory, {**card, "apart": apart.document()})
+
+
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
     """Inside, no parameter requires grad: a served model has nothing to differentiate."""
@@ -76,6 +107,19 @@ def _frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+def _save(
+    served: nn.Module, model: nn.Module, example: dict[str, Tensor], shapes: dict[str, Any], directory: Path
+) -> None:
+    with _frozen(model):
+        try:
+            program = torch.export.export(served, (example,), dynamic_shapes=(shapes,), strict=False)
+        except Exception as error:
+            why = str(error).splitlines()[0] if str(error) else repr(error)
+            raise InvalidArgument(f"torch.export can't take the model as it is: {why}") from error
+        directory.mkdir(parents=True, exist_ok=True)
+        torch.export.save(program, str(directory / PROGRAM))   # inside: it holds the model's own tensors
 
 
 class ServedModel(nn.Module):
@@ -121,8 +165,9 @@ class ServedModel(nn.Module):
         made = self._to_predictions(self.model(batch))
         return {"predictions": made.reshape(-1) if self._labels == 1 else made}
 
-    def look_up(self, table: EmbeddingTable, ids: Tensor) -> Tensor:
-        """Rows of ids of any shape; zero where there is none."""
+    def look_up(self, table: EmbeddingTable, feature: str, inputs: dict[str, Tensor]) -> Tensor:
+        """Rows of a feature's ids, of any shape; zero where there is none."""
+        ids = inputs[feature]
         k = self._number[table.name]
         known, rows = getattr(self, f"ids_{k}"), getattr(self, f"rows_{k}")
         place = torch.searchsorted(known, ids).clamp(max=known.shape[0] - 1)
@@ -131,6 +176,21 @@ class ServedModel(nn.Module):
     def feature(self, name: str) -> Feature:
         """As the dataset's specification says."""
         return self._features[name]
+
+
+class ApartModel(ServedModel):
+    """The same, with the rows of a request among its inputs."""
+
+    def __init__(
+        self, model: nn.Module, job: Job, tables: Sequence[EmbeddingTable], to_predictions: Callable[[Any], Tensor]
+    ) -> None:
+        super().__init__(model, job, (), {}, to_predictions)
+        self._number = {table.name: k for k, table in enumerate(tables)}
+
+    def look_up(self, table: EmbeddingTable, feature: str, inputs: dict[str, Tensor]) -> Tensor:
+        """Rows at the places that the caller has found."""
+        k = self._number[table.name]
+        return inputs[rows_input(k)][inputs[places_input(k, feature)]]
 
 
 class _BufferLookup:
@@ -144,7 +204,7 @@ class _BufferLookup:
 
     def vector(self, table: EmbeddingTable, feature: str) -> Tensor:
         if self.kind(feature) == "single":
-            return self._served.look_up(table, self._inputs[feature])
+            return self._served.look_up(table, feature, self._inputs)
         values, mask = self.padded(table, feature)
         if table.pooling == "max":
             highest = torch.where(mask.unsqueeze(-1) > 0, values, float("-inf")).amax(dim=1)
@@ -158,9 +218,9 @@ class _BufferLookup:
         return torch.where(share != 0, total / torch.where(share != 0, share, 1.0), 0.0)
 
     def padded(self, table: EmbeddingTable, feature: str) -> Padded:
-        ids, lengths = self._inputs[feature], self._inputs[f"{feature}.lengths"]
-        mask = (torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)).to(torch.float32)
-        return Padded(self._served.look_up(table, ids) * mask.unsqueeze(-1), mask)
+        values, lengths = self._served.look_up(table, feature, self._inputs), self._inputs[f"{feature}.lengths"]
+        mask = (torch.arange(values.shape[1], device=values.device) < lengths.unsqueeze(1)).to(torch.float32)
+        return Padded(values * mask.unsqueeze(-1), mask)
 
     def stacked(self, tables: Sequence[EmbeddingTable], features: Sequence[str]) -> Tensor:
         return torch.stack(

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
+from recmesh.serving.apart import Apart, ApartTable
 from recmesh.torch.batch import Batch
 from recmesh.torch.embedding import EmbeddingCollection, StepLookup
-from recmesh.torch.export import export_program
+from recmesh.torch.export import export_apart, export_program
 from recmesh.torch.optim import by_parameter, rates
 from recmesh.trainer.layout import Arena, joined
 from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Ints, Job, Step, TableRows
@@ -166,6 +167,26 @@ class Trainer:
             rows=tables,
             metrics=metrics,
             to_predictions=self._to_predictions,
+        )
+
+    def export_apart(
+        self,
+        directory: Path,
+        *,
+        job_id: str,
+        checkpoints: str,
+        tables: Mapping[str, TableRows],
+        dense: Mapping[str, Floats],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """See ServableModel.export_apart."""
+        self.model.eval()
+        self._load(dense)
+        named = tuple(ApartTable(table.name, table.dim, tuple(table.features)) for table in self.tables)
+        blocks = {block.name: f"model.{block.name}" for block in self.dense}
+        export_apart(
+            self.model, directory, job=self.job, apart=Apart(job_id, checkpoints, named, blocks),
+            tables=self.tables, rows=tables, metrics=metrics, to_predictions=self._to_predictions,
         )
 
     # ---- inside

@@ -18,6 +18,9 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 def main() -> int:
     """Dispatches; each role loads only what it needs."""
+    from recmesh.trainer.kernels import unpack_kernels
+
+    unpack_kernels(os.environ)      # before anything imports numba
     from recmesh.runtime import gates
     from recmesh.trainer.memory import keep_freed_memory
 

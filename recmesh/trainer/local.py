@@ -14,6 +14,7 @@ import yaml
 
 from recmesh.data import TaskReader, TaskRecord, index_tasks
 from recmesh.data.order import Plan, generate
+from recmesh.formats import tables as files
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import LrPoint, Optimizer, TrainingJob
@@ -24,7 +25,7 @@ from recmesh.trainer.evaluation import ONE_SERVER, evaluate, evaluation_batches
 from recmesh.trainer.layout import DenseLayout, Prepared, arenas, declaration, prepare
 from recmesh.trainer.memory import aligned
 from recmesh.trainer.ports import Chunk, Declared, TableDeclaration
-from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, Job, Step, TableRows
+from recmesh.trainer.session import DenseBlock, EmbeddingTable, Floats, FollowableModel, Job, Step, TableRows
 from recmesh.trainer.stepping import Gradients, LiveStep, NanGuard, StepListener, StepMistake
 from recmesh.trainer.usercode import seed_everything
 
@@ -49,6 +50,20 @@ class LocalJob(Job):
             raise FailedPrecondition("attach a model first")
         self.model.export(
             Path(directory), tables=session.tables(), dense=session.dense(), metrics=metrics or {}
+        )
+
+    def export_apart(self, directory: str | Path, *, checkpoints: str = "", snapshot: int = 1) -> None:
+        """Writes the model and, beside it, its tables, as an online job would that serves while it trains."""
+        session, folder = self._session(), Path(directory)
+        if not isinstance(self.model, FollowableModel):
+            raise FailedPrecondition("attach a model of recmesh.torch or recmesh.keras first")
+        tables, dense = session.tables(), session.dense()
+        files.write(
+            folder / "tables", job_id=self.id, gen=1, snapshot=snapshot,
+            tables={name: (held.ids, held.values) for name, held in tables.items()}, dense=dense,
+        )
+        self.model.export_apart(                 # model.json comes last: who sees it sees all
+            folder, job_id=self.id, checkpoints=checkpoints, tables=tables, dense=dense, metrics={}
         )
 
     def _session(self) -> "LocalSession":

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,6 +201,26 @@ class ServableModel(Protocol):
         metrics: Mapping[str, float],
     ) -> None:
         """Writes the model with its rows inside (`saved_model/` or `model.pt2`), and `model.json`."""
+
+
+@runtime_checkable
+class FollowableModel(ServableModel, Protocol):
+    """One that can be served while it trains."""
+
+    def export_apart(
+        self,
+        directory: Path,
+        *,
+        job_id: str,
+        checkpoints: str,
+        tables: Mapping[str, TableRows],
+        dense: Mapping[str, Floats],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Writes the model without its rows: a program that takes those of a request, and `model.json`.
+
+        `checkpoints` is the URI of the folder of the job's snapshots, which servers of the model follow.
+        """
 
 
 class BuildOnly(BaseException):

@@ -6,7 +6,10 @@ from recmesh.runtime.errors import Violation
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import Model
 from recmesh.zoo.defaults import DEFAULTS
-from recmesh.zoo.params import params_violations
+from recmesh.zoo.params import params_violations, range_fault
+
+FIRST_ORDER = frozenset({"wide_deep", "deepfm", "xdeepfm"})
+"""An id's first-order weight is the last column of its row."""
 
 
 def violations(model: Model, data: DatasetSpec) -> list[Violation]:
@@ -36,6 +39,12 @@ def tables(model: Model, data: DatasetSpec) -> list[str]:
     own = [name for name in ids if name not in sequences or name == history]
     shared = model.params.get("share_table", DEFAULTS["din"]["share_table"])
     return [name for name in own if not shared or name != history or name == candidate]
+
+
+def row_width(model: Model) -> int:
+    """Of all its tables; 0 where the parameter that says it is wrong."""
+    dim = model.params.get("embedding_dim", DEFAULTS[model.zoo]["embedding_dim"])
+    return dim + (model.zoo in FIRST_ORDER) if not range_fault("embedding_dim", dim) else 0
 
 
 def adapt_table(feature: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -19,6 +20,7 @@ from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
 from services.brain.app.scheduling import Scheduling
+from services.brain.app.serving import Serving
 from services.brain.config import BrainSettings
 from services.brain.domain.executors.horizontal import Rule
 from services.brain.domain.planning.built_in import PLANNERS
@@ -27,6 +29,9 @@ from services.brain.domain.warmstart import WarmStart
 from services.brain.events import Proposals
 from services.brain.peers.forecaster import GrpcForecaster
 from services.brain.store import SqlStore
+
+if TYPE_CHECKING:
+    from services.brain.app.placing import Placing
 
 FORGET_EVERY_S = 600.0
 
@@ -97,6 +102,25 @@ def planner(settings: BrainSettings) -> Planner:
     return found()
 
 
+async def placement(settings: BrainSettings) -> tuple["Placing | None", Sequence[Component]]:
+    """The scheduler extender and what it watches, where its address is set; only there Kubernetes' client is imported,
+    which takes a second."""
+    tls = settings.placement_tls
+    if not settings.placement_address:
+        return None, []
+    from recmesh.runtime.kube import Access, connect
+    from recmesh.runtime.ops import HttpServer
+    from services.brain.app.placing import Placing
+    from services.brain.peers.cluster import ClusterWatch, LivingPods
+    from services.brain.rest.extender import Extender
+
+    client = await connect(Access(settings.kube_config, settings.kube_context), field_manager="recmesh-brain")
+    rules = settings.placement_rules
+    app = Placing(rules, clock=system_clock, living=LivingPods(client, rules.app_labels))
+    server = HttpServer("placement", settings.placement_address, Extender(app).routes(), tls=tls)
+    return app, [ClusterWatch(client, app), server]
+
+
 async def build(env: Mapping[str, str]) -> Sequence[Component]:
     """The components in start order."""
     settings = BrainSettings.from_env(env, "RECMESH_")
@@ -121,14 +145,19 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     scheduling = Scheduling(
         store, GrpcForecaster(forecaster), book, clock=system_clock, seed=settings.seed, told=Proposals(bus)
     )
-    view = ops.View(app, clock=system_clock)
+    serving = Serving(GrpcForecaster(forecaster), clock=system_clock)
+    placing, extender = await placement(settings)
+    view = ops.View(app, serving, placing, clock=system_clock)
 
     async def forget() -> float:
-        await app.forget(older_than_s=settings.profile_days * 86_400, profiles_per_job=settings.profiles_per_job)
+        await app.forget(
+            older_than_s=settings.profile_days * 86_400, profiles_per_job=settings.profiles_per_job,
+            histories_older_than_s=settings.history_days * 86_400,
+        )
         return FORGET_EVERY_S
 
     server = RpcServer(
-        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding, feeding, scheduling))],
+        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding, feeding, scheduling, serving))],
         tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
     )
     database = Database(store, opened=app.restore)
@@ -139,6 +168,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         Peers(forecaster),
         database,
         server,
+        *extender,
         Loop("forget", forget),
         bus.service("brain", ops.release(), "What resources each job should have", view.figures),
         ready,

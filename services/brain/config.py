@@ -1,11 +1,16 @@
 """What the environment may set, with prefix `RECMESH_`."""
 
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from recmesh.plugins.planning import INTERVAL_S
+from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.net import is_loopback
 from recmesh.runtime.settings import ServiceSettings
+from recmesh.runtime.tls import Tls
+from services.brain.domain.topology.model import APP_LABELS, NETWORK_POD_LABELS, NIC, SWITCH_LABELS, Rules
 
 
 class OwnerQuota(BaseModel):
@@ -61,7 +66,33 @@ class BrainSettings(ServiceSettings):
     """Of the planner's random choices."""
     profiles_per_job: int = Field(default=2000, ge=1)
     profile_days: float = Field(default=30.0, gt=0)
-    """Profiles and plans older than this are forgotten; histories stay."""
+    """Profiles and plans older than this are forgotten."""
+    history_days: float = Field(default=730.0, gt=0)
+    """Histories of jobs that ended longer ago are forgotten: first plans no longer come from them."""
+    placement_address: str = ""
+    """host:port of the scheduler extender; empty: none."""
+    placement_insecure: bool = False
+    """Plain HTTP for everybody who reaches the address: something else (a network policy) keeps others out."""
+    placement_app_labels: list[str] = Field(default=list(APP_LABELS))
+    """Labels of pods that name their application, as JSON; the first that a pod has counts."""
+    placement_network_pod_labels: list[str] = Field(default=list(NETWORK_POD_LABELS))
+    """Labels of nodes that name their network pod."""
+    placement_switch_labels: list[str] = Field(default=list(SWITCH_LABELS))
+    """Labels of nodes that name their access switch, or rack."""
+    placement_nic: str = NIC
+    """Extended resource that stands for bandwidth of network cards."""
+    placement_switch_share: float = Field(default=0.8, gt=0, le=1)
+    """Of a switch's capacity, that pods under it may be promised."""
+    placement_most_per_node: int = Field(default=0, ge=0)
+    """Of an application's pods, where their annotation names no other bound; 0: none."""
+    placement_most_per_switch: int = Field(default=0, ge=0)
+    """The same under a switch."""
+    placement_one_network_pod: bool = True
+    """False: pods of an application that its network pod has no room for go to others."""
+    kube_config: Path | None = None
+    """A kubeconfig, for placement; none: the service account of the pod that this runs in."""
+    kube_context: str = ""
+    """Of the kubeconfig; empty: its current one."""
 
     @model_validator(mode="after")
     def _the_band_is_one(self) -> Self:
@@ -73,3 +104,33 @@ class BrainSettings(ServiceSettings):
     def database(self) -> str:
         """The database's address; it may hold a password."""
         return self.database_url.get_secret_value() or f"sqlite:///{self.data_dir.absolute()}/db/brain.sqlite"
+
+    @property
+    def placement_tls(self) -> Tls | None:
+        """Certificates of the extender: the mesh's own.
+
+        A scheduler can send no token, so its certificate is what lets it in: InvalidArgument for an address that others
+        can reach without one.
+        """
+        tls = None if self.placement_insecure else self.tls
+        closed = self.placement_insecure or is_loopback(self.placement_address) or (tls is not None and tls.ca)
+        if self.placement_address and not closed:
+            reason = (
+                "can be reached by others, and a scheduler sends no token: set RECMESH_TLS_CERT, _KEY and _CA, so that "
+                "only certificates of the mesh are let in, or RECMESH_PLACEMENT_INSECURE=true where something else does"
+            )
+            raise InvalidArgument(
+                "the address of the scheduler extender is open", reason="BAD_CONFIG",
+                violations=[Violation("RECMESH_PLACEMENT_ADDRESS", reason)],
+            )
+        return tls
+
+    @property
+    def placement_rules(self) -> Rules:
+        """What the extender follows."""
+        return Rules(
+            app_labels=self.placement_app_labels, network_pod_labels=self.placement_network_pod_labels,
+            switch_labels=self.placement_switch_labels, nic=self.placement_nic,
+            switch_share=self.placement_switch_share, most_per_node=self.placement_most_per_node,
+            most_per_switch=self.placement_most_per_switch, one_network_pod=self.placement_one_network_pod,
+        )  # fmt: skip

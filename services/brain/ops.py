@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from recmesh.client import explanations
@@ -17,8 +17,13 @@ from recmesh.runtime.ops.panels import Choice, Points, Value
 from recmesh.runtime.ops.plots import Axis, Plot
 from recmesh.runtime.readiness import Readiness
 from services.brain.app.jobs import Jobs
+from services.brain.app.serving import Serving
 from services.brain.config import BrainSettings
 from services.brain.domain.model import RolePlan
+from services.brain.domain.serving import Reason, changed
+
+if TYPE_CHECKING:
+    from services.brain.app.placing import Placing
 
 _DECISIONS = tables.decisions([], words.utc, job=str).columns
 _CHANGES = tables.changes([], words.utc, job=str).columns
@@ -26,6 +31,7 @@ _CHANGES = tables.changes([], words.utc, job=str).columns
 CHART_S = 3600.0
 MAX_CHARTED = 8
 SHOWN = 50
+SURPRISES = (Reason.SATURATED, Reason.LIMIT)
 
 
 def release() -> str:
@@ -44,8 +50,9 @@ def shape(roles: Sequence[RolePlan]) -> str:
 class View:
     """What the page shows; it asks the app, which asks the database, only while someone looks."""
 
-    def __init__(self, app: Jobs, *, clock: Clock) -> None:
-        self._app, self._clock = app, clock
+    def __init__(self, app: Jobs, serving: Serving, placing: "Placing | None" = None, *, clock: Clock) -> None:
+        """placing: None where no scheduler asks."""
+        self._app, self._serving, self._placing, self._clock = app, serving, placing, clock
 
     def page(self) -> Page:
         """What a person sees."""
@@ -57,6 +64,11 @@ class View:
                 Table("Decisions", _DECISIONS, self._decisions, empty="no job that trains has asked yet"),
                 Table("Changes, samples/s", _CHANGES, self._changes, empty="no job was changed yet"),
                 Table("Plans", ["at", "job", "from", "plan", "why"], self._plans, empty="no job has asked yet"),
+                Table(
+                    "Processes of served models", ["at", "model", "requests/s", "kind", "processes", "reason", "why"],
+                    self._served, empty="no gateway has asked for a change yet",
+                ),
+                *self._placement(),
                 Chart("Throughput per job", self._throughput, unit="samples/s", wide=True),
                 Table(
                     "History", ["ended", "job", "owner", "model", "outcome", "samples", "samples/s", "plan"],
@@ -65,6 +77,14 @@ class View:
                 Log("Log"),
             ],
         )  # fmt: skip
+
+    def _placement(self) -> list[Table]:
+        if self._placing is None:
+            return []
+        return [Table(
+            "Placement of pods", ["at", "pod", "application", "nodes", "best node", "switch", "reason", "why"],
+            self._placed, empty="no scheduler has asked yet",
+        )]  # fmt: skip
 
     def figures(self) -> Mapping[str, Any]:
         """For $SRV.STATS."""
@@ -78,6 +98,16 @@ class View:
             Tile("from similar jobs", similar, tone=Tone.OK if similar else Tone.PLAIN),
             Tile("profiles", counts["profiles"], note="since the start"),
             Tile("jobs recorded", counts["histories"], note="since the start"),
+            *self._placement_tiles(),
+        ]
+
+    def _placement_tiles(self) -> list[Tile]:
+        if self._placing is None:
+            return []
+        counts = self._placing.counts
+        return [
+            Tile("pods placed", counts["placed"], note=f"{self._placing.nodes} nodes"),
+            Tile("no node left", counts["refused"], tone=Tone.WARN if counts["refused"] else Tone.PLAIN),
         ]
 
     async def _plots(self, choice: Choice) -> Iterable[Plot]:
@@ -117,6 +147,24 @@ class View:
             for plan in await self._app.plans(limit=SHOWN)
         ]  # fmt: skip
 
+    def _served(self) -> Iterable[Sequence[Value]]:
+        """Changes that were decided, newest first."""
+        for look in list(reversed(self._serving.looks))[:SHOWN]:
+            for kind, one in changed(look):
+                count = f"{kind.replicas} → {one.replicas}" + (" (dry run)" if look.dry_run else "")
+                yield [
+                    words.utc(look.at), look.model, text.count(look.arrivals_per_s), kind.name.upper(), count,
+                    Cell(one.reason, Tone.WARN if one.reason in SURPRISES else Tone.OK), one.why,
+                ]  # fmt: skip
+
+    def _placed(self) -> Iterable[Sequence[Value]]:
+        """Answers to the scheduler, newest first."""
+        for each in list(reversed(self._placing.decisions))[:SHOWN] if self._placing else []:
+            yield [
+                words.utc(each.at), each.pod, each.app, f"{each.kept} of {each.asked}", each.node, each.switch,
+                Cell(each.reason, Tone.OK if each.node else Tone.WARN), each.why,
+            ]  # fmt: skip
+
     async def _throughput(self) -> Mapping[str, Points]:
         lines: dict[str, list[tuple[float, float | None]]] = {}
         for job_id, at, rate in await self._app.throughput(since=self._clock.now() - CHART_S):
@@ -144,5 +192,5 @@ def server(settings: BrainSettings, view: View, ready: Readiness) -> OpsServer:
     return OpsServer(
         "brain", settings.http_address, view.page(),
         readiness=ready.reason,
-        token=settings.token, version=release(),
+        token=settings.token, version=release(), grafana=settings.grafana_url,
     )  # fmt: skip

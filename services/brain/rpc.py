@@ -12,6 +12,7 @@ from services.brain.app.deciding import Deciding
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
 from services.brain.app.scheduling import Scheduling, planners
+from services.brain.app.serving import Serving
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
 
@@ -19,8 +20,11 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
 class BrainServicer(pb_grpc.BrainServicer):
     """One line per method; anything longer belongs in app.py."""
 
-    def __init__(self, app: Jobs, deciding: Deciding, feeding: Feeding, scheduling: Scheduling) -> None:
+    def __init__(
+        self, app: Jobs, deciding: Deciding, feeding: Feeding, scheduling: Scheduling, serving: Serving
+    ) -> None:
         self._app, self._deciding, self._feeding, self._scheduling = app, deciding, feeding, scheduling
+        self._serving = serving
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanReply:
         """A first plan."""
@@ -44,6 +48,10 @@ class BrainServicer(pb_grpc.BrainServicer):
         """How many workers."""
         return wire.schedule_reply(*await self._scheduling.schedule(wire.online_ask(request)))
 
+    async def PlanServing(self, request: pb.PlanServingRequest, context: Any) -> pb.PlanServingReply:
+        """How many processes of a served model."""
+        return wire.serving_reply(await self._serving.plan(wire.serving_ask(request)))
+
     async def StreamPlanners(self, request: pb.StreamPlannersRequest, context: Any) -> pb.StreamPlannersReply:
         """Their names."""
         return pb.StreamPlannersReply(names=planners())
@@ -53,13 +61,21 @@ class BrainServicer(pb_grpc.BrainServicer):
         await self._deciding.conclude(wire.change(request))
         return pb.ConcludeReply()
 
+    async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.SuspendReply:
+        """A job holds nothing until its next first plan."""
+        await self._app.suspend(request.job_id)
+        self._forget(request.job_id)
+        return pb.SuspendReply()
+
     async def RecordJob(self, request: pb.JobHistory, context: Any) -> pb.RecordReply:
         """A job ended."""
         await self._app.record(wire.history(request))
-        self._deciding.forget(request.job.job_id)
-        self._feeding.forget(request.job.job_id)
-        self._scheduling.forget(request.job.job_id)
+        self._forget(request.job.job_id)
         return pb.RecordReply()
+
+    def _forget(self, job_id: str) -> None:
+        for each in (self._deciding, self._feeding, self._scheduling):
+            each.forget(job_id)
 
     async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainReply:
         """Why a job has what it has."""

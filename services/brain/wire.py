@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 from recmesh.pb import brain_pb2 as pb
+from services.brain.domain import serving
 from services.brain.domain.executors.horizontal import Verdict
 from services.brain.domain.model import (
     Ask,
@@ -141,6 +142,34 @@ def schedule_reply(look: Look, plan: Plan | None) -> pb.ScheduleReply:
     return pb.ScheduleReply(
         roles=[role_plan_message(role) for role in look.chosen], plan_id=look.plan_id, planner=look.planner,
         reason=look.reason, explanation=look.why, samples_per_s=look.expected_samples_per_s,
+    )  # fmt: skip
+
+
+def serving_ask(request: pb.PlanServingRequest) -> serving.ServingAsk:
+    """A served model."""
+    kinds = [
+        serving.Kind(
+            each.name, each.replicas, each.min, each.max, each.busy, each.answered_per_s, each.waiting, each.start_s
+        )
+        for each in request.kinds
+    ]
+    rules = serving.Rules(request.target_utilisation, request.quantile, request.hold_s)
+    return serving.ServingAsk(
+        request.model, request.series, request.step_s, request.arrivals_per_s, request.window_s, kinds, rules,
+        request.asker, request.dry_run, request.elsewhere,
+    )  # fmt: skip
+
+
+def serving_reply(look: serving.Look) -> pb.PlanServingReply:
+    """How many of each kind, and why."""
+    return pb.PlanServingReply(
+        decisions=[
+            pb.ServingDecision(
+                kind=each.kind, replicas=each.replicas, reason=each.reason, explanation=each.why,
+                demand_per_s=each.demand_per_s, capacity_per_s=each.capacity_per_s,
+            )
+            for each in look.chosen
+        ]
     )  # fmt: skip
 
 

@@ -128,5 +128,5 @@ def server(settings: CkptcacheSettings, view: View, ready: Readiness) -> OpsServ
     return OpsServer(
         "ckptcache", settings.http_address, view.page(),
         readiness=ready.reason,
-        token=settings.token, version=release(),
+        token=settings.token, version=release(), grafana=settings.grafana_url,
     )  # fmt: skip

@@ -1,13 +1,25 @@
 """Everything the environment may set for jobmaster."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from recmesh.plugins.planning import INTERVAL_S
-from recmesh.runtime.settings import ServiceSettings
+from recmesh.runtime.settings import ServiceSettings, Settings
 from services.jobmaster.domain.limits import Limits
+
+
+class ClusterEntry(Settings):
+    """One of several clusters."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    kind: str = Field(pattern=r"^[a-zA-Z0-9_.-]+$")
+    """As RECMESH_JOBMASTER_CLUSTER."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """A job whose labels ask for `cluster.X: Y` goes where X is Y; `name` is one, too."""
+    settings: dict[str, str] = Field(default_factory=dict)
+    """In place of jobmaster's, without RECMESH_: {"KUBE_CONTEXT": "east"}."""
 
 
 class JobmasterSettings(ServiceSettings):
@@ -21,6 +33,69 @@ class JobmasterSettings(ServiceSettings):
     """Of this machine, by kind, as JSON ({"a100": 4, "gpu": 4}, where `gpu` is any); empty: as its driver tells."""
     shm_dir: Path | None = None
     """Shared memory of this machine's processes; roles get it as RECMESH_SHM_DIR."""
+    jobmaster_cluster: str = "local"
+    """Where roles run: as processes of this machine (local), as pods (kubernetes), in containers of YARN (yarn), over
+    several clusters (several), or where a controller of another package has them run (its name)."""
+    clusters: list[ClusterEntry] = Field(default_factory=list)
+    """Where RECMESH_JOBMASTER_CLUSTER is `several`: those that jobs are spread over, as JSON."""
+    jobmaster_objects: Literal["store", "kubernetes"] = "store"
+    """Where the intent of jobs is: in the mesh's own store, or in TrainingJob objects."""
+    objects_all_namespaces: bool = False
+    """Objects of all namespaces become jobs; else those of `kube_namespace` alone."""
+    kube_config: Path | None = None
+    """A kubeconfig; none: the service account of the pod that this runs in."""
+    kube_context: str = ""
+    """Of the kubeconfig; empty: its current one."""
+    kube_namespace: str = ""
+    """Of the pods, and of the objects of jobs that come by REST or event; empty: the one that this pod runs in, else
+    `default`."""
+    kube_image: str = ""
+    """Of roles whose model names none: the trainer's, with the frameworks of the models."""
+    kube_service_account: str = ""
+    """Of role pods; empty: the namespace's default one. Its token is not mounted."""
+    kube_scheduler: str = ""
+    """`schedulerName` of role pods, where their template names no other; empty: the cluster's default one."""
+    kube_storage_claim: str = ""
+    """A PersistentVolumeClaim of `kube_namespace` that holds `storage_uri`, which is a path then: role pods mount it
+    there. Empty: they reach the storage without it (an object store), or by their templates."""
+    kube_user: int = Field(default=10001, ge=1)
+    """User and group that role pods run as: the images' own."""
+    kube_grace_s: int = Field(default=60, ge=10)
+    """Between SIGTERM and SIGKILL of a role pod that is drained, evicted or deleted."""
+    kube_gpus: dict[str, str] = Field(default_factory=lambda: {"gpu": "nvidia.com/gpu"})
+    """Extended resources by kind of accelerator, as JSON: {"gpu": "nvidia.com/gpu", "1g.10gb":
+    "nvidia.com/mig-1g.10gb"}, where `gpu` is any."""
+    kube_gang_schedulers: dict[str, str] = Field(default_factory=dict)
+    """`schedulerName` of pods with `pod_group_policy`, as JSON; what is not named is as the projects install them:
+    {"coscheduling": "scheduler-plugins-scheduler", "volcano": "volcano"}."""
+    kube_calls_per_s: float = Field(default=50.0, gt=0)
+    """Calls of the API server, with bursts of twice as many."""
+    kube_resize_s: float = Field(default=10.0, gt=0)
+    """A pod's new size that its node has not given it by then is taken back, and the pod replaced."""
+    yarn_url: str = ""
+    """The ResourceManager's web address (http://rm:8088); several with commas between (high availability)."""
+    yarn_user: str = ""
+    """Whom YARN takes jobmaster for (simple authentication); its containers run as this user. Empty: YARN's default."""
+    yarn_folder: str = ""
+    """A folder that jobmaster and containers share, for orders and ends. Empty: `yarn` in the storage."""
+    yarn_queue: str = ""
+    """Of the services of jobs; empty: YARN's default one."""
+    yarn_prefix: str = Field(default="recmesh-", pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    """Of their names, before the job's."""
+    yarn_python: str = "python3"
+    """Of the nodes, with recmesh and what the models need."""
+    yarn_cpus: int = Field(default=1, ge=1)
+    """Of a role without limits of its own, ..."""
+    yarn_memory_bytes: int = Field(default=1 << 30, ge=64 << 20)
+    """... as YARN has no containers without."""
+    yarn_gpus: dict[str, str] = Field(default_factory=lambda: {"gpu": "yarn.io/gpu"})
+    """Resource types by kind of accelerator, as JSON, where `gpu` is any."""
+    yarn_properties: dict[str, str] = Field(default_factory=dict)
+    """Of the services' configuration, as JSON: {"yarn.service.am-resource.memory": "512"}."""
+    yarn_calls_per_s: float = Field(default=20.0, gt=0)
+    """Calls of YARN, with bursts of twice as many."""
+    yarn_look_s: float = Field(default=1.0, gt=0)
+    """Between two looks at what has begun and ended."""
     heartbeat_s: float = Field(default=1.0, gt=0)
     silence_s: float = Field(default=20.0, gt=0)
     start_grace_s: float = Field(default=180.0, gt=0)
@@ -95,6 +170,18 @@ class JobmasterSettings(ServiceSettings):
     """A jobmaster that has not renewed its lease for so long is replaced by another."""
     max_live_jobs: int = Field(default=1000, gt=0)
     """Submissions beyond it are refused."""
+    tensorboard_uri: str = ""
+    """Folder for event files of jobs with `tracking.tensorboard`; empty: `tensorboard` in the data folder."""
+    mlflow_uri: str = ""
+    """Tracking URI of MLflow for jobs with `tracking.mlflow`; empty: they are refused. Its credentials are in the
+    variables that MLflow reads (MLFLOW_TRACKING_TOKEN, ...)."""
+    job_days: float = Field(default=0.0, ge=0)
+    """After so long a job that ended is forgotten with its checkpoints, where its spec does not say when
+    (`ttl_after_end_s`); its model and brain's history of it stay. 0: never. Jobs of objects end with their objects."""
+    role_log_bytes: int = Field(default=64 << 20, ge=1 << 16)
+    """Of each place of a job on this machine: beyond it the log is cut, and its last part kept beside it."""
+    role_log_days: float = Field(default=30.0, gt=0)
+    """Logs of jobs that ended are removed after so long, or with their job."""
     lease_ttl_s: float = Field(default=30.0, gt=0)
     """Of shards; workers renew with a third of it."""
 
@@ -119,6 +206,7 @@ class JobmasterSettings(ServiceSettings):
             plan_interval_s=self.plan_interval_s, plan_settle_s=self.plan_settle_s,
             plan_window_s=self.plan_window_s, plan_tolerance=self.plan_tolerance,
             plan_deadline_s=self.plan_deadline_s, feed_window_s=self.feed_window_s, effect_s=self.effect_s,
+            keep_ended_s=self.job_days * 86_400,
         )
 
     @property

@@ -1,6 +1,6 @@
 """The ops page of jobmaster: jobs, their roles and what a step is made of, throughput, decisions, transitions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +29,7 @@ from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.domain.minutes import MINUTE_S
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.vitals import Serving, StepTimes, mean_step
+from services.jobmaster.gauges import SHOWN_AFTER_END_S, JobFigures, RoleFigures, register
 
 MAX_CHARTED = 8
 RATE, STEP, LAG = "rate ", "step ", "lag "
@@ -52,7 +53,7 @@ def server(settings: JobmasterSettings, jobs: Jobs, bus: Bus, charts: Recorder) 
     watch_metrics(jobs)
     return OpsServer(
         "jobmaster", settings.http_address, page(jobs, charts), readiness=lambda: _not_ready(jobs, bus),
-        token=settings.token, version=release(),
+        token=settings.token, version=release(), grafana=settings.grafana_url,
     )
 
 
@@ -77,6 +78,38 @@ def watch_metrics(jobs: Jobs) -> None:
     metrics.gauge("role_processes", "Processes of roles that live").set_function(
         lambda: float(sum(role.is_live for run in _runs(jobs) for role in run.status.roles))
     )
+    register(lambda: job_figures(jobs))
+
+
+def job_figures(jobs: Jobs) -> Iterator[JobFigures]:
+    """Of jobs that live, and of those that ended a while ago. A jobmaster that does not lead has none."""
+    for run in _runs(jobs):
+        status = run.status
+        if status.has_ended and run.context.clock.now() - status.ended > SHOWN_AFTER_END_S:
+            continue
+        yield JobFigures(
+            run.job_id, run.spec.owner, status.phase.value, status.samples, status.total,
+            0.0 if status.has_ended else status.samples_per_s, status.failures, status.rollbacks,
+            snapshot_at=status.snapshot_at, snapshot_every_s=run.spec.snapshot_every_s,
+            lag_s=status.lag_s if status.partitions else None,
+            roles={} if status.has_ended else _role_figures(run), metrics=status.metrics,
+        )
+
+
+def _role_figures(run: Run) -> dict[str, RoleFigures]:
+    status = run.status
+    memory: dict[str, int] = {}
+    for role in status.roles:
+        beat = run.vitals.beats.get(role.key)
+        if role.is_live and beat is not None:
+            memory[role.role] = max(memory.get(role.role, 0), beat.memory_bytes)
+    return {
+        name: RoleFigures(
+            len(status.live(name)), wanted, memory.get(name, 0),
+            status.memory.get(name) or (status.plan[name].memory_bytes if name in status.plan else 0),
+        )
+        for name, wanted in wanted_of(run).items()
+    }
 
 
 def _count(jobs: Jobs, phase: Phase) -> float:

@@ -76,6 +76,14 @@ class JobsServicer(jobmaster_pb2_grpc.JobsServicer):
             )
         )
 
+    async def Suspend(self, request: jobmaster_pb2.SuspendRequest, context: Any) -> jobmaster_pb2.Job:
+        """Set it aside."""
+        return job_message(await self._jobs.suspend(request.job_id, reason=request.reason))
+
+    async def Resume(self, request: jobmaster_pb2.JobRequest, context: Any) -> jobmaster_pb2.Job:
+        """Go on with it."""
+        return job_message(await self._jobs.resume(request.job_id))
+
     async def Checkpoint(
         self, request: jobmaster_pb2.JobRequest, context: Any
     ) -> jobmaster_pb2.CheckpointReply:

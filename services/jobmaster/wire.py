@@ -39,8 +39,10 @@ def job(
     pinned: Mapping[str, bool],
 ) -> jobmaster_pb2.Job:
     """The job as users see it."""
-    closing = status.closing
+    closing, published = status.closing, status.publication
     name = closing.model_name if closing is not None and closing.registered else ""
+    if not name and published is not None and published.registered:
+        name = published.model_name
     return jobmaster_pb2.Job(
         job_id=accepted.job_id, name=spec.name, owner=spec.owner, labels=dict(spec.labels),
         spec_json=accepted.spec_json, phase=status.phase, reason=status.reason, message=status.message,

@@ -166,5 +166,5 @@ def server(config: Config, view: View, ready: Readiness) -> OpsServer:
     return OpsServer(
         "shardsvc", config.http_address, view.page(),
         readiness=ready.reason,
-        token=config.token, version=release(),
+        token=config.token, version=release(), grafana=config.grafana_url,
     )  # fmt: skip

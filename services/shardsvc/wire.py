@@ -1,6 +1,8 @@
 """Between messages and values. Nothing else in shardsvc knows protobuf or the bytes of a stored record."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import orjson
@@ -266,9 +268,15 @@ def run_from_bytes(data: bytes) -> Run:
     try:
         value = orjson.loads(data)
         value["done"] = IntervalSet((lo, hi) for lo, hi in value["done"])
-        return Run(**value)
+        return Run(**_known(Run, value))
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise DataLoss(f"a stored run cannot be read: {error}") from error
+
+
+def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what a newer release has added: replicas one version apart share the store."""
+    names = {field.name for field in fields(kind)}
+    return {name: item for name, item in value.items() if name in names}
 
 
 def dataset_to_bytes(dataset: Dataset) -> bytes:
@@ -284,7 +292,7 @@ def dataset_from_bytes(data: bytes) -> Dataset:
     try:
         value = orjson.loads(data)
         value["spec"] = DatasetSpec.parse(value["spec"])
-        return Dataset(**value)
+        return Dataset(**_known(Dataset, value))
     except (orjson.JSONDecodeError, KeyError, TypeError, InvalidArgument) as error:
         raise DataLoss(f"a stored dataset cannot be read: {error}") from error
 

@@ -117,6 +117,9 @@ def test_forgetting_keeps_the_newest_profiles_of_each_job_and_all_histories(stor
     assert [each.at for each in store.profiles("a")] == [7, 8, 9]
     assert [each.plan_id for each in store.plans()] == ["new"]
     assert len(store.histories()) == 1
+    assert store.forget(before=0, profiles_per_job=9, histories_before=history().ended) == 0
+    assert store.forget(before=0, profiles_per_job=9, histories_before=history().ended + 1) == 1
+    assert store.histories() == []
 
 
 def test_writers_at_the_same_time_all_get_through(store: SqlStore) -> None:
@@ -159,6 +162,7 @@ def test_the_revisions_lead_to_the_schema_that_the_code_uses(store: SqlStore) ->
 def test_a_schema_of_a_newer_release_is_refused_and_left_alone(store: SqlStore, database_url: str) -> None:
     with writing(store.engine) as connection:
         connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE}_floor SET revision = '9998'")    # it works with none here
     other = SqlStore(database_url)
     with pytest.raises(FailedPrecondition, match="9999"):
         other.open()

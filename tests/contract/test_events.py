@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmesh.runtime.errors import InvalidArgument
-from recmesh.runtime.events import EVENTS, Event, decode, encode, token
+from recmesh.runtime.events import EVENTS, Event, EventType, Payload, contract, decode, encode, token
 from recmesh.runtime.events.asyncapi import document, text
 from recmesh.runtime.events.catalog import JOB_SUBMITTED, JOB_TRANSITIONED, JobSubmitted, JobTransitioned
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "asyncapi.yaml"
+CONTRACT = DOCUMENT.parent / "formats" / "events.v1.txt"
 
 GOLDEN = Event(
     JOB_TRANSITIONED, "flights.dcn 1",
@@ -115,14 +116,72 @@ def test_the_document_has_a_channel_message_and_schema_for_every_event() -> None
     assert set(written["channels"]) == {kind.name for kind in EVENTS}
     for kind in EVENTS:
         channel = written["channels"][kind.name]
-        assert channel["address"] == kind.subject.removesuffix("*") + "{id}"
+        assert channel["address"] == (kind.address if kind.topic else kind.subject.removesuffix("*") + "{id}")
         assert kind.payload.__name__ in written["components"]["schemas"]
     assert all(_resolves(written, ref) for ref in _references(document()))
 
+def test_readers_of_events_can_read_on() -> None:
+    written = contract.read(CONTRACT)
+    assert written, "run: python -m recmesh.runtime.events.contract docs/formats/events.v1.txt"
+    assert contract.broken(written, contract.lines()) == []
+    assert contract.lines() == written, "run: python -m recmesh.runtime.events.contract docs/formats/events.v1.txt"
+
+
+class Inner(Payload):
+    """In another."""
+
+    path: str
+
+
+class Before(Payload):
+    """As it was."""
+
+    name: str
+    share: float | None = None
+    found: tuple[Inner, ...] = ()
+
+
+class Larger(Before):
+    """With more, which may be left out."""
+
+    later: int = 0
+    more: tuple[Inner, ...] = ()
+
+
+class Demanding(Before):
+    """With more, which senders one version older do not tell."""
+
+    later: int
+
+
+class Renamed(Payload):
+    """One field is gone, one is another."""
+
+    name: int
+    found: tuple[Inner, ...] = ()
+
+
+@pytest.mark.parametrize(("after", "breaks"), [
+    (Before, []), (Larger, []), (Demanding, ["is new, and not optional: x.told later integer required"]),
+    (Renamed, ["is gone, or another: x.told name string required",
+               "is gone, or another: x.told share null|number optional"]),
+])
+def test_what_would_break_readers_is_named(after: type[Payload], breaks: list[str], tmp_path: Path) -> None:
+    before = contract.lines([EventType("x.told", "gateway", Before, "")])
+    assert "x.told found[].path string required" in before
+    assert contract.broken(before, contract.lines([EventType("x.told", "gateway", after, "")])) == breaks
+    moved = contract.broken(before, contract.lines([EventType("x.told", "brain", after, "")]))
+    assert "is gone, or another: x.told @ recmesh.v1.gateway.x.told.{id}" in moved
+    assert len(contract.broken(before, [])) == len(before)
+    file = tmp_path / "contract.txt"
+    file.write_text("x.gone name string required\n")
+    assert contract.main(file) == 1 and file.read_text().startswith("x.gone")
+
 
 def test_facts_are_in_the_past_tense() -> None:
-    commands = {"job.submit"}
+    commands = {"job.submit", "job.stop", "job.suspend", "job.resume", "label.post", "model.register"}
     assert [kind.name for kind in EVENTS if kind.name not in commands and not _past(kind.name)] == []
+    assert {kind.name for kind in EVENTS if kind.anyone} == commands | {"rate.observed", "rates.observed"}
 
 
 def _past(name: str) -> bool:

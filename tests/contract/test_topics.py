@@ -23,6 +23,7 @@ from recmesh.data.topics.interface import NOT_THERE_YET
 from recmesh.data.topics.jetstream import JetStreamTopic
 from recmesh.partitions import EVENT_TIME
 from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Unauthenticated, Unavailable
+from tests.support.direct_gets import Between, behind
 from tests.support.servers import NatsServer, free_port, nats_server
 from tests.support.topics import MemoryTopic
 from tests.support.waiting import until
@@ -142,58 +143,10 @@ async def _connected(url: str):  # type: ignore[no-untyped-def]  # nats-py has n
         await connection.close()
 
 
-Reply = tuple[dict[str, str], bytes]
-
-
-class Between:
-    """Stands between a reader and the server's direct gets, and changes what is answered."""
-
-    def __init__(self, change: Callable[[int, list[Reply]], list[Reply]]) -> None:
-        """`change`: from the number of the request and the server's replies to those that are passed on."""
-        self._change = change
-        self.asked: list[int] = []
-        """Where each request began."""
-
-    def run(self, url: str, stream: str, call: Callable[[], T]) -> T:
-        return asyncio.run(self._run(url, stream, call))
-
-    async def _run(self, url: str, stream: str, call: Callable[[], T]) -> T:
-        connection = await client.connect(url)
-
-        async def answer(request: Msg) -> None:
-            number, inbox = len(self.asked), connection.new_inbox()
-            self.asked.append(json.loads(request.data)["seq"])
-            replies: list[Reply] = []
-            there = await connection.subscribe(inbox)
-            await connection.publish(f"$JS.API.DIRECT.GET.{stream}", request.data, reply=inbox)
-            while not replies or "Status" not in replies[-1][0]:
-                reply = await there.next_msg(5)
-                replies.append((dict(reply.headers or {}), reply.data))
-            for headers, data in self._change(number, replies):
-                await connection.publish(request.reply, data, headers=headers)
-            await there.unsubscribe()
-
-        await connection.subscribe(f"between.{stream}", cb=answer)
-        await connection.flush()
-        try:
-            return await asyncio.to_thread(call)
-        finally:
-            await connection.close()
-
-
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> type[Between]:
     monkeypatch.setattr("recmesh.data.topics.direct.DIRECT", "between")
     return Between
-
-
-def _behind(end: int, replies: list[Reply]) -> list[Reply]:
-    """What a replica answers that has not yet got the messages from `end` on."""
-    there = [reply for reply in replies if int(reply[0].get("Nats-Sequence", end)) < end]
-    if not there:
-        return [({"Status": "404", "Description": "Message Not Found"}, b"")]
-    last = {"Status": "204", "Nats-Num-Pending": "0", "Nats-Last-Sequence": there[-1][0]["Nats-Sequence"]}
-    return [*there, (last, b"")]
 
 
 def _in_kafka(name: str, servers: str) -> World:
@@ -301,11 +254,11 @@ def test_more_messages_than_one_request_gives_are_read_whole_from_jetstream(
 def test_a_replica_that_lags_loses_nothing(jetstream: NatsServer, between: type[Between]) -> None:
     world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
     uri = world.fill()[0]
-    lagging = between(lambda number, replies: _behind(4 + 2 * number, replies) if number != 1 else _behind(1, replies))
+    lagging = between(lambda number, replies: behind(4 + 2 * number, replies) if number != 1 else behind(1, replies))
     found = lagging.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
     assert [each.offset for each in found] == list(range(1, 11))
     assert lagging.asked[:3] == [1, 4, 4], "what came is not asked for again"
-    nothing = between(lambda number, replies: _behind(1, replies))
+    nothing = between(lambda number, replies: behind(1, replies))
     assert nothing.run(jetstream.url, f"{name}-0", lambda: world.topic.time_of(uri, 10)) == 1009.0
     assert nothing.run(jetstream.url, f"{name}-0", lambda: world.topic.after(uri, 1004.5)) == 6
 
@@ -316,7 +269,7 @@ def test_a_replica_that_stays_behind_is_unavailable_not_a_topic_with_fewer_messa
     world = _in_jetstream(name := f"t{uuid.uuid4().hex[:8]}", jetstream.url)
     uri = world.fill()[0]
     monkeypatch.setattr("recmesh.data.topics.direct.READ_S", 0.5)
-    lagging = between(lambda number, replies: _behind(8, replies))
+    lagging = between(lambda number, replies: behind(8, replies))
     with pytest.raises(Unavailable, match="message 8 is with the stream's leader"):
         lagging.run(jetstream.url, f"{name}-0", lambda: world.topic.read(uri, 1, 11))
 

@@ -140,10 +140,12 @@ def test_a_file_that_goes_away_during_training_fails_the_job_with_its_name(mesh:
 
 @pytest.mark.parametrize("key", ["wrong", ""], ids=["a wrong key", "no key"])
 def test_without_the_right_api_key_nothing_is_told_and_nothing_done(mesh: WholeMesh, key: str) -> None:
+    """Of whoever has not the mesh's folder: in that a key for its owner lies."""
+    elsewhere = {"RECMESH_API_KEY": key, "RECMESH_URL": mesh.client.url, "RECMESH_HOME": str(mesh.folder / "another")}
     spec = small_job(mesh, "uninvited")
     file = mesh.write("uninvited.json", json.dumps(spec))
     for command in (["jobs"], ["submit", file], ["dataset", "list"], ["models"]):
-        refused(mesh.run(*command, RECMESH_API_KEY=key), ExitCode.REFUSED, "API key")
+        refused(mesh.run(*command, **elsewhere), ExitCode.REFUSED, "API key")
     assert "uninvited" not in [job.name for job in mesh.client.jobs().jobs]
 
 

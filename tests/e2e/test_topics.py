@@ -15,6 +15,8 @@ from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from recmesh.cli.mesh import state
+from recmesh.client import Client
+from tests.support.oip_models import torch_model
 from tests.support.servers import NatsServer, nats_server
 from tests.support.tiny_jobs import tiny_job
 from tests.support.waiting import until
@@ -161,3 +163,34 @@ def test_a_topic_that_is_not_there_is_refused(mesh: WholeMesh) -> None:
     spec = topic_job(mesh, Clicks(mesh, "nothing"))
     refused = mesh.run("submit", mesh.write("nothing.json", json.dumps(spec)))
     assert refused.returncode != 0 and "nothing-*" in refused.stderr
+
+
+def test_what_a_model_answered_is_trained_with_what_became_of_it(mesh: WholeMesh) -> None:
+    """The loop: raw columns are served and logged, labels posted, both joined, and a job trains on the samples."""
+    folder = torch_model(mesh.home.storage / "models" / "served" / "1")
+    card = json.loads((folder / "model.json").read_text())
+    features = [{"name": "id", "column": "item", "buckets": 50}, {"name": "x", "kind": "dense", "column": "number"}]
+    card["transform"] = {"version": 1, "features": features, "int_columns": []}
+    (folder / "model.json").write_text(json.dumps(card))
+    with Client.find(home=mesh.home.root) as client:
+        client.register_model(
+            {"name": "served", "uri": str(folder), "framework": "torch", "serving": {"log": {"topic": "shown"}}}
+        )
+        until(lambda: client.model("served")[-1].state == "ready", timeout_s=STEP_S)
+        for number in range(300):
+            answer = client.predict("served", [{"item": number, "number": number / 2}], request_id=f"r{number}")
+            assert answer["outputs"][0]["data"] == [number % 50 + number / 2]
+    labels = "\n".join(json.dumps({"id": f"r{number}", "value": number % 2}) for number in range(200))
+    for _ in range(2):
+        assert mesh.ok("label", "--file", mesh.write("labels.jsonl", labels)).startswith("200 labels are stored")
+    join = {
+        "name": "loop", "window": "10m", "label": "label", "topic": {"topic": "joined"},
+        "samples": {"topic": "shown", "key": "recmesh_id"},
+        "labels": {"topic": "labels", "key": "id", "value": "value"},
+    }
+    counts = json.loads(mesh.ok("join", mesh.write("loop.json", json.dumps(join)), "--to-end", "--json"))
+    assert (counts["labelled"], counts["defaulted"], counts["orphan"]) == (200, 100, 0)
+    job_id = mesh.submit(topic_job(mesh, Clicks(mesh, "joined")))
+    until(lambda: mesh.job(job_id).progress.samples == 300, timeout_s=STEP_S)
+    mesh.ok("stop", job_id)
+    assert mesh.ended(job_id).progress.samples == 300

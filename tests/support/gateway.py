@@ -3,8 +3,9 @@
 import asyncio
 import json
 import random
+import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,34 @@ import httpx
 import numpy as np
 
 from recmesh.runtime.deadline import remaining_s
-from recmesh.runtime.errors import Aborted, AlreadyExists, MeshError, NotFound
+from recmesh.runtime.errors import Aborted, AlreadyExists, MeshError, NotFound, Unavailable
+from recmesh.runtime.events import Event
 from recmesh.runtime.room import Room
+from recmesh.serving.settings import Scaling as ScalingRules
 from recmesh.serving.settings import ServingSettings
 from services.gateway.app.access import Access
+from services.gateway.app.audit import Audit
+from services.gateway.app.freshness import Freshness
 from services.gateway.app.inference import Inference
+from services.gateway.app.labels import Labels
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
-from services.gateway.app.ports import Document, Fact, Runtimes
+from services.gateway.app.ports import Document, Fact, Features, Inspect, Runtimes
+from services.gateway.app.scaling import Planned, Scaling
 from services.gateway.app.serving import Serving, ServingLimits
+from services.gateway.app.webhooks import Webhooks
+from services.gateway.domain import addresses
+from services.gateway.domain.load import Load
 from services.gateway.domain.models import ModelVersion
+from services.gateway.domain.predictions import Label, Prediction
+from services.gateway.domain.scaling import Change, Decision, Look, Own, ScalingFact
 from services.gateway.domain.statistics import Times
 from services.gateway.domain.tensors import Tensor
+from services.gateway.domain.webhooks import Record
 from services.gateway.peers.data import DataPeer, PlanningPeer
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.peers.mesh import Mesh
+from services.gateway.peers.webhooks import Poster
 from services.gateway.rest import api
 from services.gateway.rest.guard import BodyLimits
 from services.gateway.rest.inference import InferLimits
@@ -37,6 +51,7 @@ from services.gateway.store.registry import Registry
 from services.gateway.store.shared_memory import Access as SharedAccess
 from services.gateway.store.shared_memory import SharedRegions
 from services.gateway.store.traffic import TrafficRules
+from services.gateway.store.webhooks import WebhookStore
 
 CARD: Document = {
     "framework": "torch",
@@ -100,6 +115,8 @@ class FakeRuntimes:
 
     def __init__(self) -> None:
         self.loaded: dict[str, Path] = {}
+        self.waiting: dict[str, str] = {}
+        """What loads wait for."""
         self.broken: dict[str, MeshError] = {}
         self.unloaded: list[str] = []
         self.time_left: list[float | None] = []
@@ -110,9 +127,38 @@ class FakeRuntimes:
         self.hold: asyncio.Event | None = None
         self.running = asyncio.Event()
         self.lost: Callable[[str, str, str], None] = lambda _runtime, _key, _reason: None
+        self.rules: dict[str, ScalingRules] = {}
+        """Of models with processes of their own."""
+        self.ways: dict[str, Own] = {}
+        self.loads: dict[str, dict[str, Load]] = {}
+        self.no_room: MeshError | None = None
+        """Why no process can be started."""
+
+    def scaled(self) -> dict[str, Own]:
+        """One way for each model, unless `ways` says otherwise."""
+        versions = frozenset(str(number) for number in range(10))
+        return self.ways or {name: Own(name, versions, rules, "torch, whole") for name, rules in self.rules.items()}
+
+    async def measured(self, model: str) -> dict[str, Load]:
+        return self.loads[model]
+
+    async def grow(self, model: str, kind: str) -> None:
+        if self.no_room is not None:
+            raise self.no_room
+        self._count(model, kind, 1)
+
+    async def shrink(self, model: str, kind: str) -> None:
+        self._count(model, kind, -1)
+
+    def _count(self, model: str, kind: str, by: int) -> None:
+        load = self.loads[model][kind]
+        self.loads[model] = self.loads[model] | {kind: replace(load, replicas=load.replicas + by)}
 
     def serves(self, framework: str, key: str) -> bool:
         return _at(framework, key) in self.loaded
+
+    def waits(self, framework: str, key: str) -> str:
+        return self.waiting.get(_at(framework, key), "")
 
     async def load(
         self, framework: str, key: str, folder: Path, *, settings: ServingSettings, timeout_s: float
@@ -154,6 +200,22 @@ def _at(framework: str, key: str) -> str:
     return key + framework.removeprefix(framework.partition("#")[0])
 
 
+class FakeFeatures:
+    """Raw columns are inputs already."""
+
+    async def transform(
+        self, key: str, folder: Path, form: str, columns: Sequence[Tensor], *, timeout_s: float, priority: int
+    ) -> tuple[list[Tensor], Times]:
+        return list(columns), Times(0, 0, 0, 0)
+
+    def forget(self, key: str) -> None:
+        pass
+
+
+async def no_inspection(framework: str, program: Path) -> Document:
+    raise AssertionError(f"{program} was read")
+
+
 class FakeClock:
     """Time that stands still until it is told."""
 
@@ -176,10 +238,27 @@ class Facts:
 
     models: list[tuple[str, str]] = field(default_factory=list)
     rates: list[tuple[str, float, list[tuple[float, float]]]] = field(default_factory=list)
+    scalings: list[tuple[ScalingFact, Look, Change | None]] = field(default_factory=list)
     away: bool = False
+    labels: list[tuple[str, Label]] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
+    audit: list[Event[Any]] = field(default_factory=list)
+
+    async def publish(self, event: Event[Any]) -> None:
+        if self.away:
+            raise Aborted("the bus is away")
+        self.audit.append(event)
+
+    async def labels_of(self, topic: str, labels: Sequence[Label], at: float, make: bool) -> int:
+        before = {label.message_id for _, label in self.labels}
+        self.labels += [(topic, label) for label in labels]
+        return sum(label.message_id in before for label in labels)
 
     async def model(self, fact: Fact, record: ModelVersion) -> None:
         self.models.append((fact, record.key))
+
+    async def scaling(self, fact: ScalingFact, look: Look, change: Change | None) -> None:
+        self.scalings.append((fact, look, change))
 
     async def rates_of(self, step_s: float, rates: Mapping[str, Sequence[tuple[float, float]]]) -> None:
         if self.away:
@@ -209,6 +288,8 @@ class Gateway:
     bucket: FakeBucket
     facts: Facts
     clock: FakeClock
+    freshness: Freshness
+    scaling: Scaling
     regions: SharedRegions = field(default_factory=SharedRegions)
 
     def folder(self, name: str = "tiny", version: str = "1", *, card: Document | None = None) -> str:
@@ -236,22 +317,38 @@ class Gateway:
             await asyncio.gather(*self.models._tasks, return_exceptions=True)
 
 
+async def no_plan(*_: Any) -> Sequence[Decision]:
+    """brain, while it is away."""
+    raise Unavailable("brain does not run", reason="SERVICE_AWAY")
+
+
 def gateway(
     root: Path, *, bucket: FakeBucket | None = None, runtimes: Runtimes | None = None, retire_s: float = 5.0,
-    draw: Callable[[], float] = random.random,
+    draw: Callable[[], float] = random.random, features: Features | None = None,
+    inspect: Inspect | None = None,
+    planned: Planned | None = None,
 ) -> Gateway:
     """A gateway; give the bucket of another one to see what a restart sees."""
     bucket, facts, clock = bucket or FakeBucket(), Facts(), FakeClock()
     chosen: Any = runtimes or FakeRuntimes()
     limits = ServingLimits(retire_s=retire_s, load_timeout_s=120.0)
     observation = Observation(clock=clock, rate_step_s=10.0, tell_rates=facts.rates_of)
-    serving = Serving(chosen, observation, clock=clock, limits=limits, draw=draw)
+    serving = Serving(
+        chosen, features or FakeFeatures(), observation, clock=clock, limits=limits, draw=draw,
+        log_prediction=facts.predictions.append, new_id=lambda: "made",
+    )  # fmt: skip
     models = Models(
         Registry(bucket), TrafficRules(bucket.beside), ModelFolders(root), chosen, serving, observation,
-        tell=facts.model, clock=clock, limits=limits,
+        tell=facts.model, clock=clock, limits=limits, inspect=inspect or no_inspection,
     )  # fmt: skip
     inference = Inference(models, observation, version="1.2.3")
-    return Gateway(root, models, inference, observation, chosen, bucket, facts, clock)
+    freshness = Freshness(
+        Registry(bucket), serving, chosen, limits=limits, why_not_serving=models.why_not_serving
+    )
+    scaling = Scaling(
+        chosen, observation, planned=planned or no_plan, tell=facts.scaling, clock=clock, step_s=10.0
+    )
+    return Gateway(root, models, inference, observation, chosen, bucket, facts, clock, freshness, scaling)
 
 
 @dataclass(slots=True)
@@ -294,6 +391,7 @@ def rest_app(
     limits: BodyLimits | None = None,
     room: Room | None = None,
     shared: SharedAccess = "loopback",
+    webhooks: Webhooks | None = None,
 ) -> Any:
     """The REST API over the gateway, as an ASGI application."""
     peer: Any = FakePeer()
@@ -304,7 +402,9 @@ def rest_app(
     chosen_planning: PlanningPeer = planning or peer
     parts = api.Parts(
         made.models,
+        made.freshness,
         made.inference,
+        Labels(made.facts.labels_of, clock=made.clock),
         made.regions,
         code,
         chosen_jobs,
@@ -314,11 +414,31 @@ def rest_app(
         events or NoEvents(),
         {},
         "1.2.3",
+        made.scaling,
+        webhooks or webhooks_of(made),
+        Audit(made.facts.publish, clock=made.clock),
     )
     return api.create(
         parts, ops=[], access=access or open_to(api_key), loopback=loopback,
         limits=limits or BodyLimits(default=1 << 16, infer=1 << 20, code=1 << 20), room=room or Room(made.root),
         closing=asyncio.Event(), infer=InferLimits(1 << 20, shared_memory=shared),
+    )  # fmt: skip
+
+
+def webhooks_of(
+    made: Gateway, *, networks: str = "", records: Mapping[str, Record] | None = None, poster: Any = None
+) -> Webhooks:
+    """Webhooks in memory; addresses of these networks are let."""
+    async def newest() -> int:
+        return 7
+
+    async def dead(durable: str, limit: int) -> list[Document]:
+        return [{"durable": durable, "limit": limit}]
+
+    reached = Poster(allowed=addresses.networks(networks), tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    return Webhooks(
+        WebhookStore(FakeBucket()), poster or reached, clock=made.clock, random_bytes=lambda count: b"r" * count,
+        newest=newest, records=lambda: dict(records or {}), dead=dead, changed=lambda: None,
     )  # fmt: skip
 
 

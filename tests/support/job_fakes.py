@@ -335,6 +335,8 @@ class FakeBrain:
         """How many workers are answered to the next questions."""
         self.outcomes: list[Outcome] = []
         self.ends: list[JobEnd] = []
+        self.lives: list[str] = []
+        """Jobs that were planned and suspended, in order."""
 
     async def plan(self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free: Capacity) -> Planned:
         await asyncio.sleep(0)
@@ -343,6 +345,7 @@ class FakeBrain:
         self.bounds = list(bounds)
         if self.fault is not None:
             raise self.fault
+        self.lives.append(f"plan {facts.job_id}")
         return self.planned
 
     async def observe(self, profile: JobProfile) -> None:
@@ -385,6 +388,12 @@ class FakeBrain:
             raise Unavailable("no brain")
         self.outcomes.append(outcome)
 
+    async def suspend(self, job_id: str) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        self.lives.append(f"suspend {job_id}")
+
     async def record_job(self, end: JobEnd) -> None:
         await asyncio.sleep(0)
         if self.away:
@@ -396,6 +405,8 @@ class FakeModels:
     def __init__(self) -> None:
         self.away = False
         self.registered: list[ModelVersion] = []
+        self.serving: dict[str, Any] = {}
+        """Of the last registration."""
         self.refusal: MeshError | None = None
         """Answer to the next registration under a number."""
 
@@ -413,10 +424,12 @@ class FakeModels:
         metrics: Mapping[str, float],
         request_id: str,
         load: bool,
+        serving: Mapping[str, Any],
     ) -> ModelVersion:
         await asyncio.sleep(0)
         if self.away:
             raise Unavailable("no gateway")
+        self.serving = dict(serving)
         if self.refusal is not None and model.version:
             error, self.refusal = self.refusal, None
             raise error
@@ -450,11 +463,18 @@ class FakeCluster:
         self.resized: list[tuple[str, int]] = []
         self.resizes = True
         """Whether processes can be given other cores while they run."""
+        self.held: dict[str, str] = {}
+        """Processes that find no place yet, and why, by name."""
+        self.outage: MeshError | None = None
+        """What starts are answered with."""
         self._pid = 100
         self._on_change: Callable[[str], None] = lambda job_id: None
 
     def watch(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
+
+    async def stop_watching(self) -> None:
+        """Nothing is watched."""
 
     def refusals(self, spec: TrainingJob) -> list[Violation]:
         return list(self.refused)
@@ -464,6 +484,8 @@ class FakeCluster:
 
     async def start(self, order: StartOrder) -> RoleProcess:
         await asyncio.sleep(0)
+        if self.outage is not None:
+            raise self.outage
         known = self.processes_of.setdefault(order.job_id, {})
         if order.name not in known:
             self._pid += 1
@@ -476,6 +498,8 @@ class FakeCluster:
     async def _live(self, process: FakeProcess) -> None:
         code: int | None = 70
         try:
+            while process.order.name in self.held:  # noqa: ASYNC110  # on virtual time
+                await asyncio.sleep(0.5)
             code = await self._world.behave(process)
         except asyncio.CancelledError:
             return  # whoever cancelled says how it ended
@@ -510,7 +534,11 @@ class FakeCluster:
         return [self._view(process) for process in self.processes_of.get(job_id, {}).values()]
 
     def _view(self, process: FakeProcess) -> RoleProcess:
-        return RoleProcess(process.order.job_id, process.order.name, str(process.pid), process.exit)
+        held = self.held.get(process.order.name)
+        return RoleProcess(
+            process.order.job_id, process.order.name, str(process.pid), process.exit,
+            waiting=held or "", begun=held is None,
+        )
 
     async def resize(self, job_id: str, name: str, *, cpu: float | None, memory_bytes: int) -> bool:
         if cpu is not None and not self.resizes:
@@ -531,7 +559,7 @@ class FakeCluster:
     async def jobs(self) -> list[str]:
         return sorted(self.processes_of)
 
-    async def capacity(self) -> Capacity:
+    async def capacity(self, job_id: str = "") -> Capacity:
         return Capacity(4.0, 1 << 34)
 
     def alive(self, job_id: str, role: str = "") -> list[str]:

@@ -66,6 +66,8 @@ class JobWorld:
         self.rows_per_sample = self.row_bytes = 0
         """How parameter servers grow, as they tell it."""
         self.mistake = False
+        self.exports_fail = 0
+        """The code with which finishers exit before they have exported anything; 0: they do not."""
         self.retries = 0
         """Pushes that were sent again because their map was old."""
         self.slowness: dict[str, float] = {}
@@ -93,8 +95,12 @@ class JobWorld:
             addresses=Addresses(lambda: "jobmaster:1", "shardsvc:1", "ckptcache:1"),
             storage_uri="/storage", limits=self.limits,
         )
-        jobs = Jobs(context)
+        jobs = self.jobs_of(context)
         return jobs, Roles(jobs)
+
+    def jobs_of(self, context: Context) -> Jobs:
+        """Users' use cases of a jobmaster."""
+        return Jobs(context)
 
     async def publish(self, event: Event[Any]) -> None:
         await asyncio.sleep(0)
@@ -107,7 +113,7 @@ class JobWorld:
         for runner in self.jobs.runners.values():
             for task in (*runner._tasks, *runner.run._kept):
                 task.cancel()
-            for lane in (runner._operation, runner._moves):
+            for lane in runner._lanes:
                 if lane.task is not None:
                     lane.task.cancel()
         self.jobs.led.clear()
@@ -142,6 +148,8 @@ class JobWorld:
         if self.mistake and order.role == "worker":
             await self._report(process, incarnation, error="no such column: clicks")
             return 64
+        if order.role == "finisher" and self.exports_fail:
+            return self.exports_fail
         if order.role == "finisher":
             await self._report(
                 process, incarnation, final=True, model_uri=assignment.export_uri, framework="torch",

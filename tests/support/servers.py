@@ -19,20 +19,29 @@ from recmesh.cli.mesh.ports import is_free
 START_TIMEOUT_S = 30.0
 
 
-_PORTS = (10_000, 20_000)
-"""Below those that the kernel gives to outgoing connections, and below a mesh's own (recmesh/cli/mesh/ports.py)."""
-_next = itertools.count(os.getpid() * 97)       # test processes that run side by side begin far apart
+def _ports() -> range:
+    """Below those that the kernel gives to outgoing connections, and below a mesh's own (recmesh/cli/mesh/ports.py).
+    Processes of one test run have a part each: a port that one was given, and whose server has not bound it yet, looks
+    free to the others."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    low, high = 10_000, 20_000
+    size = (high - low) // count
+    return range(low + mine * size, low + (mine + 1) * size)
+
+
+_PORTS = _ports()
+_next = itertools.count(os.getpid() * 97)       # runs side by side begin far apart
 
 
 def free_port() -> int:
     """A port nobody listens on now, and that neither an outgoing connection nor this process's next call takes: a
     server may bind it late, and again after a restart."""
-    low, high = _PORTS
-    for number in itertools.islice(_next, high - low):
-        port = low + number % (high - low)
+    for number in itertools.islice(_next, len(_PORTS)):
+        port = _PORTS[number % len(_PORTS)]
         if is_free("127.0.0.1", port):
             return port
-    raise RuntimeError(f"no port between {low} and {high} is free")
+    raise RuntimeError(f"no port between {_PORTS.start} and {_PORTS.stop} is free")
 
 
 class Server:
@@ -128,7 +137,7 @@ class NatsServer(Server):
             + (f'authorization {{ token: "{token}" }}\n' if token else "")
             + more
         )
-        super().__init__("nats-server", [_nats_binary(), "-c", str(config)], port=port, folder=folder)
+        super().__init__("nats-server", [nats_binary(), "-c", str(config)], port=port, folder=folder)
         self.url = f"nats://127.0.0.1:{port}"
 
 
@@ -183,7 +192,7 @@ def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
         yield server
 
 
-def _nats_binary() -> str:
+def nats_binary() -> str:
     beside = Path(sys.executable).parent / "nats-server"
     if beside.exists():
         return str(beside)

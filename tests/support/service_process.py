@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -18,12 +18,18 @@ START_TIMEOUT_S = 90.0
 class ServiceProcess:
     """`python -m services.<name>`; keeps its folder and environment over kills and restarts."""
 
-    def __init__(self, name: str, folder: Path, *, env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, folder: Path, *, env: Mapping[str, str], program: Sequence[str] = ()) -> None:
+        """program: arguments of Python in place of the service's own module."""
         self.name, self.folder = name, folder
+        self.program = tuple(program)
         self.log_path = folder / f"{name}.log"
         self._ready = folder / f"{name}.ready"
         self._env = dict(env)
         self._process: subprocess.Popen[bytes] | None = None
+
+    def as_program(self, *program: str) -> "ServiceProcess":
+        """Another program in its place, with its folder and environment; not started."""
+        return ServiceProcess(self.name, self.folder, env=self._env, program=program)
 
     def start(self) -> Self:
         """Start, and return when it says that it is ready."""
@@ -35,7 +41,7 @@ class ServiceProcess:
         }  # fmt: skip
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"services.{self.name}"], env=env, stdout=log, stderr=log,
+                [sys.executable, *(self.program or ("-m", f"services.{self.name}"))], env=env, stdout=log, stderr=log,
                 cwd=Path(__file__).parents[2], start_new_session=True,
             )  # fmt: skip
         until(lambda: self._ready.exists() or self.exit_code() is not None, timeout_s=START_TIMEOUT_S)

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 
 from recmesh.runtime.errors import MeshError
+from recmesh.serving.admission.domain.hedging import HedgeRules
 from recmesh.serving.card import ModelCard
-from recmesh.serving.cn.admission import Admission
-from recmesh.serving.cn.asking import ByHn
-from recmesh.serving.cn.choice import LeastExpected
+from recmesh.serving.cn.alarms import Alarms
 from recmesh.serving.cn.model import CnModel, Step
 from recmesh.serving.cn.peers import HnLink, Hns
 from recmesh.serving.cn.server import Server as Cn
 from recmesh.serving.failures import rebuilt
-from recmesh.serving.hn.desk import TERMS, Desk
+from recmesh.serving.hn.batching import MOST_WAITING
+from recmesh.serving.hn.desk import Desk
 from recmesh.serving.hn.server import Server as Hn
-from recmesh.serving.programs import Arrays
+from recmesh.serving.programs import Arrays, Program
 from recmesh.serving.settings import ServingSettings
 from recmesh.serving.split.manifest import Stage
 from recmesh.serving.tensors import Tensor
 from recmesh.serving.transport import Message, Transport
-from recmesh.serving.transport.endpoints import Endpoint, Listener, dial
+from recmesh.serving.transport.endpoints import Endpoint, Listener, dial, dialling
 
 DOUBLE = Stage("dense", "hn", "dense", ("rows",), ("scores",))
 CARD = ModelCard.parse(
@@ -41,11 +41,14 @@ CARD = ModelCard.parse(
 
 @dataclass(slots=True)
 class Doubling:
-    """scores = 2 · rows. Each run is noted; while `hold` is clear it waits; a negative row is an error."""
+    """scores = 2 · rows. Each run is noted; while `hold` is clear it waits; a negative row is an error, and while it is
+    `broken` each one is."""
 
     runs: list[list[float]] = field(default_factory=list)
     hold: threading.Event = field(default_factory=threading.Event)
     running: threading.Event = field(default_factory=threading.Event)
+
+    broken: bool = False
 
     def __post_init__(self) -> None:
         self.hold.set()
@@ -54,7 +57,7 @@ class Doubling:
         self.runs.append(inputs["rows"].reshape(-1).tolist())
         self.running.set()
         assert self.hold.wait(60.0)
-        if (inputs["rows"] < 0).any():
+        if self.broken or (inputs["rows"] < 0).any():
             raise ValueError("a negative row")
         return {"scores": inputs["rows"] * 2}
 
@@ -68,8 +71,22 @@ class Adding:
         return {"rows": inputs["x"] + np.float32(1)}
 
 
-def cn_model(key: str = "m/1") -> CnModel:
-    pre = Step(Stage("pre", "cn", "pre", ("x",), ("rows",)), Adding())
+@dataclass(slots=True)
+class Held(Adding):
+    """A pre that notes `name` in `order` and, while `hold` is clear, waits."""
+
+    name: str
+    order: list[str]
+    hold: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        self.order.append(self.name)
+        assert self.hold.wait(60.0)
+        return Adding.run(self, inputs)
+
+
+def cn_model(key: str = "m/1", *, before: Program | None = None) -> CnModel:
+    pre = Step(Stage("pre", "cn", "pre", ("x",), ("rows",)), before or Adding())
     post = Step(Stage("post", "cn", "post", ("scores", "x"), ("predictions",)), Adding())
     return CnModel(key, CARD, (pre,), DOUBLE, (post,))
 
@@ -100,12 +117,12 @@ class RunningHn:
 
 @contextmanager
 def running_hn(
-    folder: Path, *, name: str = "hn", carrier: str = "shm", desk: Desk | None = None
+    folder: Path, *, name: str = "hn", carrier: str = "shm", desk: Desk | None = None, roots: Sequence[Path] = ()
 ) -> Iterator[RunningHn]:
     place = "127.0.0.1:0" if carrier == "tcp" else str(folder / name)
-    terms = TERMS if desk else None
-    listener = Listener(Endpoint.parse(f"{carrier}:{place}"), token=None, log=print, terms=terms)
-    made = RunningHn(Hn(lost=lambda error: None, log=print, desk=desk), listener)
+    server = Hn(lost=lambda error: None, log=print, desk=desk, roots=roots)
+    listener = Listener(Endpoint.parse(f"{carrier}:{place}"), token=None, log=print, terms=server.terms)
+    made = RunningHn(server, listener)
 
     def serve(transport: Transport) -> None:
         made.transports.append(transport)
@@ -122,7 +139,7 @@ def running_hn(
 
 @contextmanager
 def hn_link(hn: RunningHn) -> Iterator[HnLink]:
-    link = HnLink(hn.endpoint, token=None, log=print)
+    link = HnLink(hn.endpoint, dial=dialling(token=None), alarms=Alarms(), log=print)
     until(lambda: link.connected)
     try:
         yield link
@@ -141,7 +158,7 @@ class Calls:
         header = {"op": "infer", "model": key, "outputs": ["scores"], **more}
         tensors = [Tensor.of("rows", np.array(rows, np.float32))]
         return self._link.call(
-            header, tensors, deadline=time.monotonic() + left_s, done=lambda result: self._answered(name, result)
+            header, tensors, deadline=time.monotonic() + left_s, done=lambda result: self.note(name, result)
         )
 
     def of(self, name: str) -> Message | MeshError:
@@ -154,7 +171,7 @@ class Calls:
         values: list[float] = result.tensors[0].array.tolist()
         return values
 
-    def _answered(self, name: str, result: Message | MeshError) -> None:
+    def note(self, name: str, result: Message | MeshError) -> None:
         self.answers[name] = result
 
 
@@ -166,12 +183,15 @@ class CnClient:
         self._call = 0
 
     def send(self, x: Sequence[float], *, left_s: float = 60.0, **more: Any) -> int:
+        return self.send_tensors([Tensor.of("x", np.array(x, np.float32))], left_s=left_s, **more)
+
+    def send_tensors(self, tensors: Sequence[Tensor], *, left_s: float = 60.0, **more: Any) -> int:
         self._call += 1
         header = {
             "op": "infer", "call": self._call, "model": "m/1", "outputs": ["predictions"],
             "budget_ns": int(left_s * 1e9), **more,
         }  # fmt: skip
-        self._transport.send(header, [Tensor.of("x", np.array(x, np.float32))])
+        self._transport.send(header, tensors)
         return self._call
 
     def cancel(self, call: int) -> None:
@@ -195,11 +215,13 @@ class CnClient:
 
 
 @contextmanager
-def running_cn(folder: Path, *hns: RunningHn, admission: Admission | None = None) -> Iterator[tuple[Cn, CnClient]]:
+def running_cn(
+    folder: Path, *hns: RunningHn, hedging: HedgeRules | None = None, most_waiting: int = MOST_WAITING
+) -> Iterator[tuple[Cn, CnClient]]:
     """A CN with the model `m/1`, and a connection to it, once all HNs are connected."""
-    known = Hns([hn.endpoint for hn in hns], LeastExpected(), token=None, log=print)
-    known.asking = ByHn(known)
-    server = Cn(known, admission or known.asking, log=print)
+    alarms = Alarms()
+    known = Hns([hn.endpoint for hn in hns], dial=dialling(token=None), alarms=alarms, log=print)
+    server = Cn(known, alarms=alarms, log=print, hedging=hedging, most_waiting=most_waiting)
     server.install(cn_model())
     listener = Listener(Endpoint.parse(f"unix:{folder}/cn"), token=None, log=print)
     thread = threading.Thread(target=listener.accept, args=(server.serve,), daemon=True)

@@ -70,6 +70,27 @@ def torch_model(folder: Path, *, post: bool = False, serving: dict[str, Any] | N
     return folder
 
 
+def bare_model(folder: Path) -> None:
+    """The same, as a program of `torch.export` alone: two tensors by position, no `model.json`."""
+    import torch
+
+    class Whole(torch.nn.Module):  # type: ignore[misc]  # torch is not analysed
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding.from_pretrained(torch.arange(ITEMS).float()[:, None].repeat(1, 4))
+            self.weights = torch.nn.Parameter(torch.full((4,), 0.5))
+
+        def forward(self, id: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return self.table(id) @ self.weights + x
+
+    batch = {0: torch.export.Dim("batch", min=1)}
+    example = (torch.zeros(3, dtype=torch.int64), torch.zeros(3))
+    folder.mkdir(parents=True)
+    torch.export.save(
+        torch.export.export(Whole(), example, dynamic_shapes={"id": batch, "x": batch}), str(folder / "model.pt2")
+    )
+
+
 def pooled_model(folder: Path) -> Any:
     """An exported model of torch that pools a bag, as a whole; the module."""
     import torch

@@ -29,7 +29,7 @@ class TrainingMesh:
         folder.mkdir(parents=True, exist_ok=True)
         self.nats = NatsServer(folder / "nats")
         self.valkey = ValkeyServer(folder / "valkey")
-        ports = {name: free_port() for name in ("brain", "gateway", *SERVICES)}
+        ports = {name: free_port() for name in ("brain", "gateway", *SERVICES, *services)}
         self.storage = folder / "storage"
         shm = folder / "shm"
         shm.mkdir(exist_ok=True)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+PUBLIC_KEY = "RECMESH_PUBLIC_API_KEY"
+"""Of gateway: whoever shows it may do everything."""
+
 ProbeKind = Literal["http", "nats", "valkey"]
 
 

@@ -26,8 +26,8 @@ Verdict = Literal["ok", "warning", "missing"]
 NEEDED = {
     "grpc": "grpcio", "google.protobuf": "protobuf", "numpy": "numpy", "numba": "numba", "yaml": "pyyaml",
     "pyarrow": "pyarrow", "pydantic": "pydantic", "nats": "nats-py", "redis": "redis", "fastapi": "fastapi",
-    "uvloop": "uvloop", "uvicorn": "uvicorn", "jinja2": "jinja2", "httpx": "httpx", "scipy": "scipy",
-    "sqlalchemy": "sqlalchemy", "fsspec": "fsspec", "safetensors": "safetensors",
+    "uvloop": "uvloop", "uvicorn": "uvicorn", "httptools": "httptools", "jinja2": "jinja2", "httpx": "httpx",
+    "scipy": "scipy", "sqlalchemy": "sqlalchemy", "fsspec": "fsspec", "safetensors": "safetensors",
     "opentelemetry": "opentelemetry-api", "prometheus_client": "prometheus-client",
 }  # fmt: skip
 FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow"}

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recmesh.cli.mesh.component import Component
+from recmesh.cli.mesh.component import PUBLIC_KEY, Component
 from recmesh.cli.mesh.home import Home, write_private
 
 
@@ -21,6 +21,12 @@ class Round:
     """What shall run."""
     told: dict[str, str]
     """The part that came from the command line or the environment; kept until `down`."""
+
+    @property
+    def gateway_key(self) -> str:
+        """The key that gateway lets do everything; empty where it asks nobody for one."""
+        gateway = next((item for item in self.components if item.name == "gateway"), None)
+        return gateway.env.get(PUBLIC_KEY, "") if gateway else ""
 
     def save(self, home: Home) -> None:
         """Durable before the supervisor hears of it."""

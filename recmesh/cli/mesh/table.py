@@ -1,5 +1,6 @@
 """The components of the mesh on one machine: which processes, with which settings, at which addresses."""
 
+import hmac
 import importlib.util
 import json
 import sys
@@ -8,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.cli.mesh import servers
-from recmesh.cli.mesh.component import Component, Probe
+from recmesh.cli.mesh.component import PUBLIC_KEY, Component, Probe
 from recmesh.cli.mesh.config import MeshConfig
 from recmesh.cli.mesh.home import Home
 from recmesh.runtime.errors import FailedPrecondition
 
+ASKING = {"RECMESH_GATEWAY_KEYS_FILE", "RECMESH_GATEWAY_JWKS_FILE"}
+"""With one of them in [env] gateway asks its callers who they are."""
 SERVICES = ("brain", "jobmaster", "forecaster", "shardsvc", "ckptcache", "gateway")
 
 
@@ -49,7 +52,7 @@ def components(
         )
     root = services_root()
     common = _common_env(home, config, ports, secrets)
-    return stores + [_service(name, home, config, ports, common, root) for name in SERVICES]
+    return stores + [_service(name, home, config, ports, common, secrets, root) for name in SERVICES]
 
 
 def services_root() -> Path:
@@ -90,8 +93,15 @@ def _common_env(
     return env
 
 
+def _owner_key(mesh_token: str) -> str:
+    """For whoever may read the data folder, where callers are asked for keys or tokens (JWT) of files: else not even
+    `recmesh down` could have snapshots taken. It follows from the mesh's token, and does not tell it."""
+    return hmac.new(mesh_token.encode(), b"gateway: the owner's key", "sha256").hexdigest()
+
+
 def _service(
-    name: str, home: Home, config: MeshConfig, ports: Mapping[str, int], common: Mapping[str, str], root: Path
+    name: str, home: Home, config: MeshConfig, ports: Mapping[str, int], common: Mapping[str, str],
+    secrets: Mapping[str, str], root: Path,
 ) -> Component:
     public = name == "gateway"
     host = config.listen if public else "127.0.0.1"
@@ -111,8 +121,8 @@ def _service(
     if public:
         pages = {service: f"http://127.0.0.1:{ports[f'{service}.http']}" for service in SERVICES}
         env["RECMESH_DASHBOARDS"] = json.dumps(pages)
-    if public and config.key:
-        env["RECMESH_PUBLIC_API_KEY"] = config.key
+    if public and (config.key or not ASKING.isdisjoint(config.env)):
+        env[PUBLIC_KEY] = config.key or _owner_key(secrets["mesh"])
     return Component(
         name=name, stage=1, command=(sys.executable, "-m", f"services.{name}"), cwd=str(root),
         env=env | config.env,

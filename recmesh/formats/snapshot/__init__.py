@@ -15,6 +15,7 @@ from recmesh.formats.snapshot.document import (
 from recmesh.formats.snapshot.reading import (
     StoredPart,
     dense_chunks,
+    level_dense,
     map_file,
     open_folder,
     open_part,
@@ -38,6 +39,7 @@ __all__ = [
     "TableFile",
     "check_partition",
     "dense_chunks",
+    "level_dense",
     "levels",
     "map_file",
     "newest_rows",

@@ -119,17 +119,26 @@ def read_table(parts: Sequence[Part], table: str) -> RowColumns:
 
 def dense_chunks(parts: Sequence[Part]) -> Iterator[DenseChunk]:
     """Chunks of all dense blocks, from all parts and groups of the newest snapshot, which has them all."""
-    for part in levels(parts)[0].parts:
+    yield from _chunks(levels(parts)[0].parts)
+
+
+def _chunks(level: Sequence[Part]) -> Iterator[DenseChunk]:
+    for part in level:
         for group in part.document.groups:
             yield from read_dense_chunks(memoryview(part.open(group.dense_file)))
 
 
 def read_dense(parts: Sequence[Part]) -> dict[str, NDArray[np.float32]]:
     """Every dense block whole, in its shape; SnapshotError when a chunk is missing."""
+    return level_dense(levels(parts)[0].parts)
+
+
+def level_dense(parts: Sequence[Part]) -> dict[str, NDArray[np.float32]]:
+    """The same, of all parts of one snapshot; those that it builds on are not needed."""
     shapes: dict[str, Mapping[str, Any]] = {s["name"]: s for part in parts for s in part.document.dense}
     blocks = {name: np.full(int(np.prod(s["shape"])), np.nan, np.float32) for name, s in shapes.items()}
     missing = {name: set(range(-(-block.size // CHUNK))) for name, block in blocks.items()}
-    for chunk in dense_chunks(parts):
+    for chunk in _chunks(parts):
         lo = chunk.chunk * CHUNK
         blocks[chunk.block][lo:lo + chunk.values.size] = chunk.values
         missing[chunk.block].discard(chunk.chunk)

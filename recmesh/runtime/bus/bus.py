@@ -12,9 +12,9 @@ from nats.aio.msg import Msg
 from nats.js import api
 from opentelemetry.trace import SpanKind
 
-from recmesh.runtime.bus.consumer import DEAD_ROOT, DEAD_STREAM, EVENT_STREAM, Consumer, EventHandler, Policy
+from recmesh.runtime.bus.consumer import DEAD_ROOT, DEAD_STREAM, EVENT_STREAM, Consumer, EventHandler, Policy, bury
 from recmesh.runtime.bus.kv import KeyValue
-from recmesh.runtime.bus.link import Link, Subscription
+from recmesh.runtime.bus.link import Link, Session, Subscription
 from recmesh.runtime.bus.log import Log
 from recmesh.runtime.bus.micro import MicroService
 from recmesh.runtime.bus.pull import Place, follow
@@ -25,11 +25,10 @@ from recmesh.runtime.events import SUBJECT_ROOT, Event, EventType, decode, encod
 from recmesh.runtime.room import Room
 from recmesh.runtime.settings import ServiceSettings
 from recmesh.runtime.telemetry import Metrics, current_traceparent, extract, get_logger, span
+from recmesh.runtime.tls import Tls
 
 MAX_WAITING = 4096
 """Publishes under way or waiting for NATS, and offers in the queue; more are refused or dropped."""
-_EVENT_AGE_S = 7 * 86_400.0
-_DEAD_AGE_S = 30 * 86_400.0
 
 _log = get_logger(__name__)
 _published = Metrics("").counter("bus_events_published", "Events by type", labels=("type",))
@@ -46,13 +45,14 @@ class Bus:
     def __init__(
         self, url: str, source: str, *, token: str | None = None, clock: Clock = system_clock,
         connect_timeout_s: float = 30.0, replicas: int = 1, max_event_bytes: int = 1 << 30,
-        room: Room | None = None,
+        event_days: float = 7.0, dead_event_days: float = 30.0, room: Room | None = None, tls: Tls | None = None,
     ) -> None:
         self.source = source if source.startswith("/") else f"/recmesh/{source}"
-        self._link = Link(url, name=source, token=token, clock=clock, room=room)
+        self._link = Link(url, name=source, token=token, clock=clock, room=room, tls=tls)
         self._connect_timeout_s = connect_timeout_s
         self._replicas = replicas
         self._max_event_bytes = max_event_bytes
+        self._event_age_s, self._dead_age_s = event_days * 86_400, dead_event_days * 86_400
         self._waiting = 0
         self._offers: deque[Event[Any]] = deque(maxlen=MAX_WAITING)
         self._offered = asyncio.Event()
@@ -64,12 +64,21 @@ class Bus:
     def of(cls, settings: ServiceSettings, source: str) -> Self:
         """As a service's settings say."""
         token = settings.nats_token.get_secret_value() if settings.nats_token else None
-        return cls(settings.nats_url, source, token=token, room=Room(settings.nats_dir))
+        return cls(
+            settings.nats_url, source, token=token, room=Room(settings.nats_dir), replicas=settings.nats_replicas,
+            tls=settings.tls, max_event_bytes=settings.event_bytes, event_days=settings.event_days,
+            dead_event_days=settings.dead_event_days,
+        )
 
     @property
     def room(self) -> Room:
         """On the disk of the server."""
         return self._link.room
+
+    @property
+    def link(self) -> Link:
+        """For messages that are no events of the mesh: topics."""
+        return self._link
 
     def objection(self) -> str:
         """Why nothing can be published now, or ''; for readiness."""
@@ -85,12 +94,12 @@ class Bus:
         await self._link.open(self._connect_timeout_s)
         await ensure_stream(self._link, api.StreamConfig(
             name=EVENT_STREAM, subjects=[f"{SUBJECT_ROOT}.>"], storage=api.StorageType.FILE,
-            max_age=_EVENT_AGE_S, max_bytes=self._max_event_bytes, discard=api.DiscardPolicy.OLD,
+            max_age=self._event_age_s, max_bytes=self._max_event_bytes, discard=api.DiscardPolicy.OLD,
             duplicate_window=DUPLICATE_WINDOW_S, num_replicas=self._replicas,
             description="Events of recmesh (CloudEvents 1.0, binary mode)",
         ))
         await ensure_stream(self._link, api.StreamConfig(
-            name=DEAD_STREAM, subjects=[f"{DEAD_ROOT}.>"], storage=api.StorageType.FILE, max_age=_DEAD_AGE_S,
+            name=DEAD_STREAM, subjects=[f"{DEAD_ROOT}.>"], storage=api.StorageType.FILE, max_age=self._dead_age_s,
             max_bytes=self._max_event_bytes // 4, discard=api.DiscardPolicy.OLD,
             duplicate_window=DUPLICATE_WINDOW_S, num_replicas=self._replicas,
             description="Events that could not be handled; headers Recmesh-Dead-* say why",
@@ -173,6 +182,59 @@ class Bus:
                 except InvalidArgument:
                     continue
                 yield message.metadata.sequence.stream, event
+
+    async def facts(
+        self, subjects: Sequence[str], *, after: int
+    ) -> AsyncGenerator[tuple[int, Event[Any], int], None]:
+        """As `events`, without an end, of several subjects that do not overlap; with how many more are stored now."""
+        place = Place("", from_sequence=after + 1, subjects=tuple(subjects))
+        async with aclosing(follow(self._link, EVENT_STREAM, place, to_end=False)) as messages:
+            async for message in messages:
+                try:
+                    event = decode(message.headers or {}, message.data)
+                except InvalidArgument:
+                    continue
+                meta = message.metadata
+                yield meta.sequence.stream, event, int(meta.num_pending)
+
+    async def last_sequence(self) -> int:
+        """Of the newest event that was ever stored."""
+
+        async def read(session: Session) -> int:
+            return int((await session.js.stream_info(EVENT_STREAM)).state.last_seq)
+
+        return await self._link.call("the newest event", read)
+
+    async def bury(self, durable: str, event: Event[Any], *, reason: str, sequence: int, deliveries: int) -> None:
+        """Keep an event that nobody will handle any more among the dead letters, with the reason."""
+        headers, body = encode(event)
+        await bury(
+            self._link, durable, event.subject, headers, body, reason=reason, sequence=sequence, deliveries=deliveries
+        )
+
+    async def buried(self, durable: str) -> AsyncGenerator[tuple[Event[Any], str, float, int], None]:
+        """Dead letters of one durable, oldest first: event, reason, when it was given up, after how many tries."""
+        place = Place(f"{DEAD_ROOT}.{durable}", from_sequence=1)
+        async with aclosing(follow(self._link, DEAD_STREAM, place, to_end=True)) as messages:
+            async for message in messages:
+                headers = message.headers or {}
+                try:
+                    event = decode(headers, message.data)
+                except InvalidArgument:
+                    continue
+                tries = headers.get("Recmesh-Dead-Deliveries", "")
+                yield (
+                    event, headers.get("Recmesh-Dead-Reason", ""), message.metadata.timestamp.timestamp(),
+                    int(tries) if tries.isdigit() else 0,
+                )
+
+    async def keep_apart(self, stream: str, subject: str, *, age_s: float, max_bytes: int, about: str) -> None:
+        """A stream that holds copies of the events of a subject for longer than the others are kept."""
+        await ensure_stream(self._link, api.StreamConfig(
+            name=stream, storage=api.StorageType.FILE, max_age=age_s, max_bytes=max_bytes,
+            discard=api.DiscardPolicy.OLD, num_replicas=self._replicas, description=about,
+            sources=[api.StreamSource(name=EVENT_STREAM, filter_subject=subject)],
+        ))
 
     def log(self, name: str, subject: str) -> Log:
         """A log, made at its first use; `subject` covers all subjects appended to, such as `tasks.>`."""

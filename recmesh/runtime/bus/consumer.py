@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -198,18 +198,10 @@ class Consumer:
         """To the dead-letter stream first, then off the queue: never lost in between."""
         _log.error("%s gives up on a message of %s: %s", self.name, kind, reason, exc_info=error)
         meta = message.metadata
-        headers = dict(message.headers or {}) | {
-            "Recmesh-Dead-Reason": _header(reason), "Recmesh-Dead-Durable": self.durable,
-            "Recmesh-Dead-Subject": message.subject, "Recmesh-Dead-Deliveries": str(meta.num_delivered),
-        }
-        for name in [item for item in headers if item.lower().startswith("nats-")]:
-            del headers[name]
-        subject = f"{DEAD_ROOT}.{self.durable}"
-        message_id = f"{self.durable}/{meta.sequence.stream}"
-        try:
-            await store(self._link, subject, message.data, message_id=message_id, headers=headers, last=True)
-        except (InvalidArgument, ResourceExhausted):   # the reason made it too large: keep what explains it
-            await store(self._link, subject, b"", message_id=message_id, headers=headers, last=True)
+        await bury(
+            self._link, self.durable, message.subject, dict(message.headers or {}), message.data, reason=reason,
+            sequence=meta.sequence.stream, deliveries=meta.num_delivered,
+        )
         await self._link.send(message.reply, Msg.Ack.Term)
         _handled.labels(self.durable, kind, "dead").inc()
 
@@ -218,6 +210,23 @@ class Consumer:
             await asyncio.sleep(ACK_WAIT_S / 3)
             for message in list(self._in_flight.values()):
                 await self._link.send(message.reply, Msg.Ack.Progress)
+
+
+async def bury(
+    link: Link, durable: str, subject: str, headers: Mapping[str, str], body: bytes, *, reason: str, sequence: int,
+    deliveries: int,
+) -> None:
+    """Put a message into the dead-letter stream with the reason; the same one again is stored once."""
+    kept = {name: value for name, value in headers.items() if not name.lower().startswith("nats-")} | {
+        "Recmesh-Dead-Reason": _header(reason), "Recmesh-Dead-Durable": durable,
+        "Recmesh-Dead-Subject": subject, "Recmesh-Dead-Deliveries": str(deliveries),
+    }
+    grave = f"{DEAD_ROOT}.{durable}"
+    message_id = f"{durable}/{sequence}"
+    try:
+        await store(link, grave, body, message_id=message_id, headers=kept, last=True)
+    except (InvalidArgument, ResourceExhausted):   # the reason made it too large: keep what explains it
+        await store(link, grave, b"", message_id=message_id, headers=kept, last=True)
 
 
 class _Dead(Exception):

@@ -25,6 +25,7 @@ from recmesh.runtime.deadline import bounded
 from recmesh.runtime.errors import InvalidArgument, MeshError, Unauthenticated, Unavailable, Violation
 from recmesh.runtime.room import Room
 from recmesh.runtime.telemetry import Metrics, get_logger
+from recmesh.runtime.tls import Tls
 
 T = TypeVar("T")
 Handler = Callable[[Msg], Awaitable[None]]
@@ -90,6 +91,11 @@ class _Server:
         return f"{self.host}:{self.port}"
 
 
+def inbox(user: str) -> str:
+    """The beginning of subjects that replies to a user come under: permissions let nobody else hear them."""
+    return f"_INBOX_{''.join(each if each.isalnum() else '_' for each in user)}"
+
+
 def _server(url: str) -> _Server:
     """Its URL may hold a password, which is in no message."""
     with contextlib.suppress(ValueError):
@@ -105,14 +111,16 @@ class Link:
 
     def __init__(
         self, url: str, *, name: str, token: str | None = None, clock: Clock = system_clock,
-        room: Room | None = None,
+        room: Room | None = None, tls: Tls | None = None,
     ) -> None:
+        """`tls`: certificates for servers that ask for TLS; without, the system's roots are trusted."""
         self.room = room or Room(None)
         """On the server's disk, where that is known; who writes asks it first."""
         self._servers = [_server(item.strip()) for item in url.split(",")]
         self.address = ", ".join(server.address for server in self._servers)
         self._name = name
         self._token = token
+        self._tls = tls
         self._clock = clock
         self._session: Session | None = None
         self._connected = asyncio.Event()
@@ -306,12 +314,14 @@ class Link:
         try:
             await client.connect(
                 server.url, name=self._name, token=self._token or None, allow_reconnect=False,
+                inbox_prefix=inbox(self._name),
                 connect_timeout=5, ping_interval=5, max_outstanding_pings=2, closed_cb=closed,
-                error_cb=failed, pending_size=64 << 20,
+                error_cb=failed, pending_size=64 << 20, tls=self._tls.client_context() if self._tls else None,
             )
         except BaseException as error:
-            with contextlib.suppress(Exception):   # it never worked; only its socket is to be freed
-                await client.close()
+            with contextlib.suppress(Exception):   # it never worked; only its socket is to be freed, which can
+                async with asyncio.timeout(1.0):   # hang after a handshake that failed
+                    await client.close()
             if isinstance(error, nats.errors.Error) and "authorization" in repr(error).lower():
                 raise self._refused() from None
             raise

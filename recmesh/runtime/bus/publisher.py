@@ -61,6 +61,11 @@ class Publisher:
         self._keeper: asyncio.Task[None] | None = None
         self._heard_at = self._sent_at = 0.0
 
+    @property
+    def has_failed(self) -> bool:
+        """True when nothing goes through it any more."""
+        return self._failure is not None
+
     async def start(self) -> None:
         """Listen for answers; Unavailable when the server is away."""
         self._heard_at = self._clock.monotonic()

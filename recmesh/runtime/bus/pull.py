@@ -119,6 +119,8 @@ class Place:
     from_sequence: int | None = None
     """None: the last message of each subject, then what follows."""
     headers_only: bool = False
+    subjects: tuple[str, ...] = ()
+    """Several that do not overlap, in place of the one."""
 
 
 async def follow(link: Link, stream: str, place: Place, *, to_end: bool) -> AsyncGenerator[Msg, None]:
@@ -159,8 +161,8 @@ async def _open(link: Link, stream: str, place: Place, seen: int) -> tuple[Sessi
             start = seen + 1 if info.state.last_seq >= seen else place.from_sequence
         config = api.ConsumerConfig(
             name=f"follow-{uuid.uuid4().hex}", ack_policy=api.AckPolicy.NONE, mem_storage=True,
-            num_replicas=1, inactive_threshold=_EPHEMERAL_S, filter_subject=place.subject,
-            headers_only=place.headers_only,
+            num_replicas=1, inactive_threshold=_EPHEMERAL_S, filter_subject=None if place.subjects else place.subject,
+            filter_subjects=list(place.subjects) or None, headers_only=place.headers_only,
             deliver_policy=(
                 api.DeliverPolicy.LAST_PER_SUBJECT if start is None
                 else api.DeliverPolicy.BY_START_SEQUENCE if start > 1 else api.DeliverPolicy.ALL

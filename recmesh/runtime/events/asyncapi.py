@@ -10,6 +10,8 @@ import yaml
 from recmesh.runtime.events import EVENTS, SUBJECT_ROOT, EventType
 
 REF = "#/components/schemas/{model}"
+SERIES = frozenset({"rate", "forecast"})
+"""Subjects whose id is the name of a series of rates."""
 
 
 def document(events: Iterable[EventType[Any]] = EVENTS) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def document(events: Iterable[EventType[Any]] = EVENTS) -> dict[str, Any]:
                 f"Subjects are `{SUBJECT_ROOT}.<service>.<entity>.<event>.<id>`; characters of an id that a "
                 "subject token cannot hold are percent-encoded, and `ce-subject` has the id as it is. "
                 "`Nats-Msg-Id` is source/id: an event sent again is stored once. "
-                "Readers ignore fields they do not know."
+                "Some are messages of a topic, whose name may be set. Readers ignore fields they do not know."
             ),
         },
         "defaultContentType": "application/json",
@@ -53,10 +55,14 @@ def text() -> str:
 
 
 def _channel(kind: EventType[Any]) -> dict[str, Any]:
+    subject = kind.name.split(".")[0]
+    about = "Name of the series" if subject in SERIES else f"Id of the {subject}"
+    about = f"{about}, percent-encoded."
+    of_topic = {"partition": {"description": "A number; a partition is a stream of its own, TOPIC-PARTITION."}}
     return {
-        "address": kind.subject.removesuffix("*") + "{id}",
+        "address": kind.address,
         "description": kind.description,
-        "parameters": {"id": {"description": f"Id of the {kind.name.split('.')[0]}, percent-encoded."}},
+        "parameters": of_topic if kind.topic else {"id": {"description": about}},
         "messages": {"event": {"$ref": f"#/components/messages/{kind.name}"}},
     }
 

@@ -1,4 +1,5 @@
-"""Every event of the mesh, and what it carries. docs/asyncapi.yaml is generated from here."""
+"""Events of the mesh, and what they carry; those of serving are in `serving`. docs/asyncapi.yaml is generated
+from both."""
 
 from typing import Any, Literal
 
@@ -19,6 +20,18 @@ class JobSubmit(Payload):
     submitter: str = ""
 
 
+class JobStop(Payload):
+    """Please end this job: the entity is its id. Anybody may say so; jobmaster does it, or reports why not."""
+
+    reason: str = ""
+    """Kept with the job."""
+    finish: bool = False
+    """Succeed at the next snapshot, with what is trained so far, instead of stopping."""
+    request_id: str = ""
+    """Told again by a refusal; stopping twice is stopping once."""
+    submitter: str = ""
+
+
 class WrongField(Payload):
     """One field that is wrong, and why."""
 
@@ -27,7 +40,8 @@ class WrongField(Payload):
 
 
 class JobRefused(Payload):
-    """What a `job.submit` asked for is no job; nothing was created. The answer to its sender."""
+    """What a `job.submit` asked for is no job, and nothing was created; or what a `job.stop`, `job.suspend` or
+    `job.resume` named cannot be changed so. The answer to its sender."""
 
     refused_id: str
     """`ce-id` of the command."""
@@ -41,6 +55,26 @@ class JobRefused(Payload):
     message: str = ""
     violations: list[WrongField] = Field(default_factory=list)
     """Each wrong field of the specification."""
+    command: str = "job.submit"
+    """What was refused."""
+
+
+class JobSuspend(Payload):
+    """Please set this job aside: it saves a snapshot, and its processes go. The entity is its id."""
+
+    reason: str = ""
+    """Kept with the job."""
+    request_id: str = ""
+    """Told again by a refusal; suspending twice is suspending once."""
+    submitter: str = ""
+
+
+class JobResume(Payload):
+    """Please go on with this job: the entity is its id."""
+
+    request_id: str = ""
+    """Told again by a refusal; resuming twice is resuming once."""
+    submitter: str = ""
 
 
 class JobSubmitted(Payload):
@@ -49,6 +83,8 @@ class JobSubmitted(Payload):
     name: str
     owner: str = ""
     submitter: str = ""
+    request_id: str = ""
+    """Of the request that made it; of a `job.submit` without one, source/id of the command."""
 
 
 class JobTransitioned(Payload):
@@ -259,8 +295,19 @@ class JobMemoryRaised(Payload):
     reason: str = ""
 
 
-JOB_SUBMIT = EVENTS.add(EventType("job.submit", "jobmaster", JobSubmit, "Command: run a training job."))
-JOB_REFUSED = EVENTS.add(EventType("job.refused", "jobmaster", JobRefused, "A job.submit was refused; why."))
+JOB_SUBMIT = EVENTS.add(
+    EventType("job.submit", "jobmaster", JobSubmit, "Command: run a training job.", anyone=True)
+)
+JOB_STOP = EVENTS.add(EventType("job.stop", "jobmaster", JobStop, "Command: end a job.", anyone=True))
+JOB_REFUSED = EVENTS.add(
+    EventType("job.refused", "jobmaster", JobRefused, "A command for a job was refused; why.")
+)
+JOB_SUSPEND = EVENTS.add(
+    EventType("job.suspend", "jobmaster", JobSuspend, "Command: set a job aside.", anyone=True)
+)
+JOB_RESUME = EVENTS.add(
+    EventType("job.resume", "jobmaster", JobResume, "Command: go on with a suspended job.", anyone=True)
+)
 JOB_SUBMITTED = EVENTS.add(EventType("job.submitted", "jobmaster", JobSubmitted, "A job was accepted."))
 JOB_TRANSITIONED = EVENTS.add(
     EventType("job.transitioned", "jobmaster", JobTransitioned, "A job changed its phase.")
@@ -449,57 +496,13 @@ class ForecastUpdated(Payload):
 
 PLAN_PROPOSED = EVENTS.add(EventType("plan.proposed", "brain", PlanProposed, "Resources for a job."))
 RATE_OBSERVED = EVENTS.add(
-    EventType("rate.observed", "forecaster", RateObserved, "Measured rates of a series, from anywhere.")
+    EventType("rate.observed", "forecaster", RateObserved, "Measured rates of a series, from anywhere.", anyone=True)
 )
 RATES_OBSERVED = EVENTS.add(
-    EventType("rates.observed", "forecaster", RatesObserved, "Measured rates of many series, from anywhere.")
+    EventType(
+        "rates.observed", "forecaster", RatesObserved, "Measured rates of many series, from anywhere.", anyone=True
+    )
 )
 FORECAST_UPDATED = EVENTS.add(
     EventType("forecast.updated", "forecaster", ForecastUpdated, "A series has a new forecast.")
-)
-
-# --- serving ---------------------------------------------------------------------------------------
-
-
-class ModelRegistered(Payload):
-    """A model version is in the registry."""
-
-    name: str
-    version: str
-    uri: str
-    framework: str = ""
-    job_id: str = ""
-
-
-class ModelReady(Payload):
-    """A model version answers requests."""
-
-    name: str
-    version: str
-    load_s: float = 0.0
-
-
-class ModelFailed(Payload):
-    """A model version could not be loaded."""
-
-    name: str
-    version: str
-    reason: str
-
-
-class ModelUnloaded(Payload):
-    """A model version no longer answers."""
-
-    name: str
-    version: str
-    reason: str = ""
-
-
-MODEL_REGISTERED = EVENTS.add(
-    EventType("model.registered", "gateway", ModelRegistered, "A model version is in the registry.")
-)
-MODEL_READY = EVENTS.add(EventType("model.ready", "gateway", ModelReady, "A model version answers."))
-MODEL_FAILED = EVENTS.add(EventType("model.failed", "gateway", ModelFailed, "A model could not be loaded."))
-MODEL_UNLOADED = EVENTS.add(
-    EventType("model.unloaded", "gateway", ModelUnloaded, "A model version no longer answers.")
 )

@@ -31,6 +31,10 @@ class EventType(Generic[P]):
     """Whose fact it is; of a command, who carries it out."""
     payload: type[P]
     description: str
+    topic: str = ""
+    """Where it is, unless one chooses another: a topic of partitions. Empty: among the events of the mesh."""
+    anyone: bool = False
+    """Whoever likes may send it: commands, and what others measure. All else is told by the service alone."""
 
     def __post_init__(self) -> None:
         parts = self.name.split(".")
@@ -41,6 +45,11 @@ class EventType(Generic[P]):
     def ce_type(self) -> str:
         """The CloudEvents attribute `type`; its version is the payload's, not the transport's."""
         return f"dev.recmesh.{self.name}.v1"
+
+    @property
+    def address(self) -> str:
+        """Its subject with what differs in braces."""
+        return f"{self.topic}.{{partition}}" if self.topic else self.subject.removesuffix("*") + "{id}"
 
     @property
     def subject(self) -> str:

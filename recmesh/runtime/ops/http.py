@@ -2,36 +2,42 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
+from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.net import listen
+from recmesh.runtime.tls import Tls
 
 
 class HttpServer:
     """Serves an ASGI application with uvicorn in this event loop."""
 
-    def __init__(self, name: str, address: str, app: Any, *, grace_s: float = 3.0) -> None:
+    def __init__(self, name: str, address: str, app: Any, *, grace_s: float = 3.0, tls: Tls | None = None) -> None:
+        """tls: https; with its `ca` clients must show a certificate of that authority."""
         self.name = name
         self.address = ""
-        """http://host:port once started."""
+        """http(s)://host:port once started."""
         self.port = 0
         self._wanted = address
         self._app = app
         self._grace_s = grace_s
+        self._tls = tls
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen; PortTaken when another process does."""
+        """Listen; PortTaken when another process does, InvalidArgument for certificates that cannot be used."""
+        certificates = _certificates(self._tls)
         listener = listen(self._wanted, what=self.name, setting="http_address")
         host, self.port = listener.getsockname()[:2]
-        self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self.address = f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
         config = uvicorn.Config(
             self._app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-            timeout_graceful_shutdown=max(1, int(self._grace_s)), backlog=512,
+            timeout_graceful_shutdown=max(1, int(self._grace_s)), backlog=512, **certificates,
         )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=self.name)
@@ -60,3 +66,18 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """None to capture."""
         yield
+
+
+def _certificates(tls: Tls | None) -> dict[str, Any]:
+    """As uvicorn's settings. They are read once, at the start."""
+    if tls is None:
+        return {}
+    if tls.cert is None:
+        raise InvalidArgument(
+            "a server's certificate is missing", violations=[Violation("tls_cert", "is not set")]
+        )
+    tls.read()
+    return {
+        "ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.ca,
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE,
+    }

@@ -8,12 +8,15 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from recmesh.runtime.telemetry import LogLine, recent_logs
 
 if TYPE_CHECKING:
+    from recmesh.runtime.ops.bars import Bars, Picture
     from recmesh.runtime.ops.plots import Plot
+
+Drawing: TypeAlias = "Plot | Bars | Picture"
 
 
 class Tone(StrEnum):
@@ -61,10 +64,12 @@ class Table:
 
     title: str
     columns: Sequence[str]
-    rows: Callable[[], Rows | Awaitable[Rows]]
+    rows: Callable[[], Rows | Awaitable[Rows]] = tuple
     empty: str = "nothing yet"
     wide: bool = True
     limit: int = 200
+    of_choice: "Callable[[Choice], Rows | Awaitable[Rows]] | None" = None
+    """In place of `rows`, where they are of what the viewer chose."""
     kind: str = field(default="table", init=False)
 
 
@@ -115,7 +120,7 @@ class Plots:
     """Pictures side by side, drawn by the server; they may be of what the viewer chose."""
 
     title: str
-    plots: Callable[[Choice], "Iterable[Plot] | Awaitable[Iterable[Plot]]"]
+    plots: Callable[[Choice], "Iterable[Drawing] | Awaitable[Iterable[Drawing]]"]
     empty: str = "nothing yet"
     wide: bool = True
     kind: str = field(default="plots", init=False)

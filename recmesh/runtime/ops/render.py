@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from inspect import isawaitable
 from itertools import islice
@@ -12,6 +12,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from recmesh.runtime.ops import bars
+from recmesh.runtime.ops.bars import Bars, Picture
 from recmesh.runtime.ops.panels import (
     Cell,
     Chart,
@@ -21,13 +23,14 @@ from recmesh.runtime.ops.panels import (
     Panel,
     Plots,
     Points,
+    Rows,
     Table,
     Tile,
     Tiles,
     Tone,
     Value,
 )
-from recmesh.runtime.ops.plots import svg
+from recmesh.runtime.ops.plots import Plot, svg
 from recmesh.runtime.ops.text import count
 from recmesh.runtime.telemetry import LogLine, get_logger
 
@@ -69,6 +72,16 @@ class Renderer:
         """All panels, in order."""
         return [await self._fragment(panel, choice) for panel in self.page.panels]
 
+    async def data(self, choice: Choice) -> dict[str, Any]:
+        """What the panels show, by title, for programs; of one that fails why."""
+        found: dict[str, Any] = {}
+        for panel in self.page.panels:
+            try:
+                found[panel.title] = await _data(panel, choice)
+            except Exception as error:           # as below: one broken panel must not hide the others
+                found[panel.title] = {"error": f"{type(error).__name__}: {error}"}
+        return found
+
     async def document(self, choice: Choice, **context: Any) -> str:
         """The whole page with its present contents."""
         parts = zip(self.page.panels, await self.fragments(choice), strict=True)
@@ -101,9 +114,9 @@ class Renderer:
 async def _context(panel: Table | Tiles | Log | Plots, choice: Choice) -> dict[str, Any]:
     if isinstance(panel, Plots):
         plots = await _ask(lambda: panel.plots(choice))
-        return {"panel": panel, "plots": [(plot, svg(plot)) for plot in plots]}
+        return {"panel": panel, "plots": [(plot, _drawn(plot)) for plot in plots]}
     if isinstance(panel, Table):
-        rows = list(islice(await _ask(panel.rows), panel.limit + 1))
+        rows = list(islice(await _rows(panel, choice), panel.limit + 1))
         return {"panel": panel, "rows": rows[: panel.limit], "more": len(rows) > panel.limit}
     if isinstance(panel, Tiles):
         values = await _ask(panel.values)
@@ -111,6 +124,43 @@ async def _context(panel: Table | Tiles | Log | Plots, choice: Choice) -> dict[s
             values = [Tile(label, value) for label, value in values.items()]
         return {"tiles": [_tile(item) for item in values]}
     return {"lines": [_line(item) for item in await _ask(panel.lines)]}
+
+
+def _drawn(item: Plot | Bars | Picture) -> str:
+    match item:
+        case Plot():
+            return svg(item)
+        case Bars():
+            return bars.svg(item)
+        case Picture():
+            return bars.image(item)
+
+
+async def _rows(panel: Table, choice: Choice) -> Rows:
+    of_choice = panel.of_choice
+    found: Rows = await _ask(panel.rows if of_choice is None else lambda: of_choice(choice))
+    return found
+
+
+async def _data(panel: Panel, choice: Choice) -> Any:
+    """What the panel shows, without a form."""
+    if isinstance(panel, Table):
+        rows = islice(await _rows(panel, choice), panel.limit)
+        return [dict(zip(panel.columns, map(_plain, row), strict=True)) for row in rows]
+    if isinstance(panel, Plots):
+        return [asdict(plot) for plot in await _ask(lambda: panel.plots(choice))]
+    if isinstance(panel, Tiles):
+        values = await _ask(panel.values)
+        if isinstance(values, Mapping):
+            return {label: _plain(value) for label, value in values.items()}
+        return {tile.label: {"value": _plain(tile.value), "note": tile.note} for tile in values}
+    if isinstance(panel, Chart):
+        return {name: list(points) for name, points in (await _ask(panel.series)).items()}
+    return list(map(_line, await _ask(panel.lines)))
+
+
+def _plain(value: Value) -> Any:
+    return value.text if isinstance(value, Cell) else value
 
 
 async def _ask(callable_: Any) -> Any:

@@ -6,6 +6,7 @@ import binascii
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
@@ -21,6 +22,7 @@ from recmesh.runtime.net import is_loopback
 from recmesh.runtime.ops.http import HttpServer
 from recmesh.runtime.ops.panels import Choice, Page
 from recmesh.runtime.ops.render import HERE, Fragment, Renderer
+from recmesh.runtime.telemetry import Metrics
 
 MAX_VIEWERS = 64
 """Live pages at once; more are told to come back later."""
@@ -62,6 +64,13 @@ class Live:
             self._choice(request), service=self._service, version=self._version, started=self._started
         )
         return HTMLResponse(html, headers=_HEADERS)
+
+    async def data(self, request: Request) -> Response:
+        """GET /data: what the panels show, as JSON by their titles."""
+        found = await self._renderer.data(self._choice(request))
+        return Response(
+            orjson.dumps(found, default=str), media_type="application/json", headers={"Cache-Control": "no-store"}
+        )
 
     async def events(self, request: Request) -> Response:
         """GET /events: first all panels, then those that changed, until the viewer or the service leaves."""
@@ -124,27 +133,30 @@ def router(service: str, page: Page, *, version: str = "", live: Live | None = N
     return Router([
         Route("/", shown.page),
         Route("/events", shown.events),
+        Route("/data", shown.data),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ])
 
 
 class OpsServer:
-    """HTTP on its own port: / (page), /events, /healthz, /readyz, /metrics. First to start, last to stop.
+    """HTTP on its own port: / (page), /events, /data, /healthz, /readyz, /metrics. First to start, last to stop.
 
     /readyz is 200 only while the whole process is ready and `readiness` has no objection. On loopback
     it answers only requests that name a loopback host, which keeps foreign web pages out. Beyond
     loopback the page asks for `token` (bearer, or as the password of any user) when one is given.
+    `grafana`: its address, for a link to the service's dashboard.
     """
 
     def __init__(
         self, service: str, address: str, page: Page, *, readiness: Readiness | None = None,
         metrics: CollectorRegistry = REGISTRY, token: str | None = None, version: str = "",
+        grafana: str = "",
     ) -> None:
         self.name = "ops"
         self._ready = False
         self._readiness = readiness
         self._registry = metrics
-        self._live = Live(service, page, version=version)
+        self._live = Live(service, linked(page, grafana, service), version=version)
         routes = [
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
@@ -186,15 +198,33 @@ class OpsServer:
     async def _healthz(self, request: Request) -> Response:
         return PlainTextResponse("ok")
 
+    async def _objection(self) -> str:
+        if not self._ready:
+            return "starting or stopping"
+        if self._readiness is None:
+            return ""
+        asked = self._readiness()
+        return await asked if isawaitable(asked) else asked
+
     async def _readyz(self, request: Request) -> Response:
-        reason = "" if self._ready else "starting or stopping"
-        if not reason and self._readiness is not None:
-            asked = self._readiness()
-            reason = await asked if isawaitable(asked) else asked
+        reason = await self._objection()
         return JSONResponse({"ready": not reason, "reason": reason}, status_code=503 if reason else 200)
 
     async def _metrics(self, request: Request) -> Response:
+        tell_ready(not await self._objection(), registry=self._registry)
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def tell_ready(ready: bool, *, registry: CollectorRegistry = REGISTRY) -> None:
+    """For Prometheus, which does not ask /readyz."""
+    Metrics("", registry=registry).gauge("ready", "1 while the service takes work, as /readyz says").set(ready)
+
+
+def linked(page: Page, grafana: str, service: str) -> Page:
+    """The page with a link to its service's dashboard in Grafana (infra/monitoring), where there is one."""
+    if not grafana:
+        return page
+    return replace(page, links={**page.links, "Grafana": f"{grafana.rstrip('/')}/d/recmesh-{service}"})
 
 
 class _Guard:

@@ -1,7 +1,8 @@
 """Prometheus metrics of one service, named `recmesh_<service>_<name>`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
@@ -13,7 +14,13 @@ BYTES = tuple(float(4**power) for power in range(5, 17))
 """1 KiB to 4 GiB."""
 
 M = TypeVar("M", bound=MetricWrapperBase)
-_made: dict[tuple[int, str], MetricWrapperBase] = {}
+_made: WeakKeyDictionary[CollectorRegistry, dict[str, MetricWrapperBase]] = WeakKeyDictionary()
+_series: dict[str, frozenset[str]] = {}
+
+
+def series() -> Mapping[str, frozenset[str]]:
+    """Labels by name, as on the wire, of all that was asked for in this process: also of what has no value yet."""
+    return dict(_series)
 
 
 class Metrics:
@@ -36,20 +43,23 @@ class Metrics:
     ) -> Histogram:
         """A distribution; seconds by default."""
         full = self._prefix + name
-        key = (id(self._registry), full)
-        if key not in _made:
-            _made[key] = Histogram(full, about, labels, buckets=buckets, registry=self._registry)
-        made = _made[key]
+        there = _made.setdefault(self._registry, {})
+        if full not in there:
+            there[full] = Histogram(full, about, labels, buckets=buckets, registry=self._registry)
+            _series[f"{full}_bucket"] = frozenset({*labels, "le"})
+            _series[f"{full}_count"] = _series[f"{full}_sum"] = frozenset(labels)
+        made = there[full]
         if not isinstance(made, Histogram):
             raise TypeError(f"{full} is already a {type(made).__name__}")
         return made
 
     def _once(self, kind: type[M], name: str, about: str, labels: Sequence[str]) -> M:
         full = self._prefix + name
-        key = (id(self._registry), full)
-        if key not in _made:
-            _made[key] = kind(full, about, labels, registry=self._registry)
-        made = _made[key]
+        there = _made.setdefault(self._registry, {})
+        if full not in there:
+            there[full] = kind(full, about, labels, registry=self._registry)
+            _series[f"{full}_total" if kind is Counter else full] = frozenset(labels)
+        made = there[full]
         if not isinstance(made, kind):
             raise TypeError(f"{full} is already a {type(made).__name__}")
         return made

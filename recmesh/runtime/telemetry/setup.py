@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.telemetry.logs import JsonFormatter, get_logger, recent_logs
+from recmesh.runtime.telemetry.traces import record
 
 
 class TelemetrySettings(Protocol):
@@ -56,6 +57,7 @@ def shutdown() -> None:
 
 def _trace(service: str, endpoint: str) -> None:
     global _provider
+    record(bool(endpoint))
     if _provider is None:
         _provider = TracerProvider(
             resource=Resource.create({"service.name": service, "service.namespace": "recmesh"}),

@@ -1,14 +1,15 @@
 """Spans and latencies of HTTP requests, for any ASGI application."""
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
 from opentelemetry.trace import Span, SpanKind
+from prometheus_client import Histogram
 
 from recmesh.runtime.telemetry.metrics import Metrics
-from recmesh.runtime.telemetry.traces import extract, span
+from recmesh.runtime.telemetry.traces import TRACE_HEADERS, extract, span
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,13 +32,13 @@ class TraceMiddleware:
         self._app = app
         self._paths = paths
         self._service = service
+        self._found: dict[tuple[str, str, int], Histogram] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         status = 500
         started = perf_counter()
 
@@ -48,7 +49,7 @@ class TraceMiddleware:
             await send(message)
 
         method = str(scope["method"])
-        with self._span(scope, method, headers) as current:
+        with self._span(scope, method) as current:
             try:
                 await self._app(scope, receive, observe)
             finally:
@@ -58,11 +59,22 @@ class TraceMiddleware:
                     current.set_attribute("http.request.method", method)
                     current.set_attribute("http.route", route)
                     current.set_attribute("http.response.status_code", status)
-                _seconds.labels(self._service, method, route, str(status)).observe(perf_counter() - started)
+                self._series(method, route, status).observe(perf_counter() - started)
 
-    def _span(
-        self, scope: Scope, method: str, headers: Mapping[str, str]
-    ) -> AbstractContextManager[Span | None]:
+    def _series(self, method: str, route: str, status: int) -> Histogram:
+        """Kept: to find it by its labels takes longer than to count."""
+        key = (method, route, status)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _seconds.labels(self._service, method, route, str(status))
+        return found
+
+    def _span(self, scope: Scope, method: str) -> AbstractContextManager[Span | None]:
         if not str(scope["path"]).startswith(self._paths):
             return nullcontext()
-        return span(f"{method} (no route)", kind=SpanKind.SERVER, parent=extract(headers))
+        return span(f"{method} (no route)", kind=SpanKind.SERVER, parent=extract(_carried(scope["headers"])))
+
+
+def _carried(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """Of the headers those that carry a trace."""
+    return {name.decode(): value.decode("latin-1") for name, value in headers if name in TRACE_HEADERS}

@@ -4,29 +4,11 @@ Many CNs that send to one HN at once overflow the switch port before it: message
 deadlines together (incast). So the HN grants: at most a window of bytes is on its way to it, the window follows the
 congestion that it measures, asks wait by deadline, and one that cannot be in time is refused at once.
 
-- `messages`, `codec`: what is said, and its bytes. `ports`: the seam to a transport.
-- `domain`: the rules, pure; time and randomness are arguments.
-- `broker`: the HN's side. `client`: the CN's. `fleet`: a CN before several HNs: choice, ejection, hedging.
-- `tcp`: a reference transport.
+- `messages`, `codec`, `frames`: what is said, its bytes, and how these travel between CN and HN.
+- `domain`: the rules, pure; time and randomness are arguments. Of admission itself, and of a CN before several HNs:
+  choice, ejection, hedging.
 
-How to plug in a transport, on the HN:
-
-    broker = Broker(Settings(bandwidth_bytes_per_s=3e9), send=lambda peer, message: link[peer].write(encode(message)))
-    async with broker:                                  # its timers run
-        broker.receive(peer, decode(data))              # each control message of a CN
-        if broker.arrived(peer, request):               # the message is here, whole
-            answer = await compute(...)
-            broker.computed(model, seconds)             # so that deadlines leave time for it
-        broker.lost(peer)                               # the link broke
-
-and on the CN, one client per link:
-
-    client = Client(send=lambda message: link.write(encode(message)))
-    client.receive(decode(data))                        # each control message of the HN
-    async with client.admit("ads", len(payload), left_s=deadline_s - now) as request:
-        await link.send_payload(request, payload)       # may be as large as was asked, not larger
-    client.lost()                                       # the link broke
-
-`Refused.reason` tells why; `reason.elsewhere` whether another HN is worth asking. A transport whose HN cannot see
-arrivals (one-sided writes) sends `Sent` after the last byte instead of calling `arrived`.
+The rules are given a clock and connections by `serving.hn.desk` on the HN, by `serving.cn` (`asking`, `fleet`,
+`dispatch`) on the CN. `Refused.reason` tells why a message may not be sent; `reason.elsewhere` whether another HN is
+worth asking. A transport whose HN cannot see arrivals (one-sided writes) sends `Sent` after the last byte.
 """

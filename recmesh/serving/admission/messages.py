@@ -15,6 +15,8 @@ Times are durations from the moment of sending, as the clocks of two machines di
 from dataclasses import dataclass
 from enum import IntEnum
 
+from recmesh.runtime.errors import ResourceExhausted
+
 MOST_MODEL_BYTES = 256
 """Of a model's name in UTF-8."""
 MOST_PRIORITY = 255
@@ -115,3 +117,29 @@ class Done:
 ToHn = Ask | Cancel | Sent
 ToCn = Grant | Refuse | Done
 Message = ToHn | ToCn
+
+
+_TEXTS = {
+    Reason.QUEUE_FULL: "its queue is full",
+    Reason.PEER_QUEUE_FULL: "this node has as many asks waiting as one may",
+    Reason.DEADLINE_BEHIND_QUEUE: "behind what was accepted before it, it would be late",
+    Reason.SHED_FOR_PRIORITY: "it made room for a message of higher priority",
+    Reason.SHED_FOR_FAIRNESS: "it made room for a model that has had less than its share",
+    Reason.LINK_SLOWED: "the link was slower than expected, and it would be late now",
+    Reason.WAITED_TOO_LONG: "it waited as long as a message without a deadline may",
+    Reason.GRANT_EXPIRED: "it was granted, and did not arrive in time",
+    Reason.DRAINING: "it takes nothing new",
+    Reason.DEADLINE_TOO_SHORT: "the time left is too short even when nothing else is sent",
+    Reason.TOO_LARGE: "the message is larger than one may be",
+}
+
+
+class Refused(ResourceExhausted):
+    """The HN does not want the message (any more). `ResourceExhausted`, which nobody repeats blindly."""
+
+    def __init__(self, refusal: Refuse) -> None:
+        short = f", by {refusal.short_s * 1000:.1f} ms" if refusal.short_s else ""
+        super().__init__(
+            f"the accelerator node refused the message: {_TEXTS[refusal.reason]}{short}", reason=refusal.reason.name
+        )
+        self.refusal = refusal

@@ -1,8 +1,9 @@
 """What an operator may set of an HN's admission; docs/reference/admission.md tells when to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import Any
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 
@@ -62,7 +63,34 @@ class Settings:
         if wrong:
             raise InvalidArgument("these settings of admission make no sense", violations=wrong)
 
+    @classmethod
+    def parse(cls, given: Sequence[str]) -> "Settings":
+        """From `name=value`, and `shares.model=weight`; the last of a name holds. InvalidArgument names each that is
+        wrong."""
+        values: dict[str, Any] = {}
+        shares: dict[str, float] = {}
+        wrong: list[Violation] = []
+        for text in given:
+            name, equals, value = text.partition("=")
+            model = name.removeprefix("shares.")
+            if name not in _KINDS and model in ("", name):
+                wrong.append(Violation(name, "is no setting of admission" if equals else "is not name=value"))
+                continue
+            try:
+                if model != name:
+                    shares[model] = float(value)
+                else:
+                    values[name] = _KINDS[name](value)
+            except ValueError:
+                wrong.append(Violation(name, f"{value!r} is no {'whole ' if _KINDS.get(name) is int else ''}number"))
+        if wrong:
+            raise InvalidArgument("these settings of admission cannot be read", violations=wrong)
+        if shares:
+            values["shares"] = MappingProxyType(shares)
+        return cls(**values)
 
+
+_KINDS = {each.name: int if each.type in (int, "int") else float for each in fields(Settings) if each.name != "shares"}
 _MAY_BE_ZERO = ("margin_s", "congestion_low", "undated_share", "shares")
 
 

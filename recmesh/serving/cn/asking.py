@@ -3,17 +3,41 @@
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from recmesh.runtime.errors import DeadlineExceeded, MeshError, Unavailable
-from recmesh.serving.admission.client import Refused
-from recmesh.serving.admission.messages import Ask, Cancel, Refuse, ToCn, ToHn
+from recmesh.serving.admission.messages import MOST_PRIORITY, Ask, Cancel, Refuse, Refused, ToCn, ToHn
 from recmesh.serving.admission.messages import Grant as Granted
-from recmesh.serving.cn.admission import Asking, Decided, Grant
+from recmesh.serving.cn.alarms import Alarm, Alarms
 
-SWEEP_S = 0.05
-MOST_PRIORITY = 255
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request that is ready to be sent."""
+
+    hn: str
+    model: str
+    size_bytes: int
+    deadline: float | None
+    """On this process' monotonic clock; None: none."""
+    priority: int = 0
+    return_bytes: int = 0
+    """Expected of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Leave to send; `number` is what it was asked by, 0 where nobody was asked."""
+
+    hn: str
+    number: int = 0
+
+
+Decided = Callable[[Grant | MeshError], None]
+UNDATED_S = 60.0
+"""An HN that is silent for so long does not answer any more, whatever the request's deadline."""
 
 
 class Links(Protocol):
@@ -31,38 +55,48 @@ class Links(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     decided: Decided
-    deadline: float
+    alarm: Alarm
 
 
 class ByHn:
-    """`Admission` that leaves the decision to the HN."""
+    """Leaves the decision to the HN. Used from any thread."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, alarms: Alarms) -> None:
         self._links = links
+        self._alarms = alarms
         self._numbers = itertools.count(1)
         self._waiting: dict[tuple[str, int], _Waiting] = {}
         self._lock = threading.Lock()
-        threading.Thread(target=self._sweep, name="asks", daemon=True).start()
 
-    def ask(self, asking: Asking, decided: Decided) -> None:
-        """At once where the HN does not want to be asked."""
+    def ask(self, asking: Asking, decided: Decided) -> int:
+        """`decided` is called once, with a grant or with why the request may not be sent: at once where the HN does
+        not want to be asked, in a connection's thread otherwise. The number to give it up by."""
         if not self._links.wants(asking.hn):
             decided(Grant(asking.hn))
-            return
+            return 0
         number, now = next(self._numbers), time.monotonic()
-        with self._lock:
-            self._waiting[asking.hn, number] = _Waiting(decided, asking.deadline)
+        left_s = None if asking.deadline is None else max(0.0, asking.deadline - now)
+        with self._lock:                         # the alarm may ring at once, and waits for it
+            alarm = self._alarms.set(
+                now + (UNDATED_S if left_s is None else left_s), lambda: self._late(asking.hn, number)
+            )
+            self._waiting[asking.hn, number] = _Waiting(decided, alarm)
         ask = Ask(
-            number, asking.model, asking.size_bytes, max(0.0, asking.deadline - now),
-            priority=min(asking.priority, MOST_PRIORITY), at_s=now,
+            number, asking.model, asking.size_bytes, left_s, asking.return_bytes,
+            min(asking.priority, MOST_PRIORITY), at_s=now,
         )  # fmt: skip
         if not self._links.tell(asking.hn, ask):
             self._decide(asking.hn, number, _lost(asking.hn))
+        return number
 
-    def release(self, grant: Grant, *, sent: bool) -> None:
-        """What was sent gave its place back when it arrived; what never will be sent does so now."""
-        if grant.number and not sent:
-            self._links.tell(grant.hn, Cancel(grant.number))
+    def give_up(self, hn: str, number: int) -> None:
+        """What was asked, or granted and not sent, is not wanted any more: its place at the HN is free again.
+
+        `decided` may still be called where the answer is on its way.
+        """
+        if number:
+            self._take(hn, number)
+            self._links.tell(hn, Cancel(number))
 
     def received(self, hn: str, message: ToCn) -> None:
         """An HN says something."""
@@ -79,23 +113,28 @@ class ByHn:
             if name == hn:
                 self._decide(name, number, _lost(hn))
 
+    def waiting(self, hn: str) -> int:
+        """Asks that the HN has not answered."""
+        return sum(name == hn for name, _ in list(self._waiting))
+
     def _decide(self, hn: str, number: int, decision: Grant | MeshError) -> bool:
-        with self._lock:
-            waiting = self._waiting.pop((hn, number), None)
+        waiting = self._take(hn, number)
         if waiting is not None:
             waiting.decided(decision)
         return waiting is not None
 
-    def _sweep(self) -> None:
+    def _take(self, hn: str, number: int) -> _Waiting | None:
+        with self._lock:
+            waiting = self._waiting.pop((hn, number), None)
+        if waiting is not None:
+            waiting.alarm.cancel()
+        return waiting
+
+    def _late(self, hn: str, number: int) -> None:
         """An HN that does not answer does not keep a request beyond its deadline."""
-        while True:
-            time.sleep(SWEEP_S)
-            now = time.monotonic()
-            for (hn, number), waiting in list(self._waiting.items()):
-                if waiting.deadline <= now:
-                    self._links.tell(hn, Cancel(number))
-                    late = DeadlineExceeded(f"{hn} did not grant the request in time", reason="DEADLINE_IN_ADMISSION")
-                    self._decide(hn, number, late)
+        late = DeadlineExceeded(f"{hn} did not grant the request in time", reason="DEADLINE_IN_ADMISSION")
+        if self._decide(hn, number, late):
+            self._links.tell(hn, Cancel(number))
 
 
 def _lost(hn: str) -> Unavailable:

@@ -1,12 +1,14 @@
 """The stages of one split model that run on a CN, and what goes between them and the HN."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from recmesh.serving import halves
 from recmesh.serving.card import ModelCard
+from recmesh.serving.fresh.sparse import Sparse, open_sparse
 from recmesh.serving.programs import Arrays, Program, framework
+from recmesh.serving.settings import ServingSettings
 from recmesh.serving.split.manifest import Stage
 from recmesh.serving.tensors import Tensor
 
@@ -62,7 +64,7 @@ def load(key: str, folder: Path, *, threads: int) -> CnModel:
     """Read the stages of an exported model that run here; DataLoss when files are not those of `split.json`."""
     whole = halves.part(folder)
     split = halves.manifest_of(folder)
-    halves.check_origin(folder, split)
+    halves.check_origin(folder, whole.card, split)
     position = split.stages.index(split.dense)
     chosen, _ = framework(split.framework, threads=threads)
     steps = []
@@ -71,3 +73,14 @@ def load(key: str, folder: Path, *, threads: int) -> CnModel:
             part = halves.stage(folder, stage, split.framework)
             steps.append(Step(stage, chosen.load(part.folder, part.card)))
     return CnModel(key, whole.card, tuple(steps[:position]), split.dense, tuple(steps[position:]))
+
+
+def load_following(
+    key: str, folder: Path, settings: ServingSettings, *, log: Callable[[str], None]
+) -> tuple[CnModel, Sparse]:
+    """Of a model that follows its job: its rows, and what its HNs run. No program runs here."""
+    card = halves.part(folder).card
+    apart = card.apart
+    _, dense = halves.following(folder)
+    assert apart is not None, "it follows a job"
+    return CnModel(key, card, (), dense, ()), open_sparse(folder, card, apart, settings, log=log)

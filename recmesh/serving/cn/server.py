@@ -1,99 +1,99 @@
 """Connections of a CN, and a request's way: pre here, dense on an HN, post here.
 
-    load       model, folder, timeout_s                      by the parent process alone
+    load       model, folder, timeout_s, settings            by the parent process alone; before the answer there may be
+                                                             others with `waits`: what it waits for
     unload     model                                         as above
     infer      model, outputs, budget_ns, priority, timeout_us   and the model's inputs
     cancel     target                                        goes on to the HN
-    ping                                                     models, HNs
+    hns        addresses                                     by the parent alone: these are asked from now on
+    fresh      model, act, version                           by the parent alone; of a model that follows a job
+    ping                                                     models, requests that wait, HNs, and how busy it was
+    status                                                   all of it, and its HNs' (docs/reference/serving.md)
 
-One thread computes: post before pre, so that what has begun is finished first, and pre by priority. A request
-that an HN cannot answer because it, or the connection to it, ended is sent to another HN, once: a model's
-answer changes nothing, so it may be computed twice.
+One thread computes: post before pre, so that what has begun is finished first; models take turns at pre (`line`). How
+a request gets to an HN and back is `dispatch`'s.
 """
 
 import itertools
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from recmesh.runtime.errors import (
-    Aborted,
     DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
     InvalidArgument,
     MeshError,
     ResourceExhausted,
     Unavailable,
 )
-from recmesh.serving.admission.client import Refused
-from recmesh.serving.cn import model as models
-from recmesh.serving.cn.admission import Admission, Asking, Grant
+from recmesh.serving.admission.domain.hedging import HedgeRules
+from recmesh.serving.admission.messages import ToCn
+from recmesh.serving.cn.alarms import Alarms
+from recmesh.serving.cn.asking import ByHn
+from recmesh.serving.cn.dispatch import Dispatch
+from recmesh.serving.cn.fleet import Fleet
+from recmesh.serving.cn.flights import Attempt, Flight, gone
+from recmesh.serving.cn.halves import Halves
+from recmesh.serving.cn.line import Line, Turn
+from recmesh.serving.cn.loaded import Loaded, opened
 from recmesh.serving.cn.model import CnModel
-from recmesh.serving.cn.peers import HnLink, Hns
+from recmesh.serving.cn.peers import Hns
+from recmesh.serving.cn.status import status_of
 from recmesh.serving.failures import describe
 from recmesh.serving.frames import FrameError, Header
+from recmesh.serving.fresh import asking
+from recmesh.serving.hn.batching import MOST_WAITING
 from recmesh.serving.hn.server import MAX_BUDGET_S, reply
 from recmesh.serving.programs import Arrays
 from recmesh.serving.programs.warmup import check_outputs, warm_up_inputs
+from recmesh.serving.settings import ServingSettings
 from recmesh.serving.tensors import Tensor
 from recmesh.serving.transport import Message, Transport
+from recmesh.serving.transport.endpoints import Endpoint
 
-MOST_WAITING = 1024
-ATTEMPTS = 2
+MOST_INSIDE = 1024
+"""Requests that are begun or wait to be, of all models."""
 AGAIN_S = 0.1
-ELSEWHERE = frozenset({"HN_LOST", "DRAINING", "NOT_LOADED", "OTHER_HALF"})
-"""Reasons of one HN for which another may be asked."""
-ASK_AGAIN = frozenset({"NOT_GRANTED", "GRANT_EXPIRED"})
-"""This process was too slow for its grant, or the HN has forgotten it: any HN may be asked, the same too."""
-_FINISH, _RESEND, _BEGIN = 0, 1, 2
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A request on its way."""
-
-    model: CnModel
-    known: Arrays = field(repr=False)
-    outputs: Sequence[str]
-    deadline: float
-    priority: int
-    timeout_us: int
-    answer: Callable[[Header, Sequence[Tensor]], None]
-    fail: Callable[[Exception], None]
-    caller: int = -1
-    call: int = 0
-    cancelled: bool = False
-    tried: frozenset[str] = frozenset()
-    attempts: int = 0
-    sent_to: tuple[str, int] | None = None
-    arrived: int = field(default_factory=time.monotonic_ns)
-    begun: int = 0
-    prepared: int = 0
-    granted: int = 0
+NOT_YET = frozenset({"NO_HN", "HN_LOST", "DRAINING", "NOT_LOADED", "NOT_HELD"})
+"""Of HNs that may be starting, or be reading their half, while a CN loads its own."""
+NEVER = frozenset({"BAD_TOKEN", "BAD_CERTIFICATE", "BAD_PROTOCOL"})
+"""Of HNs that are not of this mesh: waiting for them is of no use."""
 
 
 class Server:
     """Loaded models, and requests for them from any number of connections."""
 
     def __init__(
-        self, hns: Hns, admission: Admission, *, log: Callable[[str], None], threads: int = 1
-    ) -> None:
+        self, hns: Hns, *, alarms: Alarms, log: Callable[[str], None], threads: int = 1,
+        hedging: HedgeRules | None = None, most_waiting: int = MOST_WAITING,
+    ) -> None:  # fmt: skip
+        """`most_waiting`: requests of one model that may wait to be begun."""
         self._hns = hns
-        self._admission = admission
+        self._asking = ByHn(hns, alarms)
+        self._halves = Halves(hns, alarms=alarms, log=log)
+        self._hedging = hedging
         self._log = log
         self._threads = threads
-        self._models: dict[str, CnModel] = {}
+        self._most_waiting = most_waiting
+        self._models: dict[str, Loaded] = {}
         self._connections = itertools.count()
-        self._order = itertools.count()
-        self._work: queue.PriorityQueue[tuple[int, int, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._line: Line[Flight] = Line()
         self._flights: dict[tuple[int, int], Flight] = {}
-        self._warm_ups = itertools.count(1)
-        self._lock = threading.Lock()
+        self._own = itertools.count(1)
+        self._changing = threading.Lock()
         self._draining = False
-        self._thread = threading.Thread(target=self._compute, name="compute", daemon=True)
-        self._thread.start()
+        self._busy_ns = self._answered = 0
+        self._dispatch = Dispatch(
+            hns, self._asking, alarms, later=self._later,
+            answered=self._finish, failed=self._end,
+        )  # fmt: skip
+        hns.listeners.append(self)
+        threading.Thread(target=self._compute, name="compute", daemon=True).start()
 
     def serve(self, transport: Transport, *, trusted: bool = False) -> None:
         """Answer until the other side goes. Only who is trusted may load and unload."""
@@ -110,27 +110,89 @@ class Server:
                 if flight.caller == caller:
                     self._cancel(flight)
 
-    def load(self, key: str, folder: Path, *, timeout_s: float) -> None:
+    def load(
+        self, key: str, folder: Path, *, timeout_s: float, settings: ServingSettings | None = None,
+        waits: Callable[[str], None] = lambda _why: None,
+    ) -> None:
         """Read the stages, then run a request of zeros all the way; returns when the model can serve.
 
-        An HN may be starting, or be reading its half, at the same time: that is waited for.
+        HNs that load what they are told to are told. An HN may be starting, or be reading its half, at the same time:
+        that is waited for, and `waits` told why.
         """
         until = time.monotonic() + timeout_s
-        loaded = models.load(key, folder, threads=self._threads)
-        while True:
-            try:
-                self._warm_up(loaded, until)
-                break
-            except Unavailable as error:
-                waits = error.reason in ELSEWHERE - {"OTHER_HALF"} or error.reason == "NO_HN"
-                if not waits or time.monotonic() + AGAIN_S > until:
-                    raise
-                time.sleep(AGAIN_S)
-        self.install(loaded)
+        settings = settings or ServingSettings()
+        loaded = opened(
+            key, folder, settings, self._hns, threads=self._threads, hedging=self._hedging, log=self._log,
+            turn=Turn(self._most_waiting),
+        )
+        header: Header = {
+            "folder": str(folder), "part": "dense",
+            "settings": settings.model_dump(mode="json", exclude={"embeddings", "freshness"}),   # not the HN's matter
+        }
+        self.admit(loaded, header, until=until, waits=waits)
+
+    def admit(
+        self, loaded: Loaded, header: Header, *, until: float, waits: Callable[[str], None] = lambda _why: None
+    ) -> None:
+        """Serve what was read here, once it is warm; `header` as `Halves.load` has it."""
+        key, before = loaded.model.key, self._halves.wanted(loaded.model.key)
+        said = ""
+        try:
+            self._halves.load(key, header, loaded.members, until=until)
+            while True:
+                try:
+                    self._warm_up(loaded, until)
+                    break
+                except Unavailable as error:
+                    if error.reason in NEVER:
+                        raise FailedPrecondition(error.message, reason=error.reason) from None
+                    if error.reason not in NOT_YET or time.monotonic() + AGAIN_S > until:
+                        raise
+                    if str(error) != said:
+                        said = str(error)
+                        waits(f"{error.reason}: {said}")
+                    time.sleep(AGAIN_S)
+        except BaseException:
+            self._halves.put_back(key, before)
+            self._leave(loaded)
+            raise
+        loaded.begin()
+        self._install(loaded)
+
+    def use(self, hns: Sequence[Endpoint]) -> None:
+        """These are the usual HNs from now on; those that were answer what they were asked, and are left."""
+        with self._changing:
+            self._hns.use(hns)
+            for loaded in self._models.values():
+                self._follow(loaded)
 
     def install(self, model: CnModel) -> None:
-        """Serve this model from now on."""
-        self._models[model.key] = model
+        """Serve this model from now on, by the usual HNs."""
+        fleet = Fleet(self._hns.usual, hedging=self._hedging)
+        self._install(Loaded(model, fleet, is_usual=True, turn=Turn(self._most_waiting)))
+
+    def unload(self, key: str) -> None:
+        """Forget the model; so do HNs that loaded it for this CN."""
+        loaded = self._models.pop(key, None)
+        self._halves.unload(key)
+        self._leave(loaded)
+
+    def submit(
+        self, key: str, inputs: Arrays, outputs: Sequence[str], *, deadline: float,
+        answer: Callable[[Header, Sequence[Tensor]], None], fail: Callable[[Exception], None], priority: int = 0,
+        timeout_us: int = 0, caller: int = -1, call: int = 0,
+    ) -> None:  # fmt: skip
+        """Run the model; one of `answer` and `fail` is called once, in another thread. Raises what can be said at
+        once: Unavailable, ResourceExhausted, DeadlineExceeded."""
+        if self._draining:
+            raise Unavailable("this process is being stopped", reason="DRAINING")
+        loaded = self._models.get(key)
+        if loaded is None:
+            raise Unavailable(f"model {key!r} is not loaded", reason="NOT_LOADED")
+        self._start(Flight(
+            loaded.model, loaded.fleet, inputs, outputs, deadline, priority, timeout_us, answer, fail, caller,
+            call or next(self._own), turn=loaded.turn, following=loaded.following,
+        ))  # fmt: skip
 
     def drain(self, timeout_s: float) -> bool:
         """Take no more requests, finish those that are there; False when they took longer."""
@@ -141,6 +203,29 @@ class Server:
                 return False
             time.sleep(0.01)
         return True
+
+    def state(self) -> dict[str, Any]:
+        """What people want to know of a CN itself; docs/reference/serving.md."""
+        return {
+            "role": "cn",
+            "draining": self._draining,
+            "requests": len(self._flights),
+            "queued": len(self._line),
+            "models": {key: dict(loaded.fleet.state()) for key, loaded in self._models.items()},
+        }
+
+    def connected(self, hn: str) -> None:
+        """Of HNs' connections."""
+        self._halves.connected(hn)
+
+    def told(self, hn: str, message: ToCn) -> None:
+        """Of HNs' connections: an HN says something about admission."""
+        self._asking.received(hn, message)
+
+    def lost(self, hn: str) -> None:
+        """Of HNs' connections."""
+        self._halves.lost(hn)
+        self._asking.lost(hn)
 
     def _handle(self, transport: Transport, caller: int, message: Message, *, trusted: bool) -> None:
         header = message.header
@@ -154,23 +239,63 @@ class Server:
             if operation == "infer":
                 self._infer(transport, caller, call, message)
             elif operation == "ping":
-                reply(transport, call, {"models": sorted(self._models), "hns": self._hns.states()})
+                reply(transport, call, self.pinged())
+            elif operation == "status":
+                status_of(
+                    self.state(), self._hns, self._asking, told=lambda state: reply(transport, call, {"status": state})
+                )
+            elif operation == "hns" and trusted:
+                self.use([Endpoint.parse(str(address)) for address in header["addresses"]])
+                reply(transport, call, {})
+            elif operation == "fresh" and trusted:
+                self._freshen(transport, call, header)
             elif operation == "load" and trusted:
                 self._load(transport, call, header)
             elif operation == "unload" and trusted:
-                self._models.pop(str(header["model"]), None)
+                self.unload(str(header["model"]))
                 reply(transport, call, {})
             else:
                 raise InvalidArgument(f"operation {operation!r} is not for this connection", reason="BAD_OPERATION")
         except (MeshError, ValueError, TypeError, KeyError) as error:
             reply(transport, call, describe(error))
 
+    def pinged(self) -> Header:
+        """What `ping` answers: as much as whoever scales processes must know."""
+        hns = {
+            link.name: {"connected": link.connected, "why": link.refusal, "in_flight": link.in_flight}
+            for link in self._hns.links()
+        }
+        queued = dict.fromkeys(sorted(self._models), 0)
+        for flight in list(self._flights.values()):
+            if not flight.begun and flight.model.key in queued:
+                queued[flight.model.key] += 1
+        return {
+            "models": list(queued), "queued": queued, "hns": hns, "idle": not self._flights,
+            "busy_s": self._busy_ns / 1e9, "answered": self._answered,
+            "fresh": {
+                key: loaded.following.status() for key, loaded in list(self._models.items())
+                if loaded.following is not None
+            },
+        }  # fmt: skip
+
+    def _freshen(self, transport: Transport, call: int, header: Header) -> None:
+        key = str(header["model"])
+        loaded = self._models.get(key)
+        if loaded is None or loaded.following is None:
+            raise FailedPrecondition(f"model {key} follows no job: its tables are in its program", reason="NOT_FRESH")
+        following = loaded.following
+        asking.answer(following.sparse, header, partial(reply, transport, call), status=following.status)
+
     def _load(self, transport: Transport, call: int, header: Header) -> None:
         key, folder, timeout_s = str(header["model"]), Path(str(header["folder"])), float(header["timeout_s"])
+        settings = ServingSettings.parse(header.get("settings") or {})
 
         def load() -> None:
             try:
-                self.load(key, folder, timeout_s=timeout_s)
+                self.load(
+                    key, folder, timeout_s=timeout_s, settings=settings,
+                    waits=lambda why: reply(transport, call, {"waits": why}),
+                )
                 reply(transport, call, {})
             except Exception as error:           # whatever a framework raises for a model that it cannot read
                 reply(transport, call, describe(error))
@@ -179,168 +304,105 @@ class Server:
 
     def _infer(self, transport: Transport, caller: int, call: int, message: Message) -> None:
         header = message.header
-        if self._draining:
-            raise Unavailable("this process is being stopped", reason="DRAINING")
-        model = self._models.get(str(header["model"]))
-        if model is None:
-            raise Unavailable(f"model {header['model']!r} is not loaded", reason="NOT_LOADED")
-        budget_s = min(MAX_BUDGET_S, int(header["budget_ns"]) / 1e9)
-        flight = Flight(
-            model, {tensor.name: tensor.array for tensor in message.tensors},
-            [str(name) for name in header["outputs"]], time.monotonic() + budget_s,
-            int(header.get("priority", 0)), int(header.get("timeout_us", 0)),
+        self.submit(
+            str(header["model"]), {tensor.name: tensor.array for tensor in message.tensors},
+            [str(name) for name in header["outputs"]],
+            deadline=time.monotonic() + min(MAX_BUDGET_S, int(header["budget_ns"]) / 1e9),
             answer=lambda fields, tensors: reply(transport, call, fields, tensors),
             fail=lambda error: reply(transport, call, describe(error)),
+            priority=int(header.get("priority", 0)), timeout_us=int(header.get("timeout_us", 0)),
             caller=caller, call=call,
         )  # fmt: skip
-        self._start(flight)
 
     def _start(self, flight: Flight) -> None:
-        if len(self._flights) >= MOST_WAITING:
-            raise ResourceExhausted(f"{MOST_WAITING} requests are in this CN already", reason="QUEUE_FULL")
+        if len(self._flights) >= MOST_INSIDE:
+            raise ResourceExhausted(f"{MOST_INSIDE} requests are in this CN already", reason="QUEUE_FULL")
+        flight.take()
         self._flights[flight.caller, flight.call] = flight
-        self._later(_BEGIN, flight, lambda: self._begin(flight))
+        try:
+            shed = self._line.put(
+                flight.turn, flight, rows=flight.rows, priority=flight.priority, deadline=flight.deadline
+            )
+        except MeshError:
+            self._forget(flight)
+            raise
+        for other, error in shed:
+            self._later(other, partial(self._end, other, error))
 
-    def _later(self, stage: int, flight: Flight, work: Callable[[], None]) -> None:
-        self._work.put((stage, flight.priority or MOST_WAITING, next(self._order), work))
+    def _later(self, flight: Flight, work: Callable[[], None]) -> None:
+        self._line.go_on(flight, work, priority=flight.priority, deadline=flight.deadline)
+
+    def _cancel(self, flight: Flight) -> None:
+        self._line.remove(flight.turn, flight)
+        self._dispatch.cancel(flight)
+
+    def _install(self, loaded: Loaded) -> None:
+        with self._changing:
+            self._follow(loaded)                 # the HNs may have changed while it was loaded
+            before, self._models[loaded.model.key] = self._models.get(loaded.model.key), loaded
+        if before is not None:
+            self._halves.leave(before.model.key, set(before.fleet.names) - set(loaded.fleet.names))
+        self._leave(before)
+
+    def _leave(self, loaded: Loaded | None) -> None:
+        """It is served no more: connections to HNs of its own end, unless another model has them, too."""
+        if loaded is None:
+            return
+        loaded.close()
+        if not loaded.is_usual:
+            self._hns.forget(loaded.fleet.names)
+
+    def _follow(self, loaded: Loaded) -> None:
+        if loaded.is_usual and loaded.fleet.names != self._hns.usual:
+            self._halves.added(loaded.model.key, loaded.use(self._hns.usual))
 
     def _compute(self) -> None:
         while True:
-            *_, work = self._work.get()
-            work()
-            del work                             # or the request's memory would be held until the next one comes
+            piece, late = self._line.next()
+            while late:
+                self._end(*late.pop())
+            if piece is not None:
+                self._do(piece.item, piece.work)
+            del piece                            # or the request's memory would be held until the next one comes
+
+    def _do(self, flight: Flight, work: Callable[[], None] | None) -> None:
+        began = time.monotonic_ns()
+        try:
+            if work is None:
+                self._begin(flight)
+            else:
+                work()
+        except Exception as error:               # whatever: all other requests go on
+            self._log(f"a request for {flight.model.key} failed: {type(error).__name__}: {error}")
+            self._end(flight, error)
+        took_ns = time.monotonic_ns() - began
+        self._busy_ns += took_ns
+        self._line.did(flight.turn, took_ns / 1e9, begun_rows=0 if work else flight.rows)
 
     def _begin(self, flight: Flight) -> None:
         flight.begun = time.monotonic_ns()
         try:
-            self._check(flight)
-            flight.known = flight.model.prepare(flight.known)
+            flight.check()
+            flight.prepare()
             flight.prepared = time.monotonic_ns()
+            self._dispatch.send(flight)
         except Exception as error:
             self._end(flight, error)
-            return
-        self._send(flight)
 
-    def _send(self, flight: Flight) -> None:
-        """Choose an HN, ask to be let in, send."""
+    def _finish(self, flight: Flight, attempt: Attempt, message: Message, at_ns: int) -> None:
         try:
-            self._check(flight)
-            link = self._hns.choose(but=flight.tried)
-            tensors = flight.model.sent(flight.known)
+            if flight.cancelled:
+                raise gone()
+            known = flight.model.finish(flight.known, {tensor.name: tensor for tensor in message.tensors})
+            tensors = [Tensor.of(name, known[name]) for name in flight.outputs]
+            fields = _times(flight, attempt, message.header, at_ns)
+            if flight.version is not None:
+                fields["fresh_version"] = _same_version(flight.version.number, message.header)
+            self._answered += 1
+            if self._forget(flight):
+                flight.answer(fields, tensors)
         except Exception as error:
             self._end(flight, error)
-            return
-        flight.tried |= {link.name}
-        flight.attempts += 1
-        asking = Asking(
-            link.name, flight.model.key, sum(tensor.array.nbytes for tensor in tensors), flight.deadline,
-            flight.priority,
-        )  # fmt: skip
-
-        def decided(decision: Grant | MeshError) -> None:
-            if threading.current_thread() is self._thread:
-                self._decided(flight, link, tensors, decision)
-            else:                                # in the thread of a connection, which must not wait for a send
-                self._later(_RESEND, flight, lambda: self._decided(flight, link, tensors, decision))
-
-        self._admission.ask(asking, decided)
-
-    def _decided(
-        self, flight: Flight, link: HnLink, tensors: Sequence[Tensor], decision: Grant | MeshError
-    ) -> None:
-        if isinstance(decision, MeshError):
-            self._answered(flight, decision)
-            return
-        flight.granted = time.monotonic_ns()
-        header = {
-            "op": "infer", "model": flight.model.key, "outputs": flight.model.asked(flight.outputs),
-            "priority": flight.priority, "timeout_us": flight.timeout_us, "grant": decision.number,
-            "program": flight.model.dense.sha256,
-        }  # fmt: skip
-
-        def answered(result: Message | MeshError, *, sent: bool = True) -> None:
-            self._admission.release(decision, sent=sent)
-            self._answered(flight, result)
-
-        try:
-            self._check(flight)
-            number = link.call(header, tensors, deadline=flight.deadline, done=answered)
-        except Exception as error:               # whatever: this thread must go on
-            self._admission.release(decision, sent=False)
-            if isinstance(error, MeshError):
-                self._answered(flight, error)
-            else:
-                self._end(flight, error)
-            return
-        flight.sent_to = link.name, number
-        if flight.cancelled:                     # in the very moment
-            link.cancel(number)
-
-    def _answered(self, flight: Flight, result: Message | MeshError) -> None:
-        """In the thread of a connection: nothing may be computed here."""
-        if isinstance(result, Message):
-            self._later(_FINISH, flight, lambda: self._finish(flight, result))
-        elif flight.attempts < ATTEMPTS and (_elsewhere(result) or result.reason in ASK_AGAIN):
-            first = result
-            if result.reason in ASK_AGAIN:
-                flight.tried = frozenset()
-            self._later(_RESEND, flight, lambda: self._resend(flight, first))
-        else:
-            self._end(flight, result)
-
-    def _resend(self, flight: Flight, why: MeshError) -> None:
-        try:
-            self._hns.choose(but=flight.tried)
-        except MeshError:
-            self._end(flight, why)               # nobody else is there: tell what happened, not that
-            return
-        self._send(flight)
-
-    def _finish(self, flight: Flight, message: Message) -> None:
-        back = time.monotonic_ns()
-        try:
-            if not flight.cancelled:
-                known = flight.model.finish(flight.known, {tensor.name: tensor for tensor in message.tensors})
-                tensors = [Tensor.of(name, known[name]) for name in flight.outputs]
-                fields = self._times(flight, message.header, back)
-                if self._forget(flight):
-                    flight.answer(fields, tensors)
-        except Exception as error:
-            self._end(flight, error)
-        if flight.cancelled:
-            self._end(flight, _gone())
-
-    def _times(self, flight: Flight, header: Header, back: int) -> Header:
-        """Where the time went, in the phases of statistics and beside them in those of a split model."""
-        on_hn = {name: int(header[name]) for name in ("queue_ns", "input_ns", "compute_ns", "output_ns")}
-        pre_ns, wait_ns = flight.prepared - flight.begun, max(0, flight.granted - flight.prepared)
-        transfer_ns = max(0, back - flight.granted - sum(on_hn.values()))
-        post_ns = time.monotonic_ns() - back
-        return {
-            "queue_ns": flight.begun - flight.arrived + wait_ns + on_hn["queue_ns"],
-            "input_ns": pre_ns + transfer_ns + on_hn["input_ns"],
-            "compute_ns": on_hn["compute_ns"],
-            "output_ns": on_hn["output_ns"] + post_ns,
-            "executions": int(header.get("executions", 1)),
-            "batch_size": int(header.get("batch_size", 0)),
-            "split": {
-                "pre_ns": pre_ns, "admission_ns": wait_ns, "transfer_ns": transfer_ns, "post_ns": post_ns,
-                "hn_queue_ns": on_hn["queue_ns"], "hn": flight.sent_to[0] if flight.sent_to else "",
-            },
-        }  # fmt: skip
-
-    def _check(self, flight: Flight) -> None:
-        if flight.cancelled:
-            raise _gone()
-        if time.monotonic() >= flight.deadline:
-            raise DeadlineExceeded("the deadline was over before the model could run", reason="DEADLINE_IN_QUEUE")
-
-    def _cancel(self, flight: Flight) -> None:
-        flight.cancelled = True
-        if flight.sent_to is not None:
-            link = self._hns.link(flight.sent_to[0])
-            if link is not None:
-                link.cancel(flight.sent_to[1])
 
     def _end(self, flight: Flight, error: Exception) -> None:
         if self._forget(flight):
@@ -348,9 +410,10 @@ class Server:
 
     def _forget(self, flight: Flight) -> bool:
         """False when it was answered before."""
+        flight.give_back()
         return self._flights.pop((flight.caller, flight.call), None) is not None
 
-    def _warm_up(self, model: CnModel, until: float) -> None:
+    def _warm_up(self, loaded: Loaded, until: float) -> None:
         done = threading.Event()
         outcome: list[Exception | Arrays] = []
 
@@ -362,12 +425,12 @@ class Server:
             outcome.append(error)
             done.set()
 
+        model = loaded.model
         outputs = [spec.name for spec in model.card.outputs]
-        self._start(
-            Flight(
-                model, warm_up_inputs(model.card), outputs, until, 0, 0, answered, failed, call=next(self._warm_ups)
-            )
-        )
+        self._start(Flight(
+            model, loaded.fleet, warm_up_inputs(model.card), outputs, until, 0, 0, answered, failed,
+            call=next(self._own), turn=loaded.turn, following=loaded.following,
+        ))  # fmt: skip
         if not done.wait(max(0.0, until - time.monotonic()) + 1.0):
             raise DeadlineExceeded(f"model {model.key} was not warm in time", reason="WARM_UP_TOO_SLOW")
         [result] = outcome
@@ -376,10 +439,29 @@ class Server:
         check_outputs(model.card, result)
 
 
-def _elsewhere(error: MeshError) -> bool:
-    """Whether another HN may have a better answer."""
-    return error.refusal.reason.elsewhere if isinstance(error, Refused) else error.reason in ELSEWHERE
+def _same_version(number: int, header: Header) -> int:
+    """The HN says by which version's constants it answered; it refuses what is of another, and this is the proof."""
+    if header.get("fresh_version") != number:
+        why = f"rows of version {number} were computed by version {header.get('fresh_version')}"
+        raise Internal(why, reason="TWO_VERSIONS")
+    return number
 
 
-def _gone() -> Aborted:
-    return Aborted("the caller went away before the model was run", reason="CANCELLED")
+def _times(flight: Flight, attempt: Attempt, header: Header, back_ns: int) -> Header:
+    """Where the time went, in the phases of statistics and beside them in those of a split model."""
+    on_hn = {name: int(header[name]) for name in ("queue_ns", "input_ns", "compute_ns", "output_ns")}
+    pre_ns, wait_ns = flight.prepared - flight.begun, max(0, attempt.granted_ns - flight.prepared)
+    transfer_ns = max(0, back_ns - attempt.granted_ns - sum(on_hn.values()))
+    post_ns = max(0, time.monotonic_ns() - back_ns)
+    return {
+        "queue_ns": flight.begun - flight.arrived + wait_ns + on_hn["queue_ns"],
+        "input_ns": pre_ns + transfer_ns + on_hn["input_ns"],
+        "compute_ns": on_hn["compute_ns"],
+        "output_ns": on_hn["output_ns"] + post_ns,
+        "executions": int(header.get("executions", 1)),
+        "batch_size": int(header.get("batch_size", 0)),
+        "split": {
+            "pre_ns": pre_ns, "admission_ns": wait_ns, "transfer_ns": transfer_ns, "post_ns": post_ns,
+            "hn_queue_ns": on_hn["queue_ns"], "hn": attempt.link.name, "asked": len(flight.attempts),
+        },
+    }  # fmt: skip

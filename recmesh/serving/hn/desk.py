@@ -1,34 +1,30 @@
 """Admission on an HN's connections: CNs ask, the rules of `recmesh.serving.admission` answer.
 
-The rules know no clock and no connection; this gives them both. Messages of admission travel as frames
-(`op: admission`, the message's bytes as a tensor), in the order in which the rules made them: one thread sends.
+The rules know no clock and no connection; this gives them both. What they say is sent in the order in which they
+said it: one thread sends.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
-import numpy as np
-
-from recmesh.serving.admission import codec
 from recmesh.serving.admission.domain.admission import Admission, Effects, Snapshot
+from recmesh.serving.admission.frames import read, written
 from recmesh.serving.admission.messages import ToCn, ToHn
 from recmesh.serving.admission.settings import Settings
-from recmesh.serving.frames import FrameError, Header
-from recmesh.serving.tensors import Tensor
+from recmesh.serving.frames import FrameError
 from recmesh.serving.transport import ConnectionLost, Message, Transport
-
-OPERATION = "admission"
-TERMS: Header = {"admission": True}
-"""What an HN with admission tells who connects: requests that were not granted are refused."""
 
 
 class Desk:
     """Used from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._rules = Admission(settings)
+    def __init__(self, settings: Settings, *, rules: Admission | None = None) -> None:
+        """`rules`: others than those of the settings."""
+        self._rules = Admission(settings) if rules is None else rules
         self._peers: dict[str, Transport] = {}
         self._changed = threading.Condition()
         self._waiting: deque[tuple[str, ToCn]] = deque()
@@ -79,6 +75,12 @@ class Desk:
         with self._changed:
             return self._rules.snapshot()
 
+    def state(self) -> dict[str, Any]:
+        """The same as JSON has it; refusals by name."""
+        seen = asdict(self.snapshot())
+        seen["refused"] = {reason.name: count for reason, count in seen["refused"].items()}
+        return seen
+
     def _apply(self, rule: Callable[[float], Effects]) -> None:
         with self._changed:
             effects = rule(time.monotonic())
@@ -104,16 +106,3 @@ class Desk:
                     transport.send(*written(message))
                 except ConnectionLost:
                     transport.close()            # its reader tells us that it is gone
-
-
-def written(message: ToCn | ToHn) -> tuple[Header, list[Tensor]]:
-    """A message of admission as header and tensors of a frame."""
-    data = np.frombuffer(codec.encode(message), np.uint8)
-    return {"op": OPERATION}, [Tensor.of("message", data)]
-
-
-def read(message: Message) -> ToCn | ToHn:
-    """The inverse; InvalidArgument when it is none."""
-    if len(message.tensors) != 1:
-        raise FrameError("a frame of admission holds no message")
-    return codec.decode(message.tensors[0].array.tobytes())

@@ -1,15 +1,19 @@
 """One loaded model of an HN: a queue and a thread of its own, so that no other model waits for it or fails with it."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from recmesh.runtime.errors import Aborted, Unavailable
 from recmesh.serving.frames import Header
-from recmesh.serving.hn.batching import Batcher, Entry
+from recmesh.serving.hn.batching import MOST_WAITING, Batcher, Entry
+from recmesh.serving.hn.followed import Followed
+from recmesh.serving.hn.runtimes import RunTimes
 from recmesh.serving.programs import Arrays, DeviceLost, Program
 from recmesh.serving.settings import ServingSettings
 from recmesh.serving.tensors import Array, Tensor
@@ -31,8 +35,12 @@ class Request:
     """On the monotonic clock."""
     answer: Answer
     fail: Fail
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around the answers of a batch: those that go the same way leave it in one piece."""
     arrived: float = field(default_factory=time.monotonic)
     """As above; so of a frame that was read a moment ago."""
+    version: int = 0
+    """Of a model that follows its job: the one whose rows the inputs are."""
 
 
 class Model:
@@ -45,6 +53,7 @@ class Model:
         settings: ServingSettings,
         *,
         can_batch: bool,
+        most_waiting: int = MOST_WAITING,
         lost: Callable[[DeviceLost], None],
         log: Callable[[str], None],
         digest: str = "",
@@ -52,15 +61,23 @@ class Model:
         self.key = key
         self.digest = digest
         """Of a half's files, as `split.json` has it; empty of a whole model."""
+        self.settings = settings
         self._program = program
+        self._followed = program if isinstance(program, Followed) else None
         self._can_batch = can_batch and settings.max_batch_size > 0
         self._lost = lost
         self._log = log
-        self._queue: Batcher[Request] = Batcher(settings)
+        self._times = RunTimes()
+        self._queue: Batcher[Request] = Batcher(settings, most_waiting=most_waiting, times=self._times)
         self._changed = threading.Condition()
         self._closed = False
         self._running = 0
+        self._running_rows = 0
         self._due = 0.0
+        self._busy_ns = 0
+        self._begun_ns = 0
+        self.answered = 0
+        """Requests that were run, since the model was loaded."""
         self._thread = threading.Thread(target=self._work, name=f"model {key}", daemon=True)
         self._thread.start()
 
@@ -68,6 +85,17 @@ class Model:
     def queued(self) -> int:
         """Requests that wait."""
         return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch that is run now."""
+        return self._running
+
+    @property
+    def busy_s(self) -> float:
+        """For how long something ran, since the model was loaded; with what runs now."""
+        with self._changed:
+            return (self._busy_ns + (time.monotonic_ns() - self._begun_ns if self._begun_ns else 0)) / 1e9
 
     @property
     def idle(self) -> bool:
@@ -78,27 +106,30 @@ class Model:
     @property
     def overdue_s(self) -> float:
         """For how long what runs has run past the deadlines of all who wait for it; 0 when nothing runs."""
-        return max(0.0, time.monotonic() - self._due) if self._running else 0.0
+        with self._changed:                      # or a batch might be seen with the deadline of none
+            return max(0.0, time.monotonic() - self._due) if self._running else 0.0
 
     def submit(self, request: Request, *, priority: int, timeout_us: int) -> None:
-        """Wait in line; ResourceExhausted, Unavailable (being unloaded)."""
-        rows = max((array.shape[0] for array in request.inputs.values() if array.ndim), default=1)
+        """Wait in line; see `Batcher.put`, and Unavailable (being unloaded). Who makes room for it fails."""
+        rows = max((array.shape[0] for array in self._per_sample(request).values() if array.ndim), default=1)
         signature = self._signature(request) if self._can_batch else None
         with self._changed:
             if self._closed:
                 raise Unavailable(f"model {self.key} is being unloaded", reason="NOT_LOADED")
-            self._queue.put(
+            shed = self._queue.put(
                 request, rows=rows, signature=signature, now=request.arrived, deadline=request.deadline,
-                priority=priority, timeout_us=timeout_us,
+                priority=priority, timeout_us=timeout_us, free_at=self._free_at(),
             )  # fmt: skip
             self._changed.notify()
+        for other, error in shed:
+            other.fail(error)
 
     def cancel(self, chosen: Callable[[Request], bool]) -> None:
         """What is chosen and waits is not run, and fails as CANCELLED."""
         with self._changed:
             gone = self._queue.remove(chosen)
         for request in gone:
-            request.fail(Aborted("the caller went away before the model was free", reason="CANCELLED"))
+            request.fail(Aborted("it waited for the model, and was never run", reason="CANCELLED"))
 
     def close(self) -> None:
         """Take nothing more; the thread ends when what waits is answered."""
@@ -106,12 +137,20 @@ class Model:
             self._closed = True
             self._changed.notify()
 
+    def _free_at(self) -> float:
+        """When what runs now will be done, if it takes as long as the last ones did."""
+        begun = self._begun_ns / 1e9
+        return begun + self._times.expected_s(self._running_rows, begun) if self._running else 0.0
+
     def _work(self) -> None:
         while (batch := self._next()) is not None:
             if batch:
                 self._run(batch)
                 with self._changed:
                     self._running = 0
+                    self._busy_ns += time.monotonic_ns() - self._begun_ns
+                    self._begun_ns = 0
+                    self.answered += len(batch)
             del batch                            # the inputs' memory is the sender's again
 
     def _next(self) -> list[Entry[Request]] | None:
@@ -121,6 +160,8 @@ class Model:
             late = self._queue.expire(now)
             batch = self._queue.take(now)
             self._running = len(batch)
+            self._running_rows = sum(entry.rows for entry in batch)
+            self._begun_ns = time.monotonic_ns() if batch else 0
             self._due = max((entry.deadline for entry in batch), default=0.0)
             if not batch and not late:
                 if self._closed and not len(self._queue):
@@ -147,9 +188,9 @@ class Model:
     def _run_together(self, batch: list[Entry[Request]]) -> None:
         started = time.monotonic_ns()
         rows = [entry.rows for entry in batch]
-        inputs = batch[0].item.inputs if len(batch) == 1 else _joined(batch)
+        inputs = batch[0].item.inputs if len(batch) == 1 else self._joined(batch)
         prepared = time.monotonic_ns()
-        outputs = self._program.run(inputs)
+        outputs = self._outputs(batch[0].item.version, inputs)
         computed = time.monotonic_ns()
         if len(batch) > 1 and any(not array.ndim or array.shape[0] != sum(rows) for array in outputs.values()):
             self._can_batch = False
@@ -160,30 +201,47 @@ class Model:
             for entry, begin, size in zip(batch, np.cumsum([0, *rows[:-1]]).tolist(), rows, strict=True)
         ]
         ended = time.monotonic_ns()
+        with self._changed:
+            self._times.see(sum(rows), (ended - started) / 1e9, ended / 1e9)
         del inputs
         for entry in batch:
             entry.item.inputs = {}               # their memory is the sender's again, and the answer tells it so
-        for index, (entry, tensors) in enumerate(zip(batch, answers, strict=True)):
-            header = {
-                "queue_ns": max(0, started - int(entry.arrived * 1e9)), "input_ns": prepared - started,
-                "compute_ns": computed - prepared, "output_ns": ended - computed,
-                "executions": int(index == 0), "batch_size": sum(rows),
-            }  # fmt: skip
-            entry.item.answer(header, tensors)
+        with contextlib.ExitStack() as stack:
+            for together in dict.fromkeys(entry.item.together for entry in batch):
+                stack.enter_context(together())
+            for index, (entry, tensors) in enumerate(zip(batch, answers, strict=True)):
+                header = {
+                    "queue_ns": max(0, started - int(entry.arrived * 1e9)), "input_ns": prepared - started,
+                    "compute_ns": computed - prepared, "output_ns": ended - computed,
+                    "executions": int(index == 0), "batch_size": sum(rows),
+                    "fresh_version": int(getattr(self._program, "answered", 0)),
+                }  # fmt: skip
+                entry.item.answer(header, tensors)
+
+    def _outputs(self, version: int, inputs: Arrays) -> Arrays:
+        if self._followed is not None:
+            return self._followed.run_at(version, inputs)
+        return self._program.run(inputs)
+
+    def _per_sample(self, request: Request) -> Arrays:
+        return request.inputs if self._followed is None else self._followed.per_sample(request.inputs)
+
+    def _joined(self, batch: Sequence[Entry[Request]]) -> Arrays:
+        requests = [entry.item.inputs for entry in batch]
+        if self._followed is not None:
+            return self._followed.joined(requests)
+        return {name: np.concatenate([inputs[name] for inputs in requests]) for name in requests[0]}
 
     def _signature(self, request: Request) -> Hashable:
-        names = sorted(request.inputs)
-        if any(not request.inputs[name].ndim for name in names):
+        inputs = self._per_sample(request)
+        names = sorted(inputs)
+        if any(not inputs[name].ndim for name in names):
             return None
-        rows = {request.inputs[name].shape[0] for name in names}
+        rows = {inputs[name].shape[0] for name in names}
         if len(rows) != 1:
             return None
-        shapes = tuple((name, request.inputs[name].dtype.str, request.inputs[name].shape[1:]) for name in names)
-        return (shapes, tuple(request.outputs))
-
-
-def _joined(batch: Sequence[Entry[Request]]) -> Arrays:
-    return {name: np.concatenate([entry.item.inputs[name] for entry in batch]) for name in batch[0].item.inputs}
+        shapes = tuple((name, inputs[name].dtype.str, inputs[name].shape[1:]) for name in names)
+        return (shapes, tuple(request.outputs), request.version)
 
 
 def _slice(array: Array, begin: int, size: int, *, whole: bool) -> Array:

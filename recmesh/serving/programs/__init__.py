@@ -2,6 +2,7 @@
 
 import importlib
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,19 @@ class Program(Protocol):
         """Outputs by name; the arrays may be views of framework memory."""
 
 
+class Tunable(Program, Protocol):
+    """A program whose parameters can be exchanged between two calls."""
+
+    def placed(self, values: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+        """Copies where the program computes, by the parameters' names, to be used as often as wanted. From any thread.
+
+        InvalidArgument when one is not there, or of another shape.
+        """
+
+    def use(self, placed: Any) -> None:
+        """Compute with these from the next call on; by the thread that calls. Cheap."""
+
+
 class Framework(Protocol):
     """What a framework's module offers."""
 
@@ -33,8 +47,11 @@ class Framework(Protocol):
     def device(self) -> str:
         """Where dense halves run: `cuda` where there is one, else `cpu`."""
 
-    def load(self, folder: Path, card: ModelCard, *, device: str = "cpu") -> Program:
-        """The model of an exported folder; InvalidArgument when folder or program do not fit `model.json`."""
+    def load(self, folder: Path, card: ModelCard, *, device: str = "cpu", tunable: bool = False) -> Program:
+        """The model of an exported folder; InvalidArgument when folder or program do not fit `model.json`.
+
+        `tunable`: a Tunable; nothing that follows from its parameters is computed ahead.
+        """
 
 
 MODULES = {

@@ -1,6 +1,6 @@
 """Programs saved by torch.export."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.export.passes import move_to_device_pass
 
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.serving.card import ModelCard
-from recmesh.serving.programs import Arrays, DeviceLost, torch_archive, torch_constants
+from recmesh.serving.programs import Arrays, DeviceLost, ids, torch_archive, torch_constants, torch_signature
 
 FILE = "model.pt2"
 
@@ -30,7 +30,7 @@ class TorchFramework:
         """CUDA where torch has it."""
         return "cuda" if torch.cuda.is_available() else "cpu"
 
-    def load(self, folder: Path, card: ModelCard, *, device: str = "cpu") -> "TorchProgram":
+    def load(self, folder: Path, card: ModelCard, *, device: str = "cpu", tunable: bool = False) -> "TorchProgram":
         """The program in `model.pt2`, its weights on the device."""
         path = folder / FILE
         if not path.is_file():
@@ -40,31 +40,57 @@ class TorchFramework:
         if device != "cpu":
             exported = move_to_device_pass(exported, device)
         module = exported.module()
-        torch_constants.fold(module)
-        return TorchProgram(module, _caller(exported, card), card, device=device)
+        if not tunable:
+            torch_constants.fold(module)
+        return TorchProgram(module, exported, card, device=device)
 
 
 class TorchProgram:
     """An exported program and how it wants its inputs."""
 
-    def __init__(
-        self, module: Any, call: Callable[[Any, dict[str, Any]], Any], card: ModelCard, *, device: str
-    ) -> None:
-        self._module = module
-        self._call = call
+    def __init__(self, module: Any, exported: Any, card: ModelCard, *, device: str) -> None:
+        self._call = torch_signature.call(module, exported)
         self._device = device
-        self._outputs = [spec.name for spec in card.outputs]
+        self._inputs = torch_signature.inputs(exported, [spec.name for spec in card.inputs])
+        self._outputs = torch_signature.outputs(exported, [spec.name for spec in card.outputs])
+        self._wanted = frozenset(spec.name for spec in card.outputs)
+        self._parameters = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    def placed(self, values: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+        """See Tunable."""
+        wrong = [
+            name for name, value in values.items()
+            if name not in self._parameters or tuple(self._parameters[name].shape) != value.shape
+        ]
+        if wrong:
+            raise InvalidArgument(
+                f"the program has no such parameters, or of another shape: {', '.join(sorted(wrong))}",
+                reason="BAD_MODEL_FOLDER",
+            )
+        return {
+            name: _tensor(_writable(value)).to(device=held.device, dtype=held.dtype, copy=True)
+            for name, value in values.items() for held in [self._parameters[name]]
+        }
+
+    def use(self, placed: Mapping[str, Any]) -> None:
+        """See Tunable."""
+        for name, value in placed.items():
+            self._parameters[name].data = value      # the tensor stays, and whoever else has it sees the new values
 
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs by name."""
-        tensors = {name: _tensor(_writable(array)).to(self._device) for name, array in inputs.items()}
+        tensors = [_tensor(_writable(inputs[name])).to(self._device) for name in self._inputs]
         try:
             with torch.inference_mode():
-                result = self._call(self._module, tensors)
-            named = _named(result, self._outputs)
-            return {name: _array(value.detach().cpu()) for name, value in named.items()}
+                found = self._call(tensors)
+            named = zip(self._outputs, found, strict=True)
+            return {name: _array(value.detach().cpu()) for name, value in named if name in self._wanted}
         except torch.AcceleratorError as error:
             raise DeviceLost(str(error)) from error
+        except (IndexError, RuntimeError) as error:
+            if (refused := ids.refused(str(error), inputs)) is not None:
+                raise refused from error
+            raise
 
 
 def _weights_only(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,63 +100,6 @@ def _weights_only(load: Callable[..., Any]) -> Callable[..., Any]:
         return load(*args, **{**kwargs, "weights_only": True})
 
     return safe
-
-
-def _caller(exported: Any, card: ModelCard) -> Callable[[Any, dict[str, Any]], Any]:
-    """How the program takes its inputs: one dictionary, keywords, or positions in the order of model.json.
-
-    The structure is in the program itself, so that a model exported by plain torch, unaware of us, works too.
-    """
-    names = [spec.name for spec in card.inputs]
-    args, kwargs = exported.call_spec.in_spec.children()
-    positional = args.children()
-    keywords = dict(zip(kwargs.context or [], kwargs.children(), strict=True)) if kwargs.num_children else {}
-    if len(positional) == 1 and positional[0].type is dict and not keywords:
-        wanted = [str(key) for key in positional[0].context]
-        _same(wanted, names)
-        return lambda module, tensors: module({name: tensors[name] for name in wanted})
-    if len(keywords) == 1 and not positional and next(iter(keywords.values())).type is dict:
-        parameter, spec = next(iter(keywords.items()))
-        wanted = [str(key) for key in spec.context]
-        _same(wanted, names)
-        return lambda module, tensors: module(**{parameter: {name: tensors[name] for name in wanted}})
-    if keywords and not positional:
-        _same(list(keywords), [_identifier(name) for name in names])
-        return lambda module, tensors: module(**{_identifier(name): tensors[name] for name in names})
-    if positional and not keywords:
-        if len(positional) != len(names):
-            raise InvalidArgument(
-                f"the program takes {len(positional)} inputs; model.json lists {len(names)}: {names}",
-                reason="BAD_MODEL_FOLDER",
-            )
-        return lambda module, tensors: module(*(tensors[name] for name in names))
-    raise InvalidArgument(
-        "the program mixes positional and keyword inputs; export it with one kind", reason="BAD_MODEL_FOLDER"
-    )
-
-
-def _same(wanted: list[str], listed: list[str]) -> None:
-    if set(wanted) != set(listed):
-        raise InvalidArgument(
-            f"the program takes {', '.join(sorted(wanted))}; model.json lists {', '.join(sorted(listed))}",
-            reason="BAD_MODEL_FOLDER",
-        )
-
-
-def _identifier(name: str) -> str:
-    return "".join(char if char.isalnum() or char == "_" else "_" for char in name)
-
-
-def _named(result: Any, names: list[str]) -> dict[str, Any]:
-    if isinstance(result, dict):
-        return {name: result[name] for name in names if name in result}
-    values = result if isinstance(result, (tuple, list)) else (result,)
-    if len(values) != len(names):
-        raise InvalidArgument(
-            f"the program gives {len(values)} outputs, but model.json lists {len(names)}",
-            reason="BAD_MODEL_FOLDER",
-        )
-    return dict(zip(names, values, strict=True))
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Any:

@@ -12,6 +12,8 @@ from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound, Violatio
 
 FORMAT, VERSION = "recmesh.split", 1
 FILE = "split.json"
+PICTURE = "cut.svg"
+"""For people; nothing depends on it."""
 FOLDER = "split"
 """Beside `model.json`."""
 FRAMEWORKS = ("tensorflow", "torch")

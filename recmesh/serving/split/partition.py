@@ -73,6 +73,7 @@ def partition(model: Path, out: Path | None = None, options: Options | None = No
     options = options or Options()
     folder, framework = find(model)
     out = folder / manifest.FOLDER if out is None else out
+    out = out.resolve() if out.is_symlink() else out      # a link to halves elsewhere stays one
     if out.exists() and not (out / manifest.FILE).is_file() and (out.is_file() or any(out.iterdir())):
         raise InvalidArgument(f"{out} is there and is no split model; it is left as it is")
     sha256 = manifest.digest(folder, framework)
@@ -114,7 +115,7 @@ def _parent(out: Path) -> Path:
 
 
 def _card(folder: Path) -> tuple[list[Port], list[Port]]:
-    """Inputs and outputs as model.json lists them; none of a model without."""
+    """Inputs and outputs as model.json lists them; none of a model without, whose names are the program's."""
     file = folder / CARD
     if not file.is_file():
         return [], []

@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from recmesh.runtime.errors import InvalidArgument
+from recmesh.serving.inspect import output_names
 from recmesh.serving.programs import torch_archive
 from recmesh.serving.split.graph import Operator, OperatorGraph, Tensor, Unsplittable
 from recmesh.serving.split.source import Arrays, Port, dims_of
@@ -28,7 +29,7 @@ class TorchModel:
     framework = "torch"
 
     def __init__(self, file: Path, *, inputs: Sequence[Port] = (), outputs: Sequence[Port] = ()) -> None:
-        """`inputs`, `outputs`: what model.json says, if there is one; else they are the program's."""
+        """`inputs`, `outputs`: what model.json says, if there is one; else names are those that `inspect` gives."""
         with _safely():
             try:
                 torch_archive.check(file)
@@ -57,7 +58,8 @@ class TorchModel:
             raise Unsplittable("it has inputs that are no tensors")
         spec = self._program.call_spec.in_spec
         args, kwargs = pytree.tree_unflatten(list(range(len(user))), spec)
-        names = _names([*args, *([kwargs] if kwargs else [])], [each.name for each in inputs], "input")
+        own = [str(each.arg.name) for each in user]
+        names = _names([*args, *([kwargs] if kwargs else [])], [each.name for each in inputs], own, "input")
         self._call: Callable[[Sequence[Any]], Any] = lambda flat: _called(self._module, spec, flat)
         self._input_names = [names[index] for index in range(len(user))]
         self._node_of = {name: each.arg.name for name, each in zip(self._input_names, user, strict=True)}
@@ -68,7 +70,7 @@ class TorchModel:
         ]
         results = list(self._graph.output_node().args[0])
         unflat = pytree.tree_unflatten(list(range(len(results))), self._program.call_spec.out_spec)
-        made = _names([unflat], [each.name for each in outputs], "output")
+        made = _names([unflat], [each.name for each in outputs], output_names(len(results)), "output")
         self._output_names = [made[index] for index in range(len(results))]
         self._results = dict(zip(self._output_names, results, strict=True))
         self.outputs = [_port(name, self._results[name].meta["val"]) for name in self._output_names]
@@ -353,8 +355,8 @@ def _called(module: Any, spec: Any, flat: Sequence[Any]) -> Any:
         return module(*args, **kwargs)
 
 
-def _names(tree: Sequence[Any], listed: Sequence[str], what: str) -> dict[int, str]:
-    """Names by place of the leaves: keys of the one dictionary, or of keywords, or `listed` by place."""
+def _names(tree: Sequence[Any], listed: Sequence[str], own: Sequence[str], what: str) -> dict[int, str]:
+    """Names by place of the leaves: keys of the one dictionary, or of keywords, or those listed, else the program's."""
     if len(tree) == 1 and isinstance(tree[0], dict):
         inner = tree[0]
         if len(inner) == 1 and isinstance(next(iter(inner.values())), dict):
@@ -366,7 +368,7 @@ def _names(tree: Sequence[Any], listed: Sequence[str], what: str) -> dict[int, s
         raise Unsplittable(f"its {what}s are nested; export it with one dictionary of {what}s")
     if listed and len(listed) != len(flat):
         raise InvalidArgument(f"the program has {len(flat)} {what}s; model.json lists {len(listed)}: {list(listed)}")
-    return {place: listed[place] if listed else f"{what}_{place}" for place in flat}
+    return {place: (listed or own)[place] for place in flat}
 
 
 def _port(name: str, value: torch.Tensor) -> Port:

@@ -4,10 +4,11 @@
       SocketTransport    Unix and TCP sockets, and the pair between the gateway and its children
       SharedTransport    a Unix socket for headers and small bodies, shared memory for the others
 
-Another way to carry bytes (RDMA) is one more class with these four methods, and one more scheme in `endpoints`.
+Another way to carry bytes (RDMA) is one more class with these methods, and one more scheme in `endpoints`.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +37,11 @@ class Transport(Protocol):
 
     def receive(self) -> Message | None:
         """The next frame; None at the end. FrameError when it is no frame; InvalidArgument names bad tensors."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What any thread sends in the block leaves at its end, in one piece. If it cannot, the connection is closed,
+        and nobody who sent is told."""
         ...
 
     def close(self) -> None:

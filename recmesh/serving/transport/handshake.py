@@ -6,10 +6,11 @@
     server → welcome   what the server wants its clients to know
 
 Frames of a handshake are small, and it must be over within HANDSHAKE_S: a stranger holds neither memory nor a
-thread for long. What follows is neither encrypted nor signed; over networks that are not trusted it needs a
-tunnel.
+thread for long. What follows is as safe as the connection: over networks that are not trusted it needs TLS
+(`secure`), which goes around all of this.
 """
 
+import contextlib
 import hmac
 import secrets
 from typing import Any
@@ -34,7 +35,13 @@ def as_client(connection: SocketTransport, *, token: str | None, carrier: str) -
         challenge = _expect(connection.receive(), "challenge")
         theirs = str(challenge.get("nonce", ""))
         if token is not None and not _same(challenge, _proof(token, "server", ours, theirs)):
-            raise Unauthenticated("the other side does not know this mesh's token", reason="BAD_TOKEN")
+            connection.send(describe(Unauthenticated(
+                "this process does not know the token of the mesh that connects: start it with its RECMESH_API_KEY",
+                reason="BAD_TOKEN",
+            )))  # fmt: skip
+            raise Unauthenticated(
+                "it does not know this mesh's token: start it with the mesh's RECMESH_API_KEY", reason="BAD_TOKEN"
+            )
         connection.send({"op": "proof", "proof": _proof(token or "", "client", ours, theirs)})
         return _expect(connection.receive(), "welcome")
 
@@ -55,9 +62,12 @@ def as_server(connection: SocketTransport, *, token: str | None, terms: Header) 
             )
             answer = _expect(connection.receive(), "proof")
             if token is not None and not _same(answer, _proof(token, "client", theirs, ours)):
-                raise Unauthenticated("the token is not this mesh's", reason="BAD_TOKEN")
+                raise Unauthenticated(
+                    "the token of who connects is not this process' RECMESH_API_KEY", reason="BAD_TOKEN"
+                )
         except MeshError as error:
-            connection.send(describe(error))
+            with contextlib.suppress(ConnectionLost):     # who refused us has gone
+                connection.send(describe(error))
             raise
         connection.send({**terms, "op": "welcome"})
     return str(hello.get("carrier", ""))
@@ -82,16 +92,18 @@ def _expect(message: Message | None, operation: str) -> Header:
 
 
 class _Small:
-    """While it lasts, frames are small and reads end after HANDSHAKE_S."""
+    """While it lasts, frames are small, reads end after HANDSHAKE_S, and nothing behind a frame is read with it."""
 
     def __init__(self, connection: SocketTransport) -> None:
         self._connection = connection
 
     def __enter__(self) -> None:
         self._connection.max_header_bytes, self._connection.max_body_bytes = MAX_HEADER_BYTES, 0
+        self._connection.reads_ahead = False
         self._connection.sock.settimeout(HANDSHAKE_S)
 
     def __exit__(self, *_: Any) -> None:
         self._connection.max_header_bytes = frames.MAX_HEADER_BYTES
         self._connection.max_body_bytes = frames.MAX_BODY_BYTES
+        self._connection.reads_ahead = True
         self._connection.sock.settimeout(None)

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -36,11 +37,15 @@ class SharedTransport:
     """One connection between two processes of one machine."""
 
     def __init__(self, socket_: SocketTransport, *, arena_bytes: int = ARENA_BYTES) -> None:
+        """FrameError: it is no Unix socket, by which alone memory can be passed on."""
         self._socket = socket_
-        socket_.sock.settimeout(EXCHANGE_S)
-        self._ours = _offered(socket_.sock, arena_bytes)
-        self._theirs = _taken(socket_.sock)
-        socket_.sock.settimeout(None)
+        sock = socket_.sock
+        if not isinstance(sock, socket.socket):
+            raise FrameError("memory is shared over Unix sockets alone")
+        sock.settimeout(EXCHANGE_S)
+        self._ours = _offered(sock, arena_bytes)
+        self._theirs = _taken(sock)
+        sock.settimeout(None)
         self._places = Places(arena_bytes)
         self._placing = threading.Lock()
         self._dropped: deque[int] = deque()
@@ -84,6 +89,10 @@ class SharedTransport:
         if place is not None:
             body = self._region(*place)
         return Message(header, frames.tensors_of(header, body))
+
+    def together(self) -> AbstractContextManager[None]:
+        """See Transport."""
+        return self._socket.together()
 
     def close(self) -> None:
         """End it for both sides. The memory goes when the last array over it does."""

@@ -10,15 +10,21 @@ from time import perf_counter
 import fsspec
 import psutil
 
-from recmesh.runtime.errors import FailedPrecondition
-from recmesh.trainer.build import build
+from recmesh.formats import tables as files
+from recmesh.formats.snapshot import open_part
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument
+from recmesh.trainer.build import Built, build
 from recmesh.trainer.evaluation import evaluate, evaluation_batches, fetch_from
 from recmesh.trainer.finisher.saved import load_saved
 from recmesh.trainer.patience import NoLongerWanted, patiently
 from recmesh.trainer.ports import Beat, BeatReply
 from recmesh.trainer.role import Heart
+from recmesh.trainer.session import Floats, FollowableModel, TableRows
 from recmesh.trainer.start import Context
 from recmesh.trainer.usercode import fetch
+
+PUBLISH = "publish"
+"""The task of one that exports the model of a job that goes on; else it finishes the job."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +48,10 @@ def run(context: Context) -> None:
         rows = sum(len(table.ids) for table in tables.values())
         _log.info("loaded %d rows in %.1f s", rows, perf_counter() - start)
         metrics: dict[str, float] = {}
+        if assignment.task == PUBLISH:
+            _publish(context, built, tables, dense)
+            _report(context, metrics, built.model.framework, gone)
+            return
         if spec.evaluation is not None:
             source = fetch_from(tables, dense, built.declared)
             batches = evaluation_batches(spec)
@@ -59,6 +69,27 @@ def run(context: Context) -> None:
         _report(context, metrics, built.model.framework, gone)
     finally:
         heart.stop()
+
+
+def _publish(
+    context: Context, built: Built, tables: Mapping[str, TableRows], dense: Mapping[str, Floats]
+) -> None:
+    """The model of a job that goes on: its tables beside it, and where the snapshots are that follow."""
+    assignment, job_id, model = context.assignment, context.identity.job_id, built.model
+    if not isinstance(model, FollowableModel):
+        raise InvalidArgument(f"a model of {model.framework} by {type(model).__name__} can't be served while it trains")
+    document = open_part(assignment.parts[0]).document
+    with tempfile.TemporaryDirectory(dir=_scratch(context), prefix="export-") as scratch:
+        model.export_apart(
+            Path(scratch), job_id=job_id, checkpoints=f"{assignment.storage_uri.rstrip('/')}/checkpoints/{job_id}",
+            tables=tables, dense=dense, metrics={},
+        )
+        files.write(
+            Path(scratch) / "tables", job_id=job_id, gen=document.gen, snapshot=document.snapshot,
+            tables={name: (rows.ids, rows.values) for name, rows in tables.items()}, dense=dense,
+        )
+        publish(Path(scratch), assignment.export_uri)
+    _log.info("published to %s: it follows the job's snapshots from %d on", assignment.export_uri, document.snapshot)
 
 
 def publish(folder: Path, uri: str) -> None:

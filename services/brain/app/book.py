@@ -92,7 +92,8 @@ class Book:
                 self._entries[job_id].given.clear()
 
     def forget(self, job_id: str) -> None:
-        """The job has ended."""
+        """The job has ended, or was suspended: what it held is free, and nothing is booked for it that was asked or
+        measured before. A first plan (`begin`) is of its next life."""
         self.waiting.leave(job_id)
         with self._lock:
             self._entries.pop(job_id, None)

@@ -131,6 +131,14 @@ class Jobs:
         self._counts["profiles"] += 1
         _profiles.inc()
 
+    async def suspend(self, job_id: str) -> None:
+        """It holds nothing, and waits for nothing, until it asks for a first plan again."""
+        if not job_id:
+            raise InvalidArgument("nothing is suspended", violations=[Violation("job_id", "is empty")])
+        self._book.forget(job_id)
+        # What it had is told by no profile of before any more: brain may be started anew meanwhile.
+        await asyncio.to_thread(self._store.put_profile, Profile(job_id, self._clock.now(), workers=0, ps=0))
+
     async def record(self, history: History) -> None:
         """A job ended. The same job again replaces what was known."""
         violations = [
@@ -189,10 +197,15 @@ class Jobs:
         """What was done since the start."""
         return dict(self._counts)
 
-    async def forget(self, *, older_than_s: float, profiles_per_job: int) -> int:
+    async def forget(
+        self, *, older_than_s: float, profiles_per_job: int, histories_older_than_s: float = math.inf
+    ) -> int:
         """Keep the store bounded; returns how many rows went."""
-        before = self._clock.now() - older_than_s
-        return await asyncio.to_thread(self._store.forget, before=before, profiles_per_job=profiles_per_job)
+        now = self._clock.now()
+        return await asyncio.to_thread(
+            self._store.forget, before=now - older_than_s, profiles_per_job=profiles_per_job,
+            histories_before=now - histories_older_than_s,
+        )
 
 
 def check_job(job: Job, limits: Sequence[RoleLimits]) -> None:

@@ -1,5 +1,6 @@
 """The config DB over SQLAlchemy: SQLite or PostgreSQL."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -193,9 +194,11 @@ class SqlStore:
         with reading(self.engine) as connection:
             return [to_profile(document) for (document,) in connection.execute(query)]
 
-    def forget(self, *, before: float, profiles_per_job: int, per_counts: int = 60) -> int:
-        """Remove what is older than `before` but for histories, and all but the newest profiles of each job: so many in
-        all, and in any case some of each number of workers and servers."""
+    def forget(
+        self, *, before: float, profiles_per_job: int, per_counts: int = 60, histories_before: float = -math.inf
+    ) -> int:
+        """Remove what is older than `before`, histories of jobs that ended before `histories_before`, and all but the
+        newest profiles of each job: so many in all, and in any case some of each number of workers and servers."""
         newest = func.row_number().over(partition_by=profiles.c.job_id, order_by=desc(profiles.c.at)).label("of_all")
         ranked = select(profiles.c.job_id, profiles.c.at, newest, _newest_of_its_counts()).subquery()
         surplus = select(ranked.c.job_id, ranked.c.at).where(
@@ -205,6 +208,8 @@ class SqlStore:
         with writing(self.engine) as connection:
             for table in (profiles, plans, looks, changes, decisions):
                 removed += connection.execute(delete(table).where(table.c.at < before)).rowcount
+            if histories_before > -math.inf:
+                removed += connection.execute(delete(jobs).where(jobs.c.ended < histories_before)).rowcount
             removed += connection.execute(
                 delete(profiles).where(tuple_(profiles.c.job_id, profiles.c.at).in_(surplus))
             ).rowcount

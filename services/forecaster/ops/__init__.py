@@ -165,5 +165,5 @@ def server(settings: ForecasterSettings, view: View, ready: Readiness) -> OpsSer
     return OpsServer(
         "forecaster", settings.http_address, view.page(),
         readiness=ready.reason,
-        token=settings.token, version=release(),
+        token=settings.token, version=release(), grafana=settings.grafana_url,
     )  # fmt: skip

@@ -51,7 +51,7 @@ def before(series: str, scored: Sequence[Scored], *, lead: int) -> Plot:
             Dots("said before", _thinned(said), Tone.OK, is_joined=True, is_band=True),
             Dots("came", _thinned(came), is_joined=True),
         ],
-        empty="no forecast of it has met its truth yet: watch it (RECMESH_FORECAST_WATCH)",
+        empty="no forecast of it has met its truth yet: those of watched series (RECMESH_FORECAST_WATCH) are kept",
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recmesh.serving.card import ModelCard
+from recmesh.serving.settings import ServingSettings
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
 from services.gateway.domain import inference
@@ -66,11 +67,23 @@ class Inference:
         await self._models.get(name, version)
         return False
 
+    async def why_not_ready(self, name: str, version: str = "") -> str:
+        """Its state, and the reason where there is one; NotFound for an unknown model."""
+        record = await self._models.get(name, version)
+        if record.state is State.READY:
+            return "no process runs it now"
+        return f"it is {record.state}{f': {record.reason}' if record.reason else ''}"
+
     async def metadata(self, name: str, version: str = "") -> tuple[ModelVersion, ModelCard, list[str]]:
         """A model, what it takes and gives, and its versions."""
         record, card = await self._models.card(name, version)
         versions = [version] if version else [item.version for item in await self._models.versions(name)]
         return record, card, versions
+
+    async def config(self, name: str, version: str = "") -> tuple[ModelVersion, ModelCard, ServingSettings]:
+        """A model, what it takes and gives, and how it is served."""
+        record, card = await self._models.card(name, version)
+        return record, card, await self._models.settings(record)
 
     async def statistics(self, name: str = "", version: str = "") -> dict[tuple[str, str], ModelStatistics]:
         """Of one version, one model, or all; models without requests have zeros."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from contextvars import Context
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from recmesh.runtime import telemetry
@@ -19,14 +20,15 @@ from recmesh.runtime.errors import (
 )
 from recmesh.serving.card import ENSEMBLE, ModelCard
 from recmesh.serving.settings import ServingSettings
+from services.gateway.app.foreign import adopted
 from services.gateway.app.observation import Observation
-from services.gateway.app.ports import Fact, Runtimes, TellModel
+from services.gateway.app.ports import Fact, Inspect, Runtimes, TellModel
 from services.gateway.app.served import SHADOW, Served
 from services.gateway.app.serving import Serving, ServingLimits
 from services.gateway.domain import ensemble, inference
 from services.gateway.domain import models as rules
 from services.gateway.domain import traffic as traffic_rules
-from services.gateway.domain.callers import MESH, MODELS, Caller
+from services.gateway.domain.callers import MESH, MODELS, NAMESPACE_END, Caller
 from services.gateway.domain.inference import InferRequest, InferResponse
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.traffic import Traffic
@@ -61,6 +63,7 @@ class Models:
         tell: TellModel,
         clock: Clock,
         limits: ServingLimits,
+        inspect: Inspect,
     ) -> None:
         self._registry = registry
         self._traffic = rules_of_traffic
@@ -71,6 +74,7 @@ class Models:
         self._tell = tell
         self._clock = clock
         self._limits = limits
+        self._inspect = inspect
         self._locks: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.restored = asyncio.Event()
@@ -98,12 +102,18 @@ class Models:
         """
         caller.check(MODELS, wanted.name)
         rules.check(wanted)
-        folder = await asyncio.to_thread(self._folders.resolve, wanted.uri)
-        card = await asyncio.to_thread(self._checked_card, folder, wanted.framework)
+        namespace = caller.confined_to(wanted.name)
+        folder = await asyncio.to_thread(self._folders.resolve, wanted.uri, namespace=namespace)
+        wanted, folder = await adopted(wanted, folder, namespace, folders=self._folders, inspect=self._inspect)
+        card = await self._checked_card(folder, wanted.framework, namespace)
+        wanted = replace(wanted, framework=card.framework)
+        log = (await asyncio.to_thread(self._folders.settings, folder, wanted.serving)).log
+        if log is not None:
+            caller.check_topic(log.topic)
         for step in card.steps:
             caller.check(MODELS, step.model)
         await self._check_ensemble(wanted.name, card)
-        record, created = await self._create(wanted)
+        record, created = await self._create(wanted, namespace)
         if created:
             await self._say("registered", record)
             if wanted.load:
@@ -181,7 +191,11 @@ class Models:
         return self.serving.traffic(name)
 
     async def set_traffic(self, name: str, traffic: Traffic) -> Traffic:
-        """Set the rules. Versions that they name and that are not loaded are loaded after the answer."""
+        """Set the rules. Versions that they name and that are not loaded are loaded after the answer.
+
+        Where they keep all, so are those that rules had unloaded or refused; each takes its place behind the others, so
+        that it answers nobody who names no version.
+        """
         async with self._lock(name):
             records = {item.version: item for item in await self._registry.versions(name)}
             if not records:
@@ -191,49 +205,63 @@ class Models:
                 raise inference.unknown_model(name, absent[0])
             await self._traffic.put(name, traffic)
             for served in self.serving.set_traffic(name, traffic):
-                await self._leave(served, "the traffic rules keep it no more")
+                await self._leave(served, "it gets copies no more" if served.is_shadow else rules.KEPT_NO_MORE)
         for version in traffic.needed:
             loaded = self.serving.find(name, version)
             if loaded is None or loaded.runtime != self._runtime(records[version]):
                 record = await self._mark(records[version], State.LOADING)
                 self._load_later(record)
+        for aside in rules.put_aside(records.values()) if traffic.keeps_all else ():
+            if aside.version not in traffic.needed:
+                self._load_later(await self._mark(aside, State.LOADING), behind=True)
         return traffic
 
-    def _load_later(self, record: ModelVersion) -> None:
-        self._background(lambda: self._load(record), f"load {record.key}")
+    def _load_later(self, record: ModelVersion, *, behind: bool = False) -> None:
+        self._background(lambda: self._load(record, behind=behind), f"load {record.key}")
+
     async def card(self, name: str, version: str = "") -> tuple[ModelVersion, ModelCard]:
         """A version and what it says of itself."""
         served = self.serving.find(name, version)
         if served is not None:
             return served.record, served.card
         record = await self.get(name, version)
-        folder = await asyncio.to_thread(self._folders.resolve, record.uri)
+        folder = await asyncio.to_thread(self._folders.resolve, record.uri, namespace=record.namespace)
         return record, await asyncio.to_thread(self._folders.card, folder)
+
+    async def settings(self, record: ModelVersion) -> ServingSettings:
+        """How a version is served, or would be."""
+        served = self.serving.find(record.name, record.version)
+        if served is not None:
+            return served.settings
+        folder = await asyncio.to_thread(self._folders.resolve, record.uri, namespace=record.namespace)
+        return await asyncio.to_thread(self._folders.settings, folder, record.serving)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run a model that serves; else the error says what is known of it."""
         response = await self.serving.infer(request)
         if response is None:
-            raise await self._not_serving(request.model, request.version)
+            raise await self.why_not_serving(request.model, request.version)
         return response
 
-    async def _not_serving(self, name: str, version: str) -> MeshError:
+    async def why_not_serving(self, name: str, version: str = "") -> MeshError:
+        """What is known of a model, or a version of it, that is not loaded."""
         records = await self.versions(name)
         matching = [item for item in records if version in ("", item.version)]
         newest = rules.newest(matching)
         if newest is None:
             return inference.unknown_model(name, version if records else "")
         if newest.state is State.LOADING:
-            return Unavailable(f"model {newest.key} is being loaded", reason="MODEL_LOADING")
+            what = f": {newest.reason}" if newest.reason else ""
+            return Unavailable(f"model {newest.key} is being loaded{what}", reason="MODEL_LOADING")
         why = f": {newest.reason}" if newest.reason else ""
         return FailedPrecondition(
             f"model {newest.key} is {newest.state}, not serving{why}", reason="MODEL_NOT_READY"
         )
 
-    async def _create(self, wanted: Registration) -> tuple[ModelVersion, bool]:
+    async def _create(self, wanted: Registration, namespace: str) -> tuple[ModelVersion, bool]:
         for _ in range(ATTEMPTS):
             existing = await self._registry.versions(wanted.name)
-            record, is_new = rules.register(existing, wanted, now=self._clock.now())
+            record, is_new = rules.register(existing, wanted, now=self._clock.now(), namespace=namespace)
             if not is_new:
                 return record, False
             try:
@@ -243,40 +271,43 @@ class Models:
             return record, True
         raise Unavailable(f"model {wanted.name!r} is registered by others all the time", reason="CONTENTION")
 
-    async def _load(self, record: ModelVersion) -> ModelVersion | MeshError:
-        """Check, load, warm up, swap. The one that serves stays until then, for good when this one fails."""
+    async def _load(self, record: ModelVersion, *, behind: bool = False) -> ModelVersion | MeshError:
+        """Check, load, warm up, swap. The one that serves stays until then, for good when this one fails; with `behind`
+        it stays the one that answers, too."""
         async with self._lock(record.name):
             current = await self._registry.get(record.name, record.version)
             if current.state not in (State.LOADING, State.READY):
                 return Aborted(f"model {record.key} was {current.state} meanwhile", reason="NOT_WANTED")
+            if not traffic_rules.admits(self.serving.traffic(record.name), record.version):
+                await self._note(current, State.UNLOADED, reason=rules.NOT_KEPT)
+                return FailedPrecondition(f"model {record.key} is {rules.NOT_KEPT}", reason="VERSION_NOT_KEPT")
             before = self.serving.find(record.name, record.version)
             with before.busy() if before else nullcontext():    # or it could rest when its successor is in its place
                 try:
-                    served = await self._loaded(record)
+                    served = await self._loaded(current)
                 except MeshError as error:
                     _log.error("model %s cannot be loaded: %s", record.key, error)
                     still = self.serving.find(record.name, record.version) is not None    # a reload failed
-                    failed = await self._note(record, State.READY if still else State.FAILED, reason=str(error))
+                    failed = await self._note(record, State.READY if still else State.FAILED, reason=_why(error))
                     await self._say("failed", failed)
                     return error
-                return await self._swap(served)
+                return await self._swap(served, behind=behind)
 
     async def _loaded(self, record: ModelVersion) -> Served:
         """Read, checked, warmed up."""
-        if not traffic_rules.admits(self.serving.traffic(record.name), record.version):
-            raise FailedPrecondition(
-                f"model {record.key} is none of the versions that the traffic rules name", reason="VERSION_NOT_KEPT"
-            )
-        folder = await asyncio.to_thread(self._folders.resolve, record.uri)
-        card = await asyncio.to_thread(self._checked_card, folder, record.framework)
-        runtime, settings = self._runtime(record), ServingSettings()
+        folder = await asyncio.to_thread(self._folders.resolve, record.uri, namespace=record.namespace)
+        await asyncio.to_thread(self._folders.take_up_halves, folder, namespace=record.namespace)
+        card = await self._checked_card(folder, record.framework, record.namespace)
+        runtime = self._runtime(record)
+        settings = rules.with_hold(
+            await asyncio.to_thread(self._folders.settings, folder, record.serving), record.held
+        )
         if card.steps:
             await self._check_ensemble(record.name, card)
             away = ensemble.unready(card.steps, self.serving.is_ready)
             if away is not None:
                 raise away
         else:
-            settings = await asyncio.to_thread(self._folders.settings, folder, record.serving)
             await self._runtimes.load(
                 runtime, record.key, folder, settings=settings, timeout_s=self._limits.load_timeout_s
             )
@@ -286,13 +317,17 @@ class Models:
         shadow = self.serving.traffic(record.name).shadow == record.version
         return record.framework + SHADOW if shadow and record.framework != ENSEMBLE else record.framework
 
-    async def _swap(self, served: Served) -> ModelVersion:
-        ready = served.record = await self._note(served.record, State.READY)
-        replaced = self.serving.swap_in(served)
+    async def _swap(self, served: Served, *, behind: bool) -> ModelVersion:
+        again = served.record.state is State.READY       # after a restart: the order of loads stays as it was
+        loaded = None if again or behind else self._clock.now()
+        ready = served.record = await self._note(served.record, State.READY, loaded=loaded)
+        replaced = self.serving.swap_in(served, behind=behind)
         self._observation.watch(ready.name)
         await self._say("ready", ready)
         for before in replaced:
-            if before.record.version == ready.version:      # it moved to another model server
+            if before is served:                                # rules have changed since it was begun
+                await self._leave(served, rules.KEPT_NO_MORE)
+            elif before.record.version == ready.version:        # it moved to another model server
                 self._retire_later(before)
             else:
                 await self._leave(before, f"replaced by version {ready.version}")
@@ -326,7 +361,9 @@ class Models:
         chosen = rules.to_load_at_start(records, self.serving.traffic)
         try:
             for record in chosen:
-                await self._load(record)
+                current = self.serving.current(record.name)
+                later = current is not None and rules.loaded_before(record, current.record)
+                await self._load(record, behind=later and self.serving.traffic(record.name).keeps_all)
             for record in records:
                 if record not in chosen and record.state in (State.LOADING, State.READY):
                     await self._note(record, State.UNLOADED, reason="a newer version was loaded instead")
@@ -337,13 +374,21 @@ class Models:
         """As callers see it: the truth of this process goes before what could be written of it."""
         if self.serving.find(record.name, record.version) and record.state is State.LOADING:
             return replace(record, state=State.READY, reason="")
-        if record.state is State.READY and not self.restored.is_set() and not self.serving.find(record.name):
-            return replace(record, state=State.LOADING, reason="loaded again after a restart")
+        again = record.state is State.READY and not self.restored.is_set() and not self.serving.find(record.name)
+        if again or record.state is State.LOADING:
+            what = self._runtimes.waits(self._runtime(record), record.key)
+            why = "; ".join(part for part in ("loaded again after a restart" if again else "", what) if part)
+            return replace(record, state=State.LOADING, reason=why or record.reason)
         return record
 
-    def _checked_card(self, folder: Any, framework: str) -> ModelCard:
-        card = self._folders.card(folder)
-        if card.framework != framework:
+    async def _checked_card(self, folder: Path, framework: str, namespace: str) -> ModelCard:
+        jobs = None
+        if namespace:                            # a record with a namespace is a key's word, the others are the mesh's
+            records = await self._registry.all()
+            own = [item for item in records if item.name.startswith(namespace + NAMESPACE_END) and not item.namespace]
+            jobs = {item.job_id for item in own if item.job_id}
+        card = await asyncio.to_thread(self._folders.card, folder, jobs=jobs)
+        if framework and card.framework != framework:
             raise FailedPrecondition(
                 f"registered as {framework}, but model.json says {card.framework}",
                 reason="FRAMEWORK_MISMATCH",
@@ -361,16 +406,20 @@ class Models:
     async def _fail(self, served: Served, reason: str) -> None:
         await self._say("failed", await self._note(served.record, State.FAILED, reason=reason))
 
-    async def _mark(self, record: ModelVersion, state: State, *, reason: str = "") -> ModelVersion:
+    async def _mark(
+        self, record: ModelVersion, state: State, *, reason: str = "", loaded: float | None = None
+    ) -> ModelVersion:
         return await self._registry.change(
-            record.name, record.version, lambda item: rules.moved(item, state, reason=reason)
+            record.name, record.version, lambda item: rules.moved(item, state, reason=reason, loaded=loaded)
         )
 
-    async def _note(self, record: ModelVersion, state: State, *, reason: str = "") -> ModelVersion:
+    async def _note(
+        self, record: ModelVersion, state: State, *, reason: str = "", loaded: float | None = None
+    ) -> ModelVersion:
         """Mark what has happened already: a registry that is away does not undo it, and is told of it later."""
         while True:
             try:
-                return await self._mark(record, state, reason=reason)
+                return await self._mark(record, state, reason=reason, loaded=loaded)
             except (FailedPrecondition, NotFound) as error:
                 _log.warning("model %s is %s, but its record says otherwise: %s", record.key, state, error)
                 return replace(record, state=state, reason=reason)
@@ -403,3 +452,8 @@ class Models:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())   # logged above
         return task
+
+
+def _why(error: MeshError) -> str:
+    """With the word that programs look for, where it says more than the kind of error."""
+    return str(error) if error.reason == type(error).__name__ else f"{error.reason}: {error}"

@@ -1,13 +1,14 @@
 """What happened to requests: totals, rates, percentiles, the last ones. In memory, since the start."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from recmesh.runtime import telemetry
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import MeshError
 from services.gateway.app.ports import TellRates
-from services.gateway.domain.statistics import ModelStatistics, Outcome, RateCounter
+from services.gateway.domain.scaling import Phases
+from services.gateway.domain.statistics import PHASES, ModelStatistics, Outcome, RateCounter
 
 RECENT = 200
 
@@ -28,6 +29,15 @@ _failures = _metrics.counter(
 _samples = _metrics.counter("infer_samples", "Samples that models were run on", labels=("model",))
 
 
+class _Meters:
+    """A version's series: to find them by their labels takes longer than to count."""
+
+    def __init__(self, model: str, version: str) -> None:
+        self.phases = {phase: _phases.labels(model, version, phase) for phase in PHASES}
+        self.seconds = _seconds.labels(model, "ok")
+        self.samples = _samples.labels(model)
+
+
 def series_of(model: str) -> str:
     """The name under which a model's request rate is forecast."""
     return f"model/{model}"
@@ -42,7 +52,11 @@ class Observation:
         self._tell_rates = tell_rates
         self.statistics: dict[tuple[str, str], ModelStatistics] = {}
         self.rates: dict[str, RateCounter] = {}
+        self._meters: dict[tuple[str, str], _Meters] = {}
         self.recent: deque[Outcome] = deque(maxlen=RECENT)
+        self.came: Counter[tuple[str, str]] = Counter()
+        """Requests by model and version that came to be answered, whatever becomes of them; copies for shadows are
+        none."""
 
     def now(self) -> float:
         """Unix seconds of the clock that outcomes are stamped by."""
@@ -58,23 +72,40 @@ class Observation:
         """Tell this model's rate no more."""
         self.rates.pop(model, None)
 
+    def came_of(self, model: str) -> dict[str, int]:
+        """By version, since the start."""
+        return {version: count for (name, version), count in self.came.items() if name == model}
+
+    def phases(self, model: str) -> dict[str, Phases]:
+        """By version, since the start."""
+        return {
+            version: Phases(
+                item.success.count,
+                (item.queue.ns, item.compute_input.ns, item.compute_infer.ns, item.compute_output.ns),
+            )
+            for (name, version), item in self.statistics.items() if name == model
+        }
+
     def add(self, outcome: Outcome) -> None:
         """Count one request."""
         key = (outcome.model, outcome.version)
         self.statistics.setdefault(key, ModelStatistics()).add(outcome)
+        meters = self._meters.get(key) or self._meters.setdefault(key, _Meters(*key))
         if outcome.error:
-            _failures.labels(*key, outcome.error.partition(":")[0]).inc()
+            _failures.labels(*key, outcome.reason).inc()
         elif outcome.times is not None:
             for phase, taken_ns in outcome.times.phases.items():
-                _phases.labels(*key, phase).observe(taken_ns / 1e9)
+                meters.phases[phase].observe(taken_ns / 1e9)
         if outcome.copy:
             return      # nobody asked for it: it is no part of the traffic
         self.watch(outcome.model)
         self.rates[outcome.model].add(outcome.at)
         self.recent.append(outcome)
-        _seconds.labels(outcome.model, "error" if outcome.error else "ok").observe(outcome.total_s)
-        if not outcome.error:
-            _samples.labels(outcome.model).inc(outcome.samples)
+        if outcome.error:
+            _seconds.labels(outcome.model, "error").observe(outcome.total_s)
+        else:
+            meters.seconds.observe(outcome.total_s)
+            meters.samples.inc(outcome.samples)
 
     async def tell(self) -> float:
         """Publish the windows that ended; answers when the next one ends. What cannot be told is kept."""

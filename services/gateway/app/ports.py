@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from recmesh.serving.settings import ServingSettings
+from services.gateway.domain.load import Load
 from services.gateway.domain.models import ModelVersion
+from services.gateway.domain.predictions import Prediction
+from services.gateway.domain.scaling import Own
 from services.gateway.domain.statistics import Times
 from services.gateway.domain.tensors import Tensor
 
@@ -30,6 +33,10 @@ class Runtimes(Protocol):
         """True when a request for the model would be run now."""
         ...
 
+    def waits(self, framework: str, key: str) -> str:
+        """What a load of the model that is under way waits for, where that is known; else empty."""
+        ...
+
     async def load(
         self, framework: str, key: str, folder: Path, *, settings: ServingSettings, timeout_s: float
     ) -> None:
@@ -45,6 +52,53 @@ class Runtimes(Protocol):
         *, timeout_s: float, priority: int,
     ) -> tuple[list[Tensor], Times]:  # fmt: skip
         """Run a model."""
+        ...
+
+    async def freshen(
+        self, framework: str, key: str, act: str, version: int, *, settings: ServingSettings, timeout_s: float
+    ) -> "Document":
+        """Of a model that follows a job: `status` and `versions`, after `act` (status | rollback | resume)."""
+        ...
+
+
+class Features(Protocol):
+    """Where raw columns become inputs."""
+
+    async def transform(
+        self, key: str, folder: Path, form: str, columns: Sequence[Tensor], *, timeout_s: float, priority: int
+    ) -> tuple[list[Tensor], Times]:
+        """The model's inputs; InvalidArgument names columns that are wrong."""
+        ...
+
+    def forget(self, key: str) -> None:
+        """The model is gone."""
+        ...
+
+
+Inspect = Callable[[str, Path], Awaitable[dict[str, Any]]]
+"""Framework and program to its `model.json`; InvalidArgument says why there can be none."""
+
+LogPrediction = Callable[[Prediction], object]
+"""Takes a prediction to be logged; returns at once."""
+
+
+class Fleets(Protocol):
+    """Processes of models that share theirs with no others; where versions have them in several ways, each apart."""
+
+    def scaled(self) -> Mapping[str, Own]:
+        """Those whose number may change, by a key of theirs."""
+        ...
+
+    async def measured(self, key: str) -> Mapping[str, Load]:
+        """By kind (`cn`, `hn`), what they did since this was last asked. NotFound."""
+        ...
+
+    async def grow(self, key: str, kind: str) -> None:
+        """One process more; returns when it takes requests. NotFound, or why it cannot be started."""
+        ...
+
+    async def shrink(self, key: str, kind: str) -> None:
+        """One less; returns when it gets no more requests, and leaves it to finish what is in it. NotFound."""
         ...
 
 

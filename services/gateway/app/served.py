@@ -37,6 +37,10 @@ class Served:
     """Out of memory until somebody asks for it."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     turning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    holding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One rollback or resumption at a time."""
+    untold: bool = False
+    """The record says which version is held, and the model server may not know."""
     waking: "asyncio.Task[None] | None" = None
     waiting: int = 0
 
@@ -47,6 +51,11 @@ class Served:
     def is_shadow(self) -> bool:
         """True in the model server of those that get copies."""
         return self.runtime.endswith(SHADOW)
+
+    @property
+    def registration(self) -> str:
+        """Another one when the version is registered anew."""
+        return f"{self.record.key}@{self.record.created}"
 
     @property
     def is_ensemble(self) -> bool:

@@ -3,22 +3,26 @@
 import asyncio
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from uuid import uuid4
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.deadline import deadline, remaining_s
 from recmesh.runtime.errors import DeadlineExceeded, MeshError
 from services.gateway.app import ensembles
 from services.gateway.app.observation import Observation
-from services.gateway.app.ports import Runtimes
+from services.gateway.app.ports import Features, LogPrediction, Runtimes
 from services.gateway.app.served import Served
 from services.gateway.app.shadow import Shadow
-from services.gateway.domain import inference, traffic
+from services.gateway.domain import inference, predictions, traffic
 from services.gateway.domain.inference import InferRequest, InferResponse
+from services.gateway.domain.predictions import Prediction
 from services.gateway.domain.statistics import Outcome, Times
 from services.gateway.domain.traffic import Traffic
 
 REST_CHECK_S = 1.0
+NO_RULES = Traffic()
+OVER = "DEADLINE_EXCEEDED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +40,25 @@ class Serving:
     """The loaded versions of each name; a version takes its place in one step, when it is ready."""
 
     def __init__(
-        self, runtimes: Runtimes, observation: Observation, *, clock: Clock, limits: ServingLimits,
-        draw: Callable[[], float] = random.random,
+        self, runtimes: Runtimes, features: Features, observation: Observation, *, clock: Clock, limits: ServingLimits,
+        draw: Callable[[], float] = random.random, log_prediction: LogPrediction = lambda _: None,
+        new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
         self._runtimes = runtimes
+        self._features = features
         self._observation = observation
         self._clock = clock
         self._limits = limits
         self._draw = draw
+        self._log_prediction = log_prediction
+        self._new_id = new_id
         self._loaded: dict[str, dict[str, Served]] = {}   # by name, then version; loaded last comes last
         self._traffic: dict[str, Traffic] = {}
         self.shadow = Shadow(self._copy, draw=draw)
 
     def traffic(self, name: str) -> Traffic:
         """The rules of that name."""
-        return self._traffic.get(name) or Traffic()
+        return self._traffic.get(name, NO_RULES)
 
     def set_traffic(self, name: str, rules: Traffic) -> list[Served]:
         """New rules from now on; answers with the versions that leave by them."""
@@ -70,9 +78,18 @@ class Serving:
         """The named version if it is loaded; with no version, the one that speaks for the name."""
         return self._loaded.get(name, {}).get(version) if version else self.current(name)
 
+    @property
+    def names(self) -> list[str]:
+        """Of models with loaded versions."""
+        return list(self._loaded)
+
     def versions(self, name: str) -> Collection[Served]:
         """All loaded versions of a name, loaded last comes last."""
         return list(self._loaded.get(name, {}).values())
+
+    def all(self) -> list[Served]:
+        """All loaded versions of all names."""
+        return [served for loaded in self._loaded.values() for served in loaded.values()]
 
     def choose(self, name: str, version: str = "") -> Served | None:
         """The version that answers a request: the named one, or one by the weights of those that are ready."""
@@ -92,13 +109,16 @@ class Serving:
         loaded = self._loaded.get(name, {}).values()
         return any(self._serves(item) for item in loaded if not self._gets_copies(item))
 
-    def swap_in(self, served: Served) -> list[Served]:
-        """Serve this version from now on; answers with those that it replaces."""
+    def swap_in(self, served: Served, *, behind: bool = False) -> list[Served]:
+        """Serve this version from now on; answers with those that it replaces. `behind`: as if the others had been
+        loaded after it."""
         name, version = served.record.name, served.record.version
         served.last_used = self._clock.monotonic()
         loaded = self._loaded.setdefault(name, {})
         before = loaded.pop(version, None)
-        loaded[version] = served
+        ordered = {version: served, **loaded} if behind else {**loaded, version: served}
+        loaded.clear()
+        loaded.update(ordered)
         moved = [before] if before is not None and before.runtime != served.runtime else []
         return moved + self._leaving(name)
 
@@ -121,6 +141,8 @@ class Serving:
             again = self._loaded.get(served.record.name, {}).get(served.record.version)
             if not served.is_ensemble and (again is None or again.runtime != served.runtime):
                 await self._runtimes.unload(served.runtime, served.record.key)
+            if again is None or again.registration != served.registration:
+                self._features.forget(served.registration)
 
     async def rest_idle(self) -> float:
         """Take versions out of memory that were asked nothing for as long as their rules say."""
@@ -137,13 +159,37 @@ class Serving:
 
         Its time is the `timeout` parameter and whatever bounds the call already, from now on, whatever it waits for.
         """
+        inference.refuse_sequences(request.parameters)
         limit_s = inference.timeout_s(
             request.parameters, default_s=self._limits.infer_timeout_s, max_s=self._limits.max_infer_timeout_s
         )
         with deadline(limit_s):
-            return await self._answered(request)
+            whole_s = remaining_s() or limit_s
+            try:
+                return await self._answered(request)
+            except DeadlineExceeded as error:
+                if error.reason != OVER:
+                    raise
+                raise DeadlineExceeded(
+                    f"the request's whole time of {whole_s:.3g} s is over: {error.message}", reason=OVER
+                ) from None
 
-    async def _answered(self, request: InferRequest) -> InferResponse | None:
+    def _logged(self, served: Served, request: InferRequest, response: InferResponse) -> InferResponse:
+        """The answer, with an id where labels will need one; of the ids that are sampled it is logged."""
+        log = served.settings.log
+        if log is None:
+            return response
+        id_ = request.id or self._new_id()
+        if predictions.is_sampled(id_, log.share):
+            self._log_prediction(
+                Prediction(
+                    id_, response.model, response.version, self._clock.now(), log, request.form, request.inputs,
+                    response.outputs,
+                )
+            )  # fmt: skip
+        return replace(response, id=id_)
+
+    async def _answered(self, request: InferRequest, *, step: bool = False) -> InferResponse | None:
         served = self.choose(request.model, request.version)
         if served is None:
             return None
@@ -151,7 +197,7 @@ class Serving:
         rules = self.traffic(request.model)
         if rules.shadow and not request.version and rules.shadow != response.version:
             self.shadow.offer(request, rules)
-        return response
+        return response if step else self._logged(served, request, response)
 
     async def _copy(self, request: InferRequest, version: str) -> bool:
         """Run a shadow's copy; False when the shadow is not loaded."""
@@ -166,10 +212,14 @@ class Serving:
         """Check the request against the model, run it, count it."""
         started = self._clock.monotonic()
         samples, times, error = 0, None, ""
+        if not copy:
+            self._observation.came[served.record.name, served.record.version] += 1
         try:
             with served.busy():
+                request, made = await self._transformed(served, request)
                 samples = inference.check_inputs(served.card, request.inputs)
                 response, times = await self._run(served, request)
+                times = replace(times, input_ns=times.input_ns + made) if made else times
                 return response
         except MeshError as failure:
             error = f"{failure.reason}: {failure}"
@@ -186,6 +236,19 @@ class Serving:
                 )
             )  # fmt: skip
 
+    async def _transformed(self, served: Served, request: InferRequest) -> tuple[InferRequest, int]:
+        """The request with the model's inputs, and the nanoseconds that it took to make them of raw columns."""
+        if not request.form:
+            return request, 0
+        if served.card.raw.fault:
+            raise inference.no_raw_inputs(served.record.key, served.card.raw.fault)
+        started = self._clock.monotonic()
+        inputs, _ = await self._features.transform(
+            served.registration, served.folder, request.form, request.inputs, timeout_s=_time_left_s(),
+            priority=inference.priority(request.parameters),
+        )  # fmt: skip
+        return replace(request, inputs=tuple(inputs), form=""), int((self._clock.monotonic() - started) * 1e9)
+
     async def _run(self, served: Served, request: InferRequest) -> tuple[InferResponse, Times]:
         outputs = inference.chosen_outputs(served.card, request)
         priority = inference.priority(request.parameters)
@@ -197,11 +260,14 @@ class Serving:
                 served.runtime, served.record.key, request.inputs, outputs, timeout_s=_time_left_s(),
                 priority=priority,
             )  # fmt: skip
-        return InferResponse(served.record.name, served.record.version, tuple(tensors), request.id), times
+        made = InferResponse(
+            served.record.name, served.record.version, tuple(tensors), request.id, times.fresh_version
+        )
+        return made, times
 
     async def _step(self, request: InferRequest) -> InferResponse:
         """Within the ensemble's own time, and none beside it."""
-        response = await self._answered(request)
+        response = await self._answered(request, step=True)
         if response is None:
             raise ensembles.not_loaded(request)
         return response
@@ -228,5 +294,5 @@ def _time_left_s() -> float:
     left = remaining_s()
     assert left is not None, "requests are bounded where they come in"
     if left <= 0:
-        raise DeadlineExceeded("the deadline is over", reason="DEADLINE_PASSED")
+        raise DeadlineExceeded("it was over before the model was asked", reason=OVER)
     return left

@@ -10,6 +10,7 @@ from recmesh.runtime.errors import InvalidArgument, PermissionDenied, ResourceEx
 INFER, MODELS, JOBS, ADMIN = "infer", "models", "jobs", "admin"
 SCOPES = (INFER, MODELS, JOBS, ADMIN)
 """Run models and read of them; register, load and route them; everything else under /v1; all, with the pages."""
+SERIES_OF_MESH = ("model", "job", "topic")
 NAMESPACE_END = "--"
 """A model `ads--ctr` is `ctr` of the namespace `ads`."""
 
@@ -48,6 +49,40 @@ class Caller:
         if model and not self.sees(model):
             raise PermissionDenied(f"{self.name} may not use model {model!r}", reason="WRONG_MODEL")
 
+    def confined_to(self, model: str) -> str:
+        """The namespace whose folders alone the caller may serve as this model; empty: any folder."""
+        if ADMIN in self.scopes:
+            return ""
+        fitting = [each for each in self.namespaces if model.startswith(each + NAMESPACE_END)]
+        return max(fitting, key=len, default="")
+
+    @property
+    def makes_topics(self) -> bool:
+        """Who may only run models makes none: each is a stream with a share of the disk."""
+        return not self.scopes.isdisjoint((MODELS, JOBS, ADMIN))
+
+    def check_series(self, series: str) -> None:
+        """PermissionDenied unless the caller may tell rates of a series: a model's of its own, and the mesh's of none.
+
+        A caller with namespaces may tell none of `model/`, `job/` and `topic/`, which the mesh measures itself.
+        """
+        kind, _, rest = series.partition("/")
+        if self.namespaces and ADMIN not in self.scopes and kind in SERIES_OF_MESH:
+            raise PermissionDenied(
+                f"{self.name} may not tell rates of {series!r}: the mesh measures {kind}s itself", reason="WRONG_SERIES"
+            )
+        if kind == "model":
+            self.check(JOBS, rest.partition("/")[0])
+
+    def check_topic(self, topic: str) -> None:
+        """PermissionDenied unless the topic is in one of the namespaces, where there are any: `ads.labels`."""
+        free = not self.namespaces or ADMIN in self.scopes
+        if not free and not any(topic.startswith(f"{namespace}.") for namespace in self.namespaces):
+            wanted = " or ".join(f"{namespace}.NAME" for namespace in self.namespaces)
+            raise PermissionDenied(
+                f"{self.name} may not write to topic {topic!r}, only to {wanted}", reason="WRONG_TOPIC"
+            )
+
 
 MESH = Caller("the mesh")
 """Its own services, whose token was seen already."""
@@ -69,6 +104,8 @@ def needed(method: str, path: str) -> tuple[str, str]:
             return INFER, ""
         case ["v1", "models", name, *_]:
             return INFER if method == "GET" else MODELS, name.partition(":")[0]
+        case ["v1", "labels"]:
+            return INFER, ""
         case ["v1", "models"]:
             return INFER if method == "GET" else MODELS, ""
         case ["v1", *_]:

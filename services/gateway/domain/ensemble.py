@@ -27,7 +27,10 @@ def check(name: str, card: ModelCard, lookup: Lookup) -> None:
 
 def unready(steps: Sequence[Step], ready: Callable[[str, str], bool]) -> FailedPrecondition | None:
     """The error for an ensemble with a model that does not serve."""
-    away = sorted({step.model for step in steps if not ready(step.model, step.version)})
+    away = sorted({
+        f"{step.model} version {step.version}" if step.version else step.model
+        for step in steps if not ready(step.model, step.version)
+    })  # fmt: skip
     if not away:
         return None
     return FailedPrecondition(

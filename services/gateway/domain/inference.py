@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from recmesh.serving.card import ModelCard, TensorSpec
+from recmesh.serving.raw.columns import COLUMNS
+from recmesh.serving.settings import NO_PRIORITY
 from services.gateway.domain.regions import Place
 from services.gateway.domain.tensors import Tensor
 
 Parameter = bool | int | float | str
 DEFAULT_PRIORITY = 0
-NO_PRIORITY = 100
-"""What a request counts as that has none."""
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+"""Parameters of the sequence extension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class InferRequest:
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     binary_outputs: bool = False
+    form: str = ""
+    """Empty: `inputs` are the model's. Else they are raw columns: `columns` or `rows` (`recmesh.serving.raw`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class InferResponse:
     version: str
     outputs: tuple[Tensor, ...]
     id: str = ""
+    fresh_version: int = 0
+    """Of a model that follows a job: the version of rows and weights that answered; 0: it follows none."""
 
 
 def check_inputs(card: ModelCard, inputs: Sequence[Tensor]) -> int:
@@ -129,6 +135,26 @@ def priority(parameters: Mapping[str, Parameter]) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _bad_parameter("priority", "is not a whole number from 0")
     return value or NO_PRIORITY
+
+
+def refuse_sequences(parameters: Mapping[str, Parameter]) -> None:
+    """InvalidArgument for a request that is to be one of a sequence: what came before it is not kept."""
+    for name in SEQUENCE:
+        if parameters.get(name):
+            raise _bad_parameter(name, "is not taken: no model here keeps anything from one request to the next")
+
+
+def raw_form(parameters: Mapping[str, Parameter]) -> str:
+    """What the caller's parameter `raw` says of the inputs: see `InferRequest.form`."""
+    value = parameters.get("raw", False)
+    if not isinstance(value, bool):
+        raise _bad_parameter("raw", "is not true or false")
+    return COLUMNS if value else ""
+
+
+def no_raw_inputs(model: str, why: str) -> FailedPrecondition:
+    """The error of a model that takes no raw columns."""
+    return FailedPrecondition(f"model {model} takes no raw columns: {why}", reason="NO_RAW_INPUTS")
 
 
 def unknown_model(name: str, version: str = "") -> NotFound:

@@ -1,11 +1,13 @@
 """Counts and times of a model's requests: totals for the protocol, rates and percentiles for people."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 LOWEST_S = 50e-6
 GROWTH = 1.25
+PHASES = ("queue", "input", "infer", "output")
+"""Of an inference, by the names of the statistics extension."""
 BUCKETS = 72
 """50 µs · 1.25^71 is over 6 minutes; a percentile is right within 12 %."""
 
@@ -61,6 +63,11 @@ class Outcome:
     copy: bool = False
     """Sent to a shadow; nobody waited for it."""
 
+    @property
+    def reason(self) -> str:
+        """Of a failure, for programs; empty without one."""
+        return self.error.partition(":")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -72,11 +79,13 @@ class Times:
     output_ns: int
     executions: int = 1
     """1 for one of the requests that were run together, 0 for the others."""
+    fresh_version: int = 0
+    """Of a model that follows a job: the version of rows and weights that answered."""
 
     @property
     def phases(self) -> dict[str, int]:
         """By the names of the statistics extension."""
-        return {"queue": self.queue_ns, "input": self.input_ns, "infer": self.compute_ns, "output": self.output_ns}
+        return dict(zip(PHASES, (self.queue_ns, self.input_ns, self.compute_ns, self.output_ns), strict=True))
 
 
 @dataclass(slots=True)
@@ -93,6 +102,8 @@ class ModelStatistics:
     executions: int = 0
     last_at: float = 0.0
     latency: Histogram = field(default_factory=Histogram)
+    failures: "Counter[str]" = field(default_factory=Counter)
+    """By reason."""
 
     def add(self, outcome: Outcome) -> None:
         """Count one request."""
@@ -100,6 +111,7 @@ class ModelStatistics:
         self.last_at = outcome.at
         if outcome.error:
             self.fail.add(total_ns)
+            self.failures[outcome.reason] += 1
             return
         self.success.add(total_ns)
         if outcome.times is not None:

@@ -1,5 +1,6 @@
 """Tensors as lists of JSON values; their raw encoding is `recmesh.serving`'s, and told here too."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -57,6 +58,8 @@ def to_values(tensor: Tensor) -> list[Any]:
 
 def _array_of(name: str, kind: Datatype, flat: list[Any]) -> Array:
     classes = set(map(type, flat))
+    if list in classes:
+        refuse(name, "data mixes lists and values")
     match kind.kind:
         case "bool":
             _only(name, kind, classes, {bool})
@@ -69,10 +72,11 @@ def _array_of(name: str, kind: Datatype, flat: list[Any]) -> Array:
             return _floats(name, kind, flat)
         case _:
             _only(name, kind, classes, {int})
-            low, high = int(np.iinfo(kind.numpy).min), int(np.iinfo(kind.numpy).max)
-            if flat and (min(flat) < low or max(flat) > high):
-                refuse(name, f"holds a value outside {kind.name}'s range [{low}, {high}]")
-            return np.array(flat, dtype=kind.numpy)
+            try:
+                return np.array(flat, dtype=kind.numpy)
+            except OverflowError:
+                ends = np.iinfo(kind.numpy)
+                refuse(name, f"holds a value outside {kind.name}'s range [{ends.min}, {ends.max}]")
 
 
 def _floats(name: str, kind: Datatype, flat: list[Any]) -> Array:
@@ -82,28 +86,28 @@ def _floats(name: str, kind: Datatype, flat: list[Any]) -> Array:
         refuse(name, f"holds a value outside {kind.name}'s range")
     with np.errstate(over="ignore"):
         array = exact.astype(kind.numpy)
-    if bool(np.any(np.isinf(array) & np.isfinite(exact))):
+    infinite = np.isinf(array)
+    if infinite.any() and np.isfinite(exact[infinite]).any():
         refuse(name, f"holds a value outside {kind.name}'s range")
     return array
 
 
 def _only(name: str, kind: Datatype, found: set[type], allowed: set[type]) -> None:
+    if found <= allowed:
+        return
     wrong = sorted(item.__name__ for item in found - allowed)
-    if wrong:
-        refuse(name, f"is {kind.name}, but its data holds {', '.join(wrong)}")
+    refuse(name, f"is {kind.name}, but its data holds {', '.join(wrong)}")
 
 
 def _flatten(name: str, values: list[Any], sizes: tuple[int, ...]) -> list[Any]:
-    """Flat already, or nested exactly as `sizes` says."""
-    if not values or not isinstance(values[0], list):
-        if any(isinstance(value, list) for value in values):
-            refuse(name, "data mixes lists and values")
-        return values
-    if len(sizes) < 2 or len(values) != sizes[0]:
-        refuse(name, f"data is not nested as shape {list(sizes)} says")
-    flat: list[Any] = []
-    for row in values:
-        if not isinstance(row, list) or len(row) != sizes[1]:
+    """Flat already, or nested exactly as `sizes` says; whoever reads the values sees whether some are lists."""
+    flat, count = values, sizes[0] if sizes else 1
+    for size in sizes[1:]:
+        if not flat or not isinstance(flat[0], list):
+            break
+        if len(flat) != count or set(map(type, flat)) != {list} or set(map(len, flat)) != {size}:
             refuse(name, f"data is not nested as shape {list(sizes)} says")
-        flat.extend(_flatten(name, row, sizes[1:]))
+        flat, count = list(itertools.chain.from_iterable(flat)), count * size
+    if flat and isinstance(flat[0], list):
+        refuse(name, f"data is not nested as shape {list(sizes)} says")
     return flat

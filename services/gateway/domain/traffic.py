@@ -26,9 +26,18 @@ class Traffic:
     """A version that was asked nothing for so long leaves memory until it is asked again; 0: never."""
 
     @property
+    def keeps_all(self) -> bool:
+        """Versions leave only when somebody asks for it."""
+        return not self.specific and not self.latest
+
+    @property
     def needed(self) -> tuple[str, ...]:
         """The versions that the rules name: they are to be loaded."""
         return tuple(dict.fromkeys((*self.specific, *self.weights, *((self.shadow,) if self.shadow else ()))))
+
+
+FIELDS = frozenset(("versions", "weights", "shadow", "idle_s"))
+"""Of a document of rules."""
 
 
 def parse(document: Mapping[str, Any]) -> Traffic:
@@ -38,7 +47,7 @@ def parse(document: Mapping[str, Any]) -> Traffic:
     """
     wrong = [
         Violation(name, "is not known")
-        for name in sorted(set(document) - {"versions", "weights", "shadow", "idle_s"})
+        for name in sorted(set(document) - FIELDS)
     ]
     latest, specific = _versions(document.get("versions", {"latest": 1}), wrong)
     weights = _weights(document.get("weights", {}), wrong)

@@ -2,30 +2,43 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from recmesh.runtime.bus import Bus
-from recmesh.runtime.errors import MeshError
+from recmesh.runtime.errors import MeshError, Unavailable
 from recmesh.runtime.events import SUBJECT_ROOT, Event, token
 from services.gateway.app.ports import Document
 
 ALIVE_S = 10.0
 AHEAD = 256
 """Events read ahead of a slow reader; the bus keeps the rest."""
+READ_S = 20.0
+
+
+@asynccontextmanager
+async def within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Unavailable where the bus, which comes back by itself, has not answered in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise Unavailable(f"{what}: the bus has not answered in {seconds:g} s; ask again", reason="BUS_AWAY") from None
 
 
 class JobHistory:
     """Events whose entity is the job, whichever service told them."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, read_s: float = READ_S) -> None:
         self._bus = bus
+        self._read_s = read_s
 
     async def history(self, job_id: str, *, after: int, limit: int) -> list[Document]:
-        """Those that are stored, oldest first."""
+        """Those that are stored, oldest first; Unavailable while the bus is away."""
         found: list[Document] = []
-        async with aclosing(self._bus.events(_subject(job_id), after=after, to_end=True)) as events:
+        stored = aclosing(self._bus.events(_subject(job_id), after=after, to_end=True))
+        async with within(self._read_s, f"events of {job_id}"), stored as events:
             async for sequence, event in events:
                 found.append(_document(sequence, event))
                 if len(found) == limit:

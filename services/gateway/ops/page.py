@@ -1,28 +1,42 @@
 """The page, and what probes and Prometheus read, as routes of the gateway's own HTTP port."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 
 from recmesh.runtime.ops import Cell, Chart, Log, Page, Table, Tile, Tiles, Tone, router, state, text
-from recmesh.runtime.ops.server import Live
+from recmesh.runtime.ops.server import Live, linked, tell_ready
 from services.gateway.domain.statistics import Histogram, ModelStatistics
+from services.gateway.ops import serving
 from services.gateway.ops.view import View
 
 SERVICE = "gateway"
+PICTURE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox",
+    "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store",
+}  # fmt: skip
 HEALTH_TONES = {"serving": Tone.OK, "not_serving": Tone.WARN, "unreachable": Tone.BAD}
 
 
 class OpsFace:
     """The page with its probes; the lifecycle tells it whether the process is ready."""
 
-    def __init__(self, view: View, *, version: str) -> None:
+    def __init__(
+        self, view: View, *, version: str, grafana: str = "", waits_for: Callable[[], str] = lambda: "",
+    ) -> None:
+        """waits_for: why requests had better go to another replica, or ''."""
         self._ready = False
-        self._page = page(view)
+        self._waits_for = waits_for
+        self._view = view
+        self._page = linked(page(view), grafana, SERVICE)
+        self._serving = linked(serving.page(view), grafana, SERVICE)
         self.live = Live(SERVICE, self._page, version=version)
+        self.serving = Live(SERVICE, self._serving, version=version)
 
     def set_ready(self, ready: bool) -> None:
         """Told by the lifecycle."""
@@ -32,6 +46,9 @@ class OpsFace:
         """To be added to the public application, behind its guard."""
         return [
             *router(SERVICE, self._page, live=self.live).routes,
+            Route("/serving", self._to_serving),
+            Route("/serving/cut/{name}/{version}.svg", self._cut),
+            Mount("/serving", router(SERVICE, self._serving, live=self.serving)),
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
@@ -41,10 +58,24 @@ class OpsFace:
         return PlainTextResponse("ok")
 
     async def _readyz(self, request: Request) -> Response:
-        """The API's readiness; that of models is /v2/health/ready."""
-        return JSONResponse({"ready": self._ready}, status_code=200 if self._ready else 503)
+        """The API's readiness, after a start once models serve again; that of models is /v2/health/ready."""
+        reason = self._waits_for() if self._ready else "starting or stopping"
+        return JSONResponse({"ready": not reason, "reason": reason}, status_code=503 if reason else 200)
+
+    async def _to_serving(self, request: Request) -> Response:
+        return RedirectResponse(f"/serving/?{request.url.query}" if request.url.query else "/serving/")
+
+    async def _cut(self, request: Request) -> Response:
+        """A picture from a model's folder: nothing in it may run or be fetched."""
+        served = self._view.find(request.path_params["name"], request.path_params["version"])
+        path = self._view.picture_of(served)
+        if path is None:
+            return PlainTextResponse("there is no such picture", status_code=404)
+        content = await asyncio.to_thread(path.read_bytes)
+        return Response(content, media_type="image/svg+xml", headers=PICTURE_HEADERS)
 
     async def _metrics(self, request: Request) -> Response:
+        tell_ready(self._ready and not self._waits_for())
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -59,12 +90,13 @@ def page(view: View) -> Page:
             Table(
                 "Model servers", RUNTIME_COLUMNS, lambda: runtime_rows(view), empty="none runs", wide=False
             ),
+            Table("Webhooks", WEBHOOK_COLUMNS, lambda: webhook_rows(view), empty="none", limit=100),
             Table("Last requests", REQUEST_COLUMNS, lambda: request_rows(view), empty="none yet", limit=25),
             Table("Services", SERVICE_COLUMNS, lambda: service_rows(view)),
             Log("Log"),
         ],
         subtitle="The public API: jobs, models, inference",
-        links={"API documentation": "/docs", **view.dashboards},
+        links={"serving": "/serving/", "API documentation": "/docs", **view.dashboards},
     )
 
 
@@ -74,6 +106,7 @@ MODEL_COLUMNS = (
 )  # fmt: skip
 RUNTIME_COLUMNS = ("framework", "version", "pid", "models", "waiting", "restarts")
 REQUEST_COLUMNS = ("at", "model", "version", "samples", "time", "outcome")
+WEBHOOK_COLUMNS = ("webhook", "receiver", "events", "state", "delivered", "failed", "dead", "waiting", "last", "note")
 SERVICE_COLUMNS = ("service", "health", "answers in", "address", "dashboard", "note")
 
 
@@ -109,7 +142,7 @@ def model_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
         errors = Cell(str(counted.fail.count), Tone.WARN if counted.fail.count else Tone.PLAIN)
         p50, p99 = counted.latency.quantile(0.5), counted.latency.quantile(0.99)
         yield (
-            Cell(item.name, href=f"/v1/models/{item.name}"), item.version, state(str(item.state)),
+            Cell(item.name, href=f"/serving/?model={item.name}"), item.version, state(str(item.state)),
             item.framework,
             counted.success.count + counted.fail.count, errors, text.duration(p50), text.duration(p99),
             counted.samples, item.job_id, text.age(item.created, now=view.now()), item.reason,
@@ -136,6 +169,25 @@ def request_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
             text.duration(item.total_s),
             outcome,
         )
+
+
+def webhook_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
+    """By name; what is known of deliveries is told by the gateway that makes them."""
+    for hook, record in view.webhooks():
+        host = urlsplit(hook.url).netloc
+        if hook.disabled or record is None:
+            shown = state("stopped") if hook.disabled else Cell("elsewhere", Tone.IDLE)
+            yield hook.name, host, ", ".join(hook.types), shown, "", "", "", "", "", hook.disabled
+            continue
+        failing = bool(record.failing_since)
+        word = Cell("failing", Tone.BAD) if failing else state("ok" if record.delivered else "idle")
+        since = f"for {text.duration(view.now() - record.failing_since)}: {record.last}" if failing else ""
+        dead = Cell(str(record.dead), Tone.BAD if record.dead else Tone.PLAIN)
+        last = text.age(record.last_at, now=view.now()) if record.last_at else ""
+        yield (
+            hook.name, host, ", ".join(hook.types), word, record.delivered, record.failures, dead,
+            record.waiting + record.behind, last, since,
+        )  # fmt: skip
 
 
 def service_rows(view: View) -> Iterator[Sequence[Cell | str]]:

@@ -1,5 +1,7 @@
 """shardsvc, forecaster and brain: datasets, forecasts, plans."""
 
+import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from recmesh.pb import (
@@ -10,6 +12,7 @@ from recmesh.pb import (
     shardsvc_pb2,
     shardsvc_pb2_grpc,
 )
+from services.gateway.domain.scaling import Decision, Measured
 from services.gateway.peers.documents import document
 from services.gateway.peers.mesh import Mesh
 
@@ -53,8 +56,11 @@ class DataPeer:
 class PlanningPeer:
     """Forecasts and plans. Unavailable, soon, where the service that knows them is away."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, *, rate_step_s: float = 10.0) -> None:
         self._mesh = mesh
+        self._rate_step_s = rate_step_s
+        self._asker = uuid.uuid4().hex
+        """Each gateway process has models' processes of its own."""
 
     async def forecast(
         self, series: str, *, horizon: int, step_s: float, level: float, season_s: float
@@ -78,6 +84,45 @@ class PlanningPeer:
         stub = forecaster_pb2_grpc.ForecasterStub(await self._mesh.present("forecaster"))
         request = forecaster_pb2.HistoryRequest(series=series, since=since, until=until, step_s=step_s, limit=limit)
         return document(await stub.History(request, timeout=QUICK_S))
+
+    async def tell_rates(
+        self, series: str, points: Sequence[tuple[float, float]], *, step_s: float, counter: bool
+    ) -> Document:
+        """Values per second over `step_s` from each moment on, or what a counter showed; forecaster keeps them."""
+        stub = forecaster_pb2_grpc.ForecasterStub(await self._mesh.present("forecaster"))
+        request = forecaster_pb2.ObserveRequest(
+            series=series, step_s=step_s, counter=counter,
+            points=[forecaster_pb2.Point(at=at, value=value) for at, value in points],
+        )  # fmt: skip
+        return document(await stub.Observe(request, timeout=QUICK_S))
+
+    async def processes(self, measured: Measured) -> Sequence[Decision]:
+        """How many processes of each kind there should be now, by brain."""
+        stub = brain_pb2_grpc.BrainStub(await self._mesh.present("brain"))
+        rules, loads = measured.rules, measured.loads
+        limits = {"cn": rules.cn, "hn": rules.hn}
+        request = brain_pb2.PlanServingRequest(
+            model=measured.model, asker=f"{self._asker} {measured.key}", series=f"model/{measured.model}",
+            step_s=self._rate_step_s, arrivals_per_s=measured.arrivals_per_s, window_s=measured.window_s,
+            elsewhere=measured.elsewhere,
+            kinds=[
+                brain_pb2.ServingKind(
+                    name=kind, replicas=load.replicas, min=limits[kind].min, max=limits[kind].max,
+                    busy=min(1.0, load.busy), answered_per_s=load.answered_per_s, waiting=load.waiting,
+                    start_s=load.start_s,
+                )
+                for kind, load in loads.items()
+            ],
+            target_utilisation=rules.target_utilisation, quantile=rules.quantile, hold_s=rules.hold_s,
+            dry_run=rules.dry_run,
+        )  # fmt: skip
+        reply = await stub.PlanServing(request, timeout=QUICK_S)
+        return [
+            Decision(
+                each.kind, each.replicas, each.reason, each.explanation, each.demand_per_s, each.capacity_per_s
+            )
+            for each in reply.decisions if each.kind in loads
+        ]  # fmt: skip
 
     async def explain(self, job_id: str) -> Document:
         """Why a job has the resources it has, by brain."""

@@ -57,6 +57,15 @@ class JobsPeer:
         request = jobmaster_pb2.StopRequest(job_id=job_id, reason=reason, finish=finish)
         return document(await self._jobs.Stop(request, timeout=QUICK_S))
 
+    async def suspend(self, job_id: str, *, reason: str) -> Document:
+        """Set a job aside."""
+        request = jobmaster_pb2.SuspendRequest(job_id=job_id, reason=reason)
+        return document(await self._jobs.Suspend(request, timeout=QUICK_S))
+
+    async def resume(self, job_id: str) -> Document:
+        """Go on with a job that was suspended."""
+        return document(await self._jobs.Resume(jobmaster_pb2.JobRequest(job_id=job_id), timeout=QUICK_S))
+
     async def scale(self, job_id: str, *, role: str, replicas: int | None) -> Document:
         """Pin a role's count; None clears the pin."""
         request = jobmaster_pb2.ScaleRequest(

@@ -13,7 +13,7 @@ from recmesh.runtime.rpc import Tls, channel
 
 PROBE_S = 2.0
 PRESENT_S = 2.0
-"""A service that was killed is back within so long, mostly."""
+"""A service that was killed is back within so long, mostly, on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,12 @@ class Mesh:
 
     name = "peers"
 
-    def __init__(self, addresses: Mapping[str, str], *, token: str | None, tls: Tls | None) -> None:
+    def __init__(
+        self, addresses: Mapping[str, str], *, token: str | None, tls: Tls | None, present_s: float = PRESENT_S,
+    ) -> None:
+        """present_s: how long `present` waits for a service that is away."""
         self._addresses = dict(addresses)
+        self._present_s = present_s
         self._channels = {
             service: channel(address, token=token, tls=tls, who=service)
             for service, address in addresses.items()
@@ -59,7 +63,7 @@ class Mesh:
         """
         found = self._channels[service]
         try:
-            async with asyncio.timeout(PRESENT_S):
+            async with asyncio.timeout(self._present_s):
                 await found.channel_ready()
         except TimeoutError:
             raise Unavailable(

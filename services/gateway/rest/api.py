@@ -15,13 +15,31 @@ from recmesh.runtime.ops.reference import SECURITY_POLICY, reference
 from recmesh.runtime.room import Room
 from recmesh.runtime.telemetry import TraceMiddleware
 from services.gateway.app.access import Access
+from services.gateway.app.audit import Audit
+from services.gateway.app.freshness import Freshness
 from services.gateway.app.inference import Inference
+from services.gateway.app.labels import Labels
 from services.gateway.app.models import Models
 from services.gateway.app.ports import JobEvents
+from services.gateway.app.scaling import Scaling
+from services.gateway.app.webhooks import Webhooks
 from services.gateway.peers.data import DataPeer, PlanningPeer
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.peers.mesh import Mesh
-from services.gateway.rest import code, datasets, inference, jobs, models, openapi, planning, problems
+from services.gateway.rest import (
+    code,
+    datasets,
+    inference,
+    jobs,
+    labels,
+    models,
+    openapi,
+    planning,
+    problems,
+    scaling,
+    webhooks,
+)
+from services.gateway.rest.direct import InferDirect
 from services.gateway.rest.guard import Asgi, BodyLimits, Guard
 from services.gateway.rest.inference import InferLimits
 from services.gateway.store.code import CodeStore
@@ -33,7 +51,9 @@ class Parts:
     """What the routes are made of."""
 
     models: Models
+    freshness: Freshness
     inference: Inference
+    labels: Labels
     regions: SharedRegions
     code: CodeStore
     jobs: JobsPeer
@@ -43,6 +63,9 @@ class Parts:
     events: JobEvents
     dashboards: Mapping[str, str]
     version: str
+    scaling: Scaling
+    webhooks: Webhooks
+    audit: Audit
 
 
 def create(
@@ -63,18 +86,25 @@ def create(
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )  # fmt: skip
     problems.install(app)
+    inferring = inference.router(parts.models, parts.inference, parts.regions, limits=infer)
     for routes in (
         jobs.router(parts.jobs, parts.events, closing=closing),
         code.router(parts.code),
         datasets.router(parts.data),
-        models.router(parts.models),
-        inference.router(parts.models, parts.inference, parts.regions, limits=infer),
+        models.router(parts.models, parts.freshness),
+        inferring,
+        labels.router(parts.labels),
+        scaling.router(parts.models, parts.scaling),
+        webhooks.router(parts.webhooks),
         planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
     ):
         app.include_router(routes)
     app.router.routes.extend([Route("/docs", _docs(app)), *ops])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
-    guarded = Guard(app, access=access, loopback=loopback, limits=limits, room=room)
+    guarded = Guard(
+        InferDirect(app, inferring.routes), access=access, loopback=loopback, limits=limits, room=room,
+        audit=parts.audit,
+    )  # fmt: skip
     return TraceMiddleware(guarded, service="gateway", paths=("/v1/", "/v2"))
 
 

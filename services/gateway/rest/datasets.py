@@ -1,8 +1,9 @@
 """`/v1/datasets`: named datasets, by shardsvc."""
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from recmesh.runtime.errors import InvalidArgument, Violation
@@ -36,10 +37,12 @@ def router(data: DataPeer) -> APIRouter:
         responses=openapi.problems(400, 409),
         openapi_extra=openapi.documents({"name": "flights", "dataset": EXAMPLE}, about="Name and spec."),
     )  # fmt: skip
-    async def register(request: Request) -> Document:
+    async def register(request: Request, response: Response) -> Document:
         """An equal specification changes nothing; a different one is a new revision."""
         name, dataset = _named(await read_document(request))
-        return await data.register(name, as_json(dataset))
+        registered = await data.register(name, as_json(dataset))
+        response.headers["Location"] = f"/v1/datasets/{quote(name, safe='')}"
+        return registered
 
     @routes.get(
         "/v1/datasets", operation_id="listDatasets", summary="All datasets", responses=openapi.problems()

@@ -7,9 +7,10 @@ another site's page sends.
 
 import base64
 import binascii
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,9 @@ from recmesh.runtime import telemetry
 from recmesh.runtime.errors import MeshError, PermissionDenied, ResourceExhausted
 from recmesh.runtime.room import Room
 from services.gateway.app.access import Access
+from services.gateway.app.audit import Audit
 from services.gateway.domain.access import LOOPBACK_HOSTS
+from services.gateway.domain.audit import UNKNOWN, Entry, act_of, outcome_of
 from services.gateway.domain.callers import needed
 from services.gateway.rest.problems import problem, unexpected
 
@@ -26,6 +29,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Mapping[bytes, bytes]
 
 OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json", "/static/")
 """No key needed: they tell nothing of jobs or models."""
@@ -34,6 +38,7 @@ STORING_METHODS = ("POST", "PUT", "PATCH")
 """Under /v1 these write something down, and are refused on a full disk; what ends or removes things is not."""
 ENDING = ":stop"
 MAX_ID_CHARS = 128
+DRY_RUN = re.compile(rb"(?:^|&)dry_run=(?:true|1|yes|on)(?:&|$)", re.IGNORECASE)
 
 _log = telemetry.get_logger(__name__)
 
@@ -57,23 +62,23 @@ class Guard:
     """ASGI middleware."""
 
     def __init__(
-        self, app: Asgi, *, access: Access, loopback: bool, limits: BodyLimits, room: Room
+        self, app: Asgi, *, access: Access, loopback: bool, limits: BodyLimits, room: Room, audit: Audit | None = None
     ) -> None:
         self._app = app
         self._access = access
         self._loopback = loopback
         self._limits = limits
         self._room = room
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] != "http":
             return
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = dict(scope["headers"])         # names are in lower case in ASGI
         request_id = _request_id(headers)
         scope["recmesh.request_id"] = request_id
+        scope["recmesh.told"] = {}              # shared with copies of the scope
         path = str(scope["path"])
         started = finished = False
 
@@ -81,6 +86,7 @@ class Guard:
             nonlocal started, finished
             if message["type"] == "http.response.start":
                 started = True
+                await self._record(scope, message)
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
             elif message["type"] == "http.response.body":
                 finished = not message.get("more_body", False)
@@ -93,32 +99,51 @@ class Guard:
             if not isinstance(error, MeshError):
                 _log.exception("%s %s failed", scope["method"], path, extra={"request_id": request_id})
                 error = unexpected(request_id)
+            scope["recmesh.told"].setdefault("reason", error.reason)
             if started and not finished:
                 raise  # the server closes the connection: the reader must not take it for whole
             if not started:
                 await problem(error, path=path, request_id=request_id)(scope, receive, tagged)
 
-    def _admit(self, scope: Scope, headers: Mapping[str, str], path: str) -> None:
-        host = headers.get("host", "")
+    def _admit(self, scope: Scope, headers: Headers, path: str) -> None:
+        host = _text(headers, b"host")
         if self._loopback and urlsplit(f"//{host}").hostname not in LOOPBACK_HOSTS:
             raise PermissionDenied(
                 f"this gateway answers on loopback only, not as {host!r}", reason="WRONG_HOST"
             )
-        origin = headers.get("origin", "")
+        origin = _text(headers, b"origin")
         if scope["method"] not in SAFE_METHODS and origin and urlsplit(origin).netloc != host:
             raise PermissionDenied(f"writes from pages of {origin} are refused", reason="CROSS_ORIGIN")
         if not path.startswith(OPEN_PATHS):
-            caller = self._access.caller(_bearer(headers.get("authorization", "")))
-            caller.check(*needed(scope["method"], path))
-            if path.startswith("/v2/") and path.endswith("/infer"):
-                self._access.spend(caller)
+            caller = self._access.caller(_bearer(_text(headers, b"authorization")))
             scope["recmesh.caller"] = caller
+            caller.check(*needed(scope["method"], path))
+            if path.startswith("/v2/") and path.endswith(("/infer", "/predict")):
+                self._access.spend(caller)
         if path.startswith("/v1/") and scope["method"] in STORING_METHODS and not path.endswith(ENDING):
             self._room.check()  # at once and by name; the services behind would say it one by one, and late
 
-    def _bounded(self, receive: Receive, headers: Mapping[str, str], path: str) -> Receive:
+    async def _record(self, scope: Scope, start: Message) -> None:
+        """Before the answer is given: who is told that it is done can rely on its being written down."""
+        dry_run = DRY_RUN.search(scope.get("query_string", b"")) is not None
+        act = act_of(scope["method"], str(scope["path"]), dry_run=dry_run)
+        if act is None or self._audit is None:
+            return
+        caller = scope.get("recmesh.caller")
+        place = next((value for name, value in start["headers"] if name.lower() == b"location"), b"").decode("latin-1")
+        if not act.object and place:
+            act = replace(act, object=place.rpartition("/")[2])
+        client = scope.get("client")
+        status = int(start["status"])
+        await self._audit.record(Entry(
+            act, caller.name if caller is not None else UNKNOWN, outcome_of(status), "rest",
+            reason=scope["recmesh.told"].get("reason", "") if status >= 400 else "",
+            request_id=scope["recmesh.request_id"], peer=str(client[0]) if client else "", status=status,
+        ))  # fmt: skip
+
+    def _bounded(self, receive: Receive, headers: Headers, path: str) -> Receive:
         limit = self._limits.of(path)
-        announced = headers.get("content-length", "")
+        announced = headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)
         received = 0
@@ -138,8 +163,12 @@ def _too_large(limit: int) -> ResourceExhausted:
     return ResourceExhausted(f"the body has more than {limit} bytes", reason="TOO_LARGE")
 
 
-def _request_id(headers: Mapping[str, str]) -> str:
-    given = headers.get("x-request-id", "")
+def _text(headers: Headers, name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1")
+
+
+def _request_id(headers: Headers) -> str:
+    given = _text(headers, b"x-request-id")
     usable = 0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable()
     return given if usable else uuid.uuid4().hex
 

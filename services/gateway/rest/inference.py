@@ -12,13 +12,14 @@ from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
 from services.gateway.rest import openapi, repository, shared_memory
-from services.gateway.rest.calls import ClientGone, caller_of, closed, is_local, while_connected
+from services.gateway.rest.calls import ClientGone, body_of, caller_of, closed, is_local, while_connected
 from services.gateway.rest.encoding import packed, unpacked
 from services.gateway.store.shared_memory import Access, SharedRegions, regions_for
 from services.gateway.wire import oip_documents as documents
 from services.gateway.wire import oip_json as wire
 
 HEADER_SIZE = "Inference-Header-Content-Length"
+HEADERS = (b"content-encoding", b"accept-encoding", HEADER_SIZE.lower().encode())
 EXAMPLE: Document = {
     "id": "42",
     "inputs": [
@@ -26,6 +27,7 @@ EXAMPLE: Document = {
         {"name": "distance", "shape": [2], "datatype": "FP32", "data": [447.0, 1189.0]},
     ],
 }
+ROWS_EXAMPLE: Document = {"rows": [{"origin": "JFK", "distance": 2475.0}, {"origin": "SFO", "distance": None}]}
 
 Name = Annotated[str, Path(description="The model's name", examples=["flights"], max_length=63)]
 Version = Annotated[str, Path(description="Its version", examples=["1"], max_length=18)]
@@ -100,7 +102,8 @@ def _model(routes: APIRouter, inference: Inference) -> None:
     async def ready(name: Name, version: Version) -> Document:
         """200 when a request would be run now."""
         if not await inference.model_ready(name, version):
-            raise Unavailable(f"model {name!r} does not serve now", reason="MODEL_NOT_READY")
+            why = await inference.why_not_ready(name, version)
+            raise Unavailable(f"model {name!r} does not serve now: {why}", reason="MODEL_NOT_READY")
         return {"name": name, "ready": True}
 
     async def statistics(name: Name, version: Version) -> Document:
@@ -108,8 +111,8 @@ def _model(routes: APIRouter, inference: Inference) -> None:
         return documents.statistics(await inference.statistics(name, version))
 
     async def config(name: Name, version: Version) -> Document:
-        """Inputs and outputs, in the words of Triton's model configuration."""
-        return documents.config(*(await inference.metadata(name, version))[:2])
+        """Inputs, outputs and batching, in the words of Triton's model configuration."""
+        return documents.config(*await inference.config(name, version))
 
     for suffix, handler, operation, summary in (
         ("", metadata, "modelMetadata", "What a model takes and gives"),
@@ -138,22 +141,24 @@ def _bound(handler: Any, *, versioned: bool) -> Any:
 
 
 def _infer(routes: APIRouter, models: Models, regions: SharedRegions, limits: InferLimits) -> None:
-    async def run(name: str, version: str, request: Request) -> Response:
+    async def run(name: str, version: str, request: Request, *, rows: bool = False) -> Response:
         with deadline(limits.max_infer_timeout_s):
-            headers = request.headers
-            body = await unpacked(
-                await request.body(), headers.get("content-encoding", ""), limit=limits.max_body_bytes
-            )
+            headers: dict[bytes, bytes] = dict(request.scope["headers"])
+            encoding, accepted, size = (headers.get(each, b"").decode("latin-1") for each in HEADERS)
+            body = await unpacked(await body_of(request), encoding, limit=limits.max_body_bytes)
             memory = regions_for(regions, limits.shared_memory, local=is_local(request))
-            asked = wire.infer_request(
-                name, version, body, header_bytes=_size(headers.get(HEADER_SIZE, "")), memory=memory
-            )
+            if rows:
+                asked = wire.predict_request(name, version, body)
+            else:
+                asked = wire.infer_request(
+                    name, version, body, header_bytes=_size(size), memory=memory
+                )
             try:
                 answered = await while_connected(request, models.infer(asked))
             except ClientGone:
                 return closed()
             encoded, header_bytes = wire.infer_response(asked, answered, memory=memory)
-            content, extra = await packed(encoded, headers.get("accept-encoding", ""))
+            content, extra = await packed(encoded, accepted)
             if header_bytes is None:
                 return Response(content, media_type="application/json", headers=extra)
             extra[HEADER_SIZE] = str(header_bytes)
@@ -162,7 +167,8 @@ def _infer(routes: APIRouter, models: Models, regions: SharedRegions, limits: In
     description = (
         "Tensors are lists, nested as the shape or flat, or binary data after the JSON (`binary_data_size` "
         f"and the header {HEADER_SIZE}), or in registered shared memory. Bodies may be gzip or deflate. "
-        "Parameters: `timeout` in microseconds, `priority` (1 goes first), `binary_data_output`."
+        "Parameters: `timeout` in microseconds, `priority` (1 goes first), `binary_data_output`; `raw`: the inputs "
+        "are raw columns (`raw_inputs` of the model's metadata)."
     )
     extra = openapi.documents(EXAMPLE, about="An inference request.", yaml=False)
     extra["parameters"] = [openapi.header(HEADER_SIZE, "Size of the JSON when binary data follow")]
@@ -182,6 +188,27 @@ def _infer(routes: APIRouter, models: Models, regions: SharedRegions, limits: In
     )  # fmt: skip
     async def infer_version(name: Name, version: Version, request: Request) -> Response:
         return await run(name, version, request)
+
+    about = (
+        "`rows` holds objects of raw columns, as the model's data had them before training's own transform; "
+        "`raw_inputs` of the model's metadata names them. The answer is that of an inference."
+    )
+    rows_extra = openapi.documents(ROWS_EXAMPLE, about="Rows of raw columns.", yaml=False)
+
+    @routes.post(
+        "/models/{name}/predict", operation_id="predict", summary="Run a model on raw columns", description=about,
+        responses=problems, openapi_extra=rows_extra, response_class=JSONResponse, response_model=None,
+    )  # fmt: skip
+    async def predict(name: Name, request: Request) -> Response:
+        return await run(name, "", request, rows=True)
+
+    @routes.post(
+        "/models/{name}/versions/{version}/predict", operation_id="predictVersion",
+        summary="Run a version of a model on raw columns", description=about, responses=problems,
+        openapi_extra=rows_extra, response_class=JSONResponse, response_model=None,
+    )  # fmt: skip
+    async def predict_version(name: Name, version: Version, request: Request) -> Response:
+        return await run(name, version, request, rows=True)
 
 
 def _size(text: str) -> int | None:

@@ -11,11 +11,14 @@ from starlette.responses import StreamingResponse
 
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
 from recmesh.runtime.telemetry import get_logger
+from recmesh.serving.settings import PredictionLog
 from recmesh.spec.quantity import CPU, Memory
 from services.gateway.app.ports import Document, JobEvents
+from services.gateway.domain.callers import JOBS, NAMESPACE_END, Caller
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import as_json, read_document, read_model
+from services.gateway.rest.calls import caller_of
 
 logger = get_logger(__name__)
 
@@ -42,6 +45,15 @@ class StopBody(BaseModel):
     """Kept with the job."""
     finish: bool = False
     """Succeed at the next snapshot, with what is trained so far, instead of stopping."""
+
+
+class SuspendBody(BaseModel):
+    """Why a job is set aside."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(default="", max_length=500, examples=["room for a launch"])
+    """Kept with the job."""
 
 
 class ScaleBody(BaseModel):
@@ -85,6 +97,7 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
     ) -> Document:
         """Checks the job and starts it. Every wrong field is named; then nothing is created."""
         spec = await read_document(request)
+        check_export(spec, caller_of(request))
         job = await jobs.submit(
             as_json(spec), request_id=idempotency_key, submitter="rest", dry_run=dry_run
         )
@@ -135,6 +148,23 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
         """Ends its processes after a last snapshot."""
         given = await read_model(request, StopBody)
         return await jobs.stop(job_id, reason=given.reason, finish=given.finish)
+
+    @routes.post(
+        "/{job_id}:suspend", operation_id="suspendJob", summary="Set a job aside",
+        responses=openapi.problems(404, 409), openapi_extra=openapi.body(SuspendBody, required=False),
+    )  # fmt: skip
+    async def suspend(job_id: JobId, request: Request) -> Document:
+        """It saves a snapshot, its processes go, and it waits in phase `Suspended`."""
+        given = await read_model(request, SuspendBody)
+        return await jobs.suspend(job_id, reason=given.reason)
+
+    @routes.post(
+        "/{job_id}:resume", operation_id="resumeJob", summary="Go on with a suspended job",
+        responses=openapi.problems(404, 409),
+    )  # fmt: skip
+    async def resume(job_id: JobId) -> Document:
+        """From the snapshot that it saved."""
+        return await jobs.resume(job_id)
 
     @routes.post(
         "/{job_id}:scale", operation_id="scaleJob", summary="Add or remove processes of a role",
@@ -272,6 +302,22 @@ def _sequence(text: str) -> int:
             violations=[Violation("header.last-event-id", "is not a whole number")],
         )  # fmt: skip
     return int(text)
+
+
+def check_export(spec: Any, caller: Caller) -> None:
+    """PermissionDenied when the job's model, or the log of its predictions, would be another's.
+
+    What is no job is left to jobmaster, which names each wrong field.
+    """
+    export = spec.get("export", {}) if isinstance(spec, dict) else None
+    if not isinstance(export, dict):
+        return
+    name, namespace = export.get("model_name") or spec.get("name"), export.get("namespace")
+    caller.check(JOBS, f"{namespace}{NAMESPACE_END}{name}" if namespace else str(name))
+    serving = export.get("serving")
+    log = serving.get("log") if isinstance(serving, dict) else None
+    if isinstance(log, dict):
+        caller.check_topic(str(log.get("topic", PredictionLog().topic)))
 
 
 def _labels(items: list[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.gateway.app.freshness import Freshness
 from services.gateway.app.models import Models
 from services.gateway.app.ports import Document
 from services.gateway.domain import traffic as rules
@@ -14,6 +15,7 @@ from services.gateway.rest.bodies import read_model, read_object
 from services.gateway.rest.calls import caller_of
 from services.gateway.wire.registry import document
 
+Version = Annotated[str, Query(description="Which version of the model; else the one that serves")]
 Name = Annotated[str, Path(description="The model's name", examples=["flights"], max_length=63)]
 
 
@@ -27,7 +29,8 @@ class RegisterBody(BaseModel):
     """A number above all before it; empty: the next."""
     uri: str = Field(examples=["models/flights/2"])
     """The exported folder, in the mesh's storage: absolute, or below its root."""
-    framework: str = Field(examples=["torch"])
+    framework: str = Field(default="", examples=["torch"])
+    """`tensorflow`, `torch` or `ensemble`; empty: as its files say."""
     job_id: str = ""
     snapshot: int = Field(default=0, ge=0)
     metrics: dict[str, float] = {}
@@ -68,7 +71,16 @@ class TrafficBody(BaseModel):
     """A version asked nothing for so long leaves memory until it is asked again; 0: never."""
 
 
-def router(models: Models) -> APIRouter:
+class RollbackBody(BaseModel):
+    """Which version of rows and weights is to serve."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fresh_version: int = Field(gt=0, examples=[41])
+    """One of `versions` of the model's freshness."""
+
+
+def router(models: Models, freshness: Freshness) -> APIRouter:
     """The routes."""
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -150,5 +162,30 @@ def router(models: Models) -> APIRouter:
         """All rules at once: what is left out has its default. Versions named here are loaded after the answer."""
         wanted = rules.parse(await read_object(request))
         return rules.as_document(await models.set_traffic(name, wanted))
+
+    @routes.get(
+        "/{name}/freshness", operation_id="getFreshness", summary="How fresh a model is that follows its job",
+        responses=openapi.problems(404, 409),
+    )  # fmt: skip
+    async def fresh(name: Name, version: Version = "") -> Document:
+        """Which version of rows and weights serves, how far behind it was, and which tier answered how many ids."""
+        return await freshness.status(name, version)
+
+    @routes.post(
+        "/{name}/rollback", operation_id="rollbackModel", summary="Serve an earlier version of rows and weights",
+        responses=openapi.problems(400, 404, 409), openapi_extra=openapi.body(RollbackBody),
+    )  # fmt: skip
+    async def rollback(name: Name, request: Request, version: Version = "") -> Document:
+        """Answers when it serves. No later version is applied until the model is told to resume."""
+        given = await read_model(request, RollbackBody)
+        return await freshness.roll_back(name, given.fresh_version, version=version)
+
+    @routes.post(
+        "/{name}/resume", operation_id="resumeModel", summary="Follow the job again after a rollback",
+        responses=openapi.problems(404, 409),
+    )  # fmt: skip
+    async def resume(name: Name, version: Version = "") -> Document:
+        """Answers when the newest version serves."""
+        return await freshness.resume(name, version=version)
 
     return routes

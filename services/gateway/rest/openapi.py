@@ -27,6 +27,8 @@ TAGS: list[dict[str, Any]] = [
         "name": "inference",
         "description": "Open Inference Protocol v2, with binary tensors, repository and statistics.",
     },
+    {"name": "labels", "description": "What became of samples that were predicted."},
+    {"name": "webhooks", "description": "Events by HTTP, signed, for those who have no NATS."},
     {"name": "planning", "description": "Forecasts of traffic, and plans of resources."},
     {"name": "mesh", "description": "The services behind this API."},
 ]

@@ -4,12 +4,37 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.app.ports import Document
 from services.gateway.peers.data import PlanningPeer
 from services.gateway.peers.mesh import Mesh
 from services.gateway.rest import openapi
+from services.gateway.rest.bodies import read_model
+from services.gateway.rest.calls import caller_of
+
+MAX_POINTS = 10_000
+"""Of one request."""
+
+
+class RatePoint(BaseModel):
+    """Of one step."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    at: float = Field(description="Unix seconds of the step's begin, or of a counter's look", examples=[1790000000])
+    value: float = Field(description="Per second, or what the counter showed", examples=[41.5])
+
+
+class RatesBody(BaseModel):
+    """Rates of a series."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step_s: float = Field(description="Seconds of a step", examples=[60])
+    points: list[RatePoint] = Field(min_length=1, max_length=MAX_POINTS)
+    counter: bool = Field(False, description="The values are what a counter showed")
 
 
 def router(planning: PlanningPeer, mesh: Mesh, *, dashboards: Mapping[str, str], version: str) -> APIRouter:
@@ -55,6 +80,20 @@ def router(planning: PlanningPeer, mesh: Mesh, *, dashboards: Mapping[str, str],
     ) -> Document:
         """Values per second, oldest first, each over `step_s` from `at` on."""
         return await planning.rates(series, since=since, until=until, step_s=step_s, limit=limit)
+
+    @routes.post(
+        "/rates/{series:path}", tags=["planning"], operation_id="tellRates", summary="Tell what was measured",
+        description="The same again replaces itself.",
+        responses=openapi.problems(400, 403, 413, 503), openapi_extra=openapi.body(RatesBody),
+    )  # fmt: skip
+    async def tell(
+        series: Annotated[str, Path(examples=["shop/orders"], max_length=200)], request: Request
+    ) -> Document:
+        """How many values were taken."""
+        caller_of(request).check_series(series)
+        given = await read_model(request, RatesBody)
+        points = [(point.at, point.value) for point in given.points]
+        return await planning.tell_rates(series, points, step_s=given.step_s, counter=given.counter)
 
     @routes.get(
         "/plans/{job_id}", tags=["planning"], operation_id="explainPlan",

@@ -148,6 +148,7 @@ def _from_http(error: HTTPException, request: Request) -> MeshError:
 
 
 def _answer(request: Request, error: MeshError, headers: Mapping[str, str] | None = None) -> Response:
+    request.scope.get("recmesh.told", {})["reason"] = error.reason       # for the audit
     return problem(
         error, path=request.url.path, request_id=request.scope.get("recmesh.request_id", ""), headers=headers
     )

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from recmesh.pb import inference_pb2 as pb
 from recmesh.pb import inference_pb2_grpc
 from recmesh.runtime.errors import MeshError
 from services.gateway.app.access import Access
+from services.gateway.app.audit import Audit, outcome_of
 from services.gateway.app.inference import Inference
 from services.gateway.app.models import Models
 from services.gateway.domain.access import is_local_peer
+from services.gateway.domain.audit import UNKNOWN, Act, Entry
 from services.gateway.domain.callers import INFER, MODELS, Caller
 from services.gateway.domain.regions import Region
 from services.gateway.store.shared_memory import Access as SharedAccess
@@ -30,13 +32,14 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(
         self, models: Models, inference: Inference, regions: SharedRegions, *, access: Access,
-        shared: SharedAccess,
+        shared: SharedAccess, audit: Audit | None = None,
     ) -> None:
         self._models = models
         self._inference = inference
         self._shared_regions = regions
         self._access = access
         self._shared = shared
+        self._audit = audit
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
         """The process answers."""
@@ -70,16 +73,16 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
         """Run a model."""
-        with self._call(context, INFER, request.model_name):
-            self._access.spend(self._caller(context))
+        with self._call(context, INFER, request.model_name) as caller:
+            self._access.spend(caller)
             return await self._infer(request, self._regions(context))
 
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Any
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """Requests run side by side; answers come in the requests' order, each with its own error if any."""
-        with self._call(context):
-            regions, caller = self._regions(context), self._caller(context)
+        with self._call(context) as caller:
+            regions = self._regions(context)
         answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW)
         under_way: set[asyncio.Task[Any]] = set()
 
@@ -101,10 +104,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             await asyncio.gather(reading, *under_way, return_exceptions=True)
 
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Any) -> pb.ModelConfigResponse:
-        """What a model takes and gives, in Triton's words."""
+        """What a model takes and gives, and its batching, in Triton's words."""
         with self._call(context, INFER, request.name):
-            record, card, _versions = await self._inference.metadata(request.name, request.version)
-            return pb.ModelConfigResponse(config=model_config(record, card))
+            found = await self._inference.config(request.name, request.version)
+            return pb.ModelConfigResponse(config=model_config(*found))
 
     async def SystemSharedMemoryStatus(
         self, request: pb.SystemSharedMemoryStatusRequest, context: Any
@@ -134,19 +137,17 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: pb.ModelStatisticsRequest, context: Any
     ) -> pb.ModelStatisticsResponse:
         """Counts and times."""
-        with self._call(context, INFER, request.name):
+        with self._call(context, INFER, request.name) as caller:
             found = await self._inference.statistics(request.name, request.version)
-            sees = self._caller(context).sees
-            return wire.statistics({key: item for key, item in found.items() if sees(key[0])})
+            return wire.statistics({key: item for key, item in found.items() if caller.sees(key[0])})
 
     async def RepositoryIndex(
         self, request: pb.RepositoryIndexRequest, context: Any
     ) -> pb.RepositoryIndexResponse:
         """All versions with their states."""
-        with self._call(context):
+        with self._call(context) as caller:
             entry = pb.RepositoryIndexResponse.ModelIndex
-            sees = self._caller(context).sees
-            found = [item for item in await self._inference.index(only_ready=request.ready) if sees(item.name)]
+            found = [item for item in await self._inference.index(only_ready=request.ready) if caller.sees(item.name)]
             return pb.RepositoryIndexResponse(
                 models=[
                     entry(name=item.name, version=item.version, state=item.state, reason=item.reason)
@@ -158,7 +159,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: pb.RepositoryModelLoadRequest, context: Any
     ) -> pb.RepositoryModelLoadResponse:
         """Load a version; the newest when none is named."""
-        with self._call(context, MODELS, request.model_name):
+        async with self._change(context, "load", request.model_name):
             version = repository.load_version(wire.parameters(request.parameters))
             await self._models.load(request.model_name, version)
             return pb.RepositoryModelLoadResponse()
@@ -167,9 +168,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: pb.RepositoryModelUnloadRequest, context: Any
     ) -> pb.RepositoryModelUnloadResponse:
         """Unload a model."""
-        with self._call(context, MODELS, request.model_name):
+        async with self._change(context, "unload", request.model_name) as caller:
             version, dependents = repository.unload_choice(wire.parameters(request.parameters))
-            caller = self._caller(context)
             await self._inference.unload(request.model_name, version, dependents=dependents, caller=caller)
             return pb.RepositoryModelUnloadResponse()
 
@@ -194,11 +194,35 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         metadata = dict(context.invocation_metadata() or ())
         return self._access.caller(str(metadata.get("authorization", "")))
 
-    @contextmanager
-    def _call(self, context: Any, scope: str = INFER, model: str = "") -> Iterator[None]:
+    @asynccontextmanager
+    async def _change(self, context: Any, verb: str, model: str) -> AsyncIterator[Caller]:
+        """As `_call`, and it is written down who did it."""
+        act = Act(verb, "model", model)
+        known: list[str] = []
         try:
-            self._caller(context).check(scope, model)
-            yield
+            with self._call(context, MODELS, model, known) as caller:
+                yield caller
+        except MeshError as error:
+            who = known[0] if known else UNKNOWN
+            await self._record(Entry(act, who, outcome_of(error), "rpc", reason=error.reason, peer=context.peer()))
+            raise
+        await self._record(Entry(act, known[0], "done", "rpc", peer=context.peer()))
+
+    async def _record(self, entry: Entry) -> None:
+        if self._audit is not None:
+            await self._audit.record(entry)
+
+    @contextmanager
+    def _call(
+        self, context: Any, scope: str = INFER, model: str = "", known: list[str] | None = None
+    ) -> Iterator[Caller]:
+        """`known` gets the caller's name, before it is looked at what it may do."""
+        try:
+            caller = self._caller(context)
+            if known is not None:
+                known.append(caller.name)
+            caller.check(scope, model)
+            yield caller
         except MeshError as error:
             if "retry_after_s" in error.metadata:
                 context.set_trailing_metadata((("retry-after", error.metadata["retry_after_s"]),))

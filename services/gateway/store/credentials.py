@@ -1,6 +1,7 @@
 """Credentials that the gateway knows: one key for everything, a file of keys, a file of JWT keys (JWKS).
 
-Files are read again when they change, so that a key is withdrawn without a restart.
+Files are read again when they change, so that a key is withdrawn without a restart. One that cannot be read then lets
+nobody in, and what is wrong with it is for the log: callers whom nobody knows yet must not read of keys.
 """
 
 import hashlib
@@ -14,15 +15,26 @@ import jwt
 import orjson
 import yaml
 
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Unauthenticated, Violation
+from recmesh.runtime import telemetry
+from recmesh.runtime.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    MeshError,
+    Unauthenticated,
+    Unavailable,
+    Violation,
+)
 from services.gateway.domain import callers
 from services.gateway.domain.callers import ANYONE, Caller
 
 ALGORITHMS: Mapping[str, str] = {"oct": "HS256", "RSA": "RS256"}
 """One for each kind of key: a public RSA key must never be taken for a shared secret."""
 LEEWAY_S = 30.0
+MASTER = Caller("the mesh's key")
 
 T = TypeVar("T")
+
+_log = telemetry.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +64,32 @@ class Credentials:
                 file.read()
 
     def caller(self, header: str) -> Caller:
-        """Whose `Authorization: Bearer ...` that is; Unauthenticated when it is nobody's."""
+        """Whose `Authorization: Bearer ...` that is; Unauthenticated when it is nobody's, Unavailable while a file of
+        credentials cannot be read."""
         if self._sources.api_key is None and self._keys is None and self._jwks is None:
             return ANYONE
         if not header:
-            raise Unauthenticated("an API key is needed: Authorization: Bearer <key>", reason="NO_CREDENTIAL")
+            what = "an API key" if self._jwks is None else "an API key or a token (JWT)"
+            raise Unauthenticated(f"{what} is needed: Authorization: Bearer ...", reason="NO_CREDENTIAL")
         scheme, _, credential = header.partition(" ")
         credential = credential.strip()
         found = self._known(credential) if scheme.lower() == "bearer" and credential else None
         if found is None:
-            raise Unauthenticated("the API key is wrong", reason="WRONG_CREDENTIAL")
+            what = "the API key is wrong" if self._jwks is None else "this is no known API key, nor a token (JWT)"
+            raise Unauthenticated(what, reason="WRONG_CREDENTIAL")
         return found
 
     def _known(self, credential: str) -> Caller | None:
         master = self._sources.api_key
         if master is not None and hmac.compare_digest(credential.encode(), master.encode()):
-            return Caller("the mesh's key")
+            return MASTER
         if self._keys is not None:
             # Looked up by digest: how long that takes tells nothing of the keys.
-            found = self._keys.read().get(hashlib.sha256(credential.encode()).hexdigest())
+            found = self._keys.current().get(hashlib.sha256(credential.encode()).hexdigest())
             if found is not None:
                 return found
         if self._jwks is not None and credential.count(".") == 2:
-            return self._token(credential, self._jwks.read())
+            return self._token(credential, self._jwks.current())
         return None
 
     def _token(self, token: str, keys: Mapping[str, tuple[str, Any]]) -> Caller:
@@ -109,6 +124,22 @@ class _File(Generic[T]):
         self._parse = parse
         self._seen: tuple[int, int] | None = None
         self._value: T | None = None
+        self._told = ""
+
+    def current(self) -> T:
+        """As `read`, for a caller, who is told no more than that it is not the caller's fault."""
+        try:
+            found = self.read()
+        except (InvalidArgument, FailedPrecondition) as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                _log.error("nobody is let in by %s: %s", self._path, error)
+            raise Unavailable(
+                "credentials cannot be checked now: their file cannot be read; the gateway's log says why",
+                reason="NO_CREDENTIALS_FILE",
+            ) from None
+        self._told = ""
+        return found
 
     def read(self) -> T:
         """What the file says now; FailedPrecondition when it cannot be read, and then nobody is let in by it."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Protocol
 
 import orjson
@@ -116,8 +116,11 @@ def _encode(record: ModelVersion) -> bytes:
 
 def _decode(value: bytes) -> ModelVersion:
     try:
-        fields = orjson.loads(value)
-        fields.pop("format")
-        return ModelVersion(**{**fields, "state": State(fields["state"])})
+        found = orjson.loads(value)
+        if "format" not in found:
+            raise KeyError("format")
+        known = {field.name for field in fields(ModelVersion)}     # a newer release may have added to it
+        state = State(found["state"]) if found["state"] in set(State) else State.REGISTERED
+        return ModelVersion(**{**{k: v for k, v in found.items() if k in known}, "state": state})
     except (ValueError, TypeError, KeyError) as error:
         raise DataLoss(f"a model record cannot be read: {error}", reason="BAD_RECORD") from None

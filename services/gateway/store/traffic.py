@@ -26,7 +26,8 @@ class TrafficRules:
         if entry is None:
             return Traffic()
         try:
-            return rules.parse(orjson.loads(entry.value))
+            found = orjson.loads(entry.value)
+            return rules.parse({name: found[name] for name in rules.FIELDS if name in found})   # a newer release's
         except (ValueError, InvalidArgument) as error:
             raise DataLoss(f"the traffic rules of {name!r} cannot be read: {error}", reason="BAD_RECORD") from None
 

@@ -8,7 +8,7 @@ from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
 from recmesh.serving.card import ModelCard, TensorSpec
 from recmesh.serving.datatypes import DATATYPES
 from services.gateway.domain import regions
-from services.gateway.domain.inference import InferRequest, InferResponse, Parameter, RequestedOutput
+from services.gateway.domain.inference import InferRequest, InferResponse, Parameter, RequestedOutput, raw_form
 from services.gateway.domain.models import ModelVersion
 from services.gateway.domain.regions import Memory, Place, Region
 from services.gateway.domain.statistics import Duration, ModelStatistics
@@ -35,9 +35,10 @@ def infer_request(message: pb.ModelInferRequest, *, memory: Memory) -> InferRequ
         _input(item, place, next(contents) if raw and place is None else None, memory)
         for item, place in zip(message.inputs, places, strict=True)
     ]
+    asked = parameters(message.parameters)
     return InferRequest(
         message.model_name, message.model_version, tuple(inputs),
-        tuple(_output(item) for item in message.outputs), message.id, parameters(message.parameters),
+        tuple(_output(item) for item in message.outputs), message.id, asked, form=raw_form(asked),
     )  # fmt: skip
 
 
@@ -47,6 +48,8 @@ def infer_response(
     """Outputs travel raw; those wanted in shared memory are put there, and have empty contents here."""
     wanted = {item.name: item.place for item in request.outputs if item.place is not None}
     message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    if response.fresh_version:
+        message.parameters["fresh_version"].int64_param = response.fresh_version
     for item in response.outputs:
         raw, place = to_raw(item), wanted.get(item.name)
         output = message.outputs.add(name=item.name, datatype=item.datatype.name, shape=item.shape)
@@ -97,6 +100,12 @@ def metadata(record: ModelVersion, card: ModelCard, versions: Sequence[str]) -> 
         name=record.name, versions=versions, platform=card.platform,
         inputs=[_tensor_metadata(item) for item in card.inputs],
         outputs=[_tensor_metadata(item) for item in card.outputs],
+        raw_inputs=[
+            pb.ModelMetadataResponse.RawColumn(
+                name=item.name, datatypes=item.datatypes, shape=item.shape, features=item.features
+            )
+            for item in card.raw.columns
+        ],
     )  # fmt: skip
 
 

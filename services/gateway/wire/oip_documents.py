@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recmesh.serving.card import ModelCard, TensorSpec
+from recmesh.serving.raw.columns import RawColumn
+from recmesh.serving.settings import ServingSettings
 from services.gateway.domain.models import ModelVersion
 from services.gateway.domain.regions import Region
 from services.gateway.domain.statistics import Duration, ModelStatistics
-from services.gateway.wire.model_config import BACKENDS, type_name
+from services.gateway.wire.model_config import BACKENDS, NO_BATCHING, dims, largest_batch, type_name
 
 
 def metadata(record: ModelVersion, card: ModelCard, versions: Sequence[str]) -> dict[str, Any]:
@@ -16,6 +18,7 @@ def metadata(record: ModelVersion, card: ModelCard, versions: Sequence[str]) -> 
         "name": record.name, "versions": list(versions), "platform": card.platform,
         "inputs": [_tensor_metadata(item) for item in card.inputs],
         "outputs": [_tensor_metadata(item) for item in card.outputs],
+        **({"raw_inputs": [_raw_column(item) for item in card.raw.columns]} if card.raw.columns else {}),
     }  # fmt: skip
 
 
@@ -39,8 +42,8 @@ def statistics(entries: Mapping[tuple[str, str], ModelStatistics]) -> dict[str, 
     }  # fmt: skip
 
 
-def config(record: ModelVersion, card: ModelCard) -> dict[str, Any]:
-    """What a model takes and gives, in the words of Triton's model configuration."""
+def config(record: ModelVersion, card: ModelCard, settings: ServingSettings) -> dict[str, Any]:
+    """What a model takes and gives, and its batching, in the words of Triton's model configuration."""
     steps = [
         {
             "model_name": item.model, "model_version": int(item.version or -1),
@@ -48,12 +51,14 @@ def config(record: ModelVersion, card: ModelCard) -> dict[str, Any]:
         }
         for item in card.steps
     ]  # fmt: skip
+    rows, batching = largest_batch(card, settings), settings.dynamic_batching
     return {
         "name": record.name, "platform": card.platform, "backend": BACKENDS[card.framework],
-        "max_batch_size": 0,
-        "input": [_config_tensor(item) for item in card.inputs],
-        "output": [_config_tensor(item) for item in card.outputs],
+        "max_batch_size": rows,
+        "input": [_config_tensor(item, rows) for item in card.inputs],
+        "output": [_config_tensor(item, rows) for item in card.outputs],
         **({"ensemble_scheduling": {"step": steps}} if steps else {}),
+        **({"dynamic_batching": batching.model_dump(mode="json")} if rows or batching != NO_BATCHING else {}),
     }  # fmt: skip
 
 
@@ -65,12 +70,19 @@ def regions(entries: Mapping[str, Region]) -> list[dict[str, Any]]:
     ]
 
 
-def _config_tensor(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "data_type": type_name(spec.datatype), "dims": list(spec.shape)}
+def _config_tensor(spec: TensorSpec, rows: int) -> dict[str, Any]:
+    return {"name": spec.name, "data_type": type_name(spec.datatype), "dims": dims(spec, rows)}
 
 
 def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(spec.shape)}
+
+
+def _raw_column(column: RawColumn) -> dict[str, Any]:
+    return {
+        "name": column.name, "datatypes": list(column.datatypes), "shape": list(column.shape),
+        "features": list(column.features),
+    }  # fmt: skip
 
 
 def _duration(value: Duration) -> dict[str, int]:

@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 
 from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.serving.raw.columns import ROWS
 from services.gateway.domain import regions
-from services.gateway.domain.inference import InferRequest, InferResponse, Parameter, RequestedOutput
+from services.gateway.domain.inference import InferRequest, InferResponse, Parameter, RequestedOutput, raw_form
 from services.gateway.domain.regions import Memory
 from services.gateway.domain.tensors import Tensor, from_raw, from_values, to_raw, to_values
 
@@ -34,8 +35,33 @@ def infer_request(
     return InferRequest(
         model, version, _inputs(document.get("inputs"), memoryview(binary), memory),
         _outputs(document.get("outputs")),
-        _text(document.get("id", ""), "id"), given, given.get("binary_data_output") is True,
+        _text(document.get("id", ""), "id"), given, given.get("binary_data_output") is True, raw_form(given),
     )  # fmt: skip
+
+
+def predict_request(model: str, version: str, body: bytes) -> InferRequest:
+    """Rows of raw columns: `rows`, and as in the protocol `id`, `parameters`, `outputs`."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise _wrong("body", f"is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise _wrong("body", "is not a JSON object")
+    unknown = sorted(set(document) - {"rows", "id", "parameters", "outputs"})
+    if unknown:
+        raise _wrong(unknown[0], "is no field of this request; it has rows, id, parameters, outputs")
+    rows = document.get("rows")
+    if not isinstance(rows, list) or not rows:
+        raise _wrong("rows", "is not a list with at least one object")
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise _wrong(f"rows[{index}]", "is not an object")
+    given = _parameters(document.get("parameters"), "parameters")
+    tensor = from_values("rows", "BYTES", [1], [orjson.dumps(rows)])
+    return InferRequest(
+        model, version, (tensor,), _outputs(document.get("outputs")), _text(document.get("id", ""), "id"), given,
+        given.get("binary_data_output") is True, ROWS,
+    )
 
 
 def infer_response(
@@ -71,6 +97,8 @@ def infer_response(
     }
     if response.id:
         head["id"] = response.id
+    if response.fresh_version:
+        head["parameters"] = {"fresh_version": response.fresh_version}
     encoded = orjson.dumps(head)
     return (encoded + b"".join(binary), len(encoded)) if binary else (encoded, None)
 

@@ -4,18 +4,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from recmesh.runtime.errors import MeshError
+from recmesh.runtime.errors import MeshError, MeshFault, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
+from recmesh.spec.job import Role
 from services.jobmaster.app.memory import after_oom, limit_of
 from services.jobmaster.app.notices import is_told_to_go, note_notice
 from services.jobmaster.app.queue import release_worker
 from services.jobmaster.app.relief import relieve
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.suspending import resume
 from services.jobmaster.app.timeline import arrived, decide
-from services.jobmaster.cluster import StartOrder
+from services.jobmaster.cluster import Amounts, Group, Owner, StartOrder
 from services.jobmaster.domain import plan
-from services.jobmaster.domain.exits import Exit, Verdict, judge, retry_delay_s
-from services.jobmaster.domain.job import RoleKey, RoleState
+from services.jobmaster.domain.exits import Cause, Exit, Verdict, judge, retry_delay_s
+from services.jobmaster.domain.failures import ruled
+from services.jobmaster.domain.job import Ending, RoleKey, RoleState
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.situation import (
     Abandon,
@@ -34,6 +37,9 @@ from services.jobmaster.domain.situation import (
 
 logger = get_logger(__name__)
 
+TOKEN = "RECMESH_TOKEN"
+LET_GO_S = 15.0
+"""A process that is to end by itself, so that its pod stays, is ended after it."""
 READERS = ("worker", "data")
 """Roles that read the job's data."""
 ON_GENERATION = frozenset({"open", "snapshot", "void", "abort"})
@@ -110,11 +116,22 @@ class Acts:
         order = StartOrder(
             job_id=run.job_id, name=role.name, role=role.role, index=role.index,
             env=self._env(role.role, role.index), cpu=size.cpu, memory_bytes=limit_of(run, role.role),
+            gpu=size.gpu, gpu_kind=size.gpu_kind, image=run.spec.model.image,
+            secrets=frozenset((TOKEN, *run.context.topics_env, *run.context.mesh_topics_env)),
+            template=self._declared(role.role).pod_template,
+            owner=Owner(ref.namespace, ref.name, ref.uid) if (ref := run.job.object) else None,
+            spec=run.spec, sizes={name: self._amounts(name) for name in (*plan.ROLES, "finisher")},
+            instances=sum(
+                plan.wanted(run.spec, run.job.intent, run.status.plan, each) for each in plan.planned_roles(run.spec)
+            ),
+            group=self._group(),
         )
         try:
             process = await run.context.cluster.start(order)
         except MeshError as error:
-            failed = Exit(reason=f"it cannot be started: {error.message}")
+            # What is away, or full, is not the job's failure.
+            cause: Cause = "refused" if isinstance(error, MeshFault | ResourceExhausted) else ""
+            failed = Exit(reason=f"it cannot be started: {error.message}", cause=cause)
             await self._note_exit(key, failed, lambda names: None)
             return
         # It may have registered by now: only the handle is added.
@@ -125,9 +142,21 @@ class Acts:
         run.telling.role_started(current.model_copy(update={"handle": process.handle}))
         arrived(run, place=role.place, name=role.name)
 
+    def _amounts(self, role: str) -> Amounts:
+        """What a process of the role would get now."""
+        run = self._run
+        size = plan.size(run.spec, run.job.intent, run.status.plan, role)
+        return Amounts(size.cpu, limit_of(run, role), size.gpu, size.gpu_kind)
+
+    def _group(self) -> Group | None:
+        run, policy = self._run, self._run.spec.pod_group_policy
+        if policy is None:
+            return None
+        return Group(policy, plan.least(run.spec, run.job.intent, run.status.plan))
+
     def _env(self, role: str, index: int) -> dict[str, str]:
         context = self._run.context
-        declared = self._run.spec.roles.worker if role == "finisher" else getattr(self._run.spec.roles, role)
+        declared = self._declared(role)
         return {
             # One thread per process: two OpenMP threads under contention collapse (scale by processes).
             "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
@@ -139,6 +168,11 @@ class Acts:
             "RECMESH_ROLE": role, "RECMESH_ROLE_INDEX": str(index), "RECMESH_JOB_ID": self._run.job_id,
             "RECMESH_JOBMASTER": context.addresses.jobmaster(),
         }
+
+    def _declared(self, role: str) -> Role:
+        """What the spec says of the role; a finisher is as a worker."""
+        found: Role = getattr(self._run.spec.roles, "worker" if role == "finisher" else role)
+        return found
 
     def _topics_env(self) -> dict[str, str]:
         """What it takes to read the job's topics, and nothing where it has none."""
@@ -162,7 +196,9 @@ class Acts:
             exit = replace(exit, reason=f"ended by jobmaster: {why}")
         if is_told_to_go(run, role, exit=exit):
             role = note_notice(run, role)
-        verdict = self._judge(role, exit)
+        verdict = ruled(run.spec.pod_failure_policy, role.role, exit, self._judge(role, exit))
+        # Training goes well without a model that is served meanwhile, whatever keeps it from being exported.
+        publishes = role.role == "finisher" and run.status.closing is None
         run.killing.pop(role.name, None)
         beat = run.vitals.forget(key)
         lived_long = now - role.since >= run.context.limits.retry_reset_s
@@ -186,8 +222,16 @@ class Acts:
             )
         if role.role == "worker" and verdict.counts and exit.batch is not None:
             run.status = run.status.with_death(exit.batch)
-        if run.status.ending is None:
+        if publishes:
+            if verdict.is_uncommanded:
+                run.note(f"the model is not served yet, its export is tried again: {verdict.text}")
+        elif run.status.ending is None:
             self._count(role, verdict)
+            if verdict.action == "FailJob":
+                rule = f"pod_failure_policy.rules.{verdict.rule}"
+                message = f"{role.place}: {verdict.text} ({rule})"[:2000]
+                cancel(EVERYTHING)
+                run.update(ending=Ending(phase=Phase.FAILED, reason="PodFailurePolicy", message=message))
         if role.role == "ps":
             run.context.peers.servers.forget(role.address)
             cancel(_concerned(run, role))
@@ -208,8 +252,10 @@ class Acts:
 
     def _judge(self, role: RoleState, exit: Exit) -> Verdict:
         verdict = judge(role, exit)
-        closing = self._run.status.closing
-        if role.role == "finisher" and verdict.kind == "done" and (closing is None or not closing.reported):
+        closing, published = self._run.status.closing, self._run.status.publication
+        has_published = published is not None and published.by != "" and published.by == role.incarnation
+        has_reported = has_published or (closing is not None and closing.reported)
+        if role.role == "finisher" and verdict.kind == "done" and not has_reported:
             return Verdict("crash", "it ended without a report")
         if role.role in ("ps", "data", "evaluator") and verdict.kind == "done":
             if self._run.record.phase == "closed" or self._run.status.ending is not None:
@@ -221,7 +267,7 @@ class Acts:
         status = self._run.status
         if verdict.counts:
             self._run.update(failures=status.failures + 1)
-        if verdict.kind == "mistake":
+        if verdict.is_mistake:
             told = status.mistake or verdict.text
             self._run.update(mistakes=status.mistakes + 1, mistake=told)
         if verdict.kind == "oom":
@@ -299,8 +345,29 @@ class Acts:
         if hard:
             run.killed_for[name] = reason
         run.killing[name] = run.context.clock.now()
+        if not hard and self._leaves_pods():
+            run.in_background(self._stop_later(name))
+            return
         grace_s = 0.0 if hard else run.context.limits.terminate_grace_s
         await run.context.cluster.stop(run.job_id, name, grace_s=grace_s)
+
+    def _leaves_pods(self) -> bool:
+        """Processes end by the answers to their heartbeats, so that their pods stay."""
+        run = self._run
+        is_end = run.status.ending is not None or run.record.phase == "closed"
+        return is_end and run.spec.clean_pod_policy == "None" and not run.job.intent.delete
+
+    async def _stop_later(self, name: str) -> None:
+        run = self._run
+        cluster = run.context.cluster
+        await run.context.clock.sleep(LET_GO_S)
+        try:
+            if any(item.name == name and item.exit is None for item in await cluster.processes(run.job_id)):
+                await cluster.stop(run.job_id, name, grace_s=run.context.limits.terminate_grace_s)
+        except MeshError as error:
+            logger.warning("job %s: %s is not ended yet: %s", run.job_id, name, error.message)
+            run.killing.pop(name, None)
+            run.wake()
 
     async def _move(self, phase: Phase, reason: str, message: str) -> None:
         run = self._run
@@ -311,6 +378,8 @@ class Acts:
                     role="worker", before=run.status.settled_workers, after=after, reason=run.why_scaled
                 )
             run.update(settled_workers=after)
+        if phase is Phase.PENDING:
+            resume(run)
         run.move(phase, reason=reason, message=message)
         await run.flush()
         await asyncio.sleep(0)

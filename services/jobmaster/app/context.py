@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import Violation
+from recmesh.spec.job import TrainingJob
 from services.jobmaster.cluster import Controller
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.peers import Peers
@@ -43,4 +45,6 @@ class Context:
     mesh_topics_env: Mapping[str, str] = field(default_factory=dict)
     """What those have that read topics of the mesh's own NATS."""
     lease_ttl_s: float = 30.0
+    untracked: Callable[[TrainingJob], list[Violation]] = lambda spec: []
+    """Why metrics of a job cannot go where it asks."""
     max_live_jobs: int = 1000

@@ -1,5 +1,8 @@
 """From the closing snapshot to success, and how a job ends otherwise."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, MeshError
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.run import Run
@@ -30,8 +33,8 @@ async def close(run: Run) -> None:
     name, version, uri = "", "", ""
     export = run.spec.export
     if export is not None:
-        name = export.model_name or run.spec.name
-        version = str(await run.context.store.next_version(name, above=await _highest_version(run, name)))
+        name = export.name_for(run.spec.name)
+        version = str(await run.context.store.next_version(name, above=await highest_version(run, name)))
         uri = f"{run.context.storage_uri.rstrip('/')}/models/{name}/{version}"
     await _close_queue(run, forget=False)
     seconds = run.status.snapshot_at - run.status.trained_since
@@ -44,7 +47,7 @@ async def close(run: Run) -> None:
     )
 
 
-async def _highest_version(run: Run, name: str) -> int:
+async def highest_version(run: Run, name: str) -> int:
     """The highest numbered version that the gateway has; 0 when it cannot be asked: the store counts too."""
     try:
         versions = await run.context.peers.models.versions(name)
@@ -52,6 +55,28 @@ async def _highest_version(run: Run, name: str) -> int:
         logger.warning("job %s: the gateway does not list versions: %s", run.job_id, error.message)
         return 0
     return max((int(item.version) for item in versions if item.version.isdecimal()), default=0)
+
+
+async def entered(
+    run: Run, model: ModelVersion, *, framework: str, metrics: Mapping[str, float], request_id: str, load: bool,
+    serving: Mapping[str, Any],
+) -> ModelVersion:  # fmt: skip
+    """The model as it stands in the registry now, perhaps under another number; repeatable by `request_id`."""
+
+    async def ask(version: ModelVersion, request: str) -> ModelVersion:
+        return await run.context.peers.models.register(
+            version, framework=framework, metrics=metrics, request_id=request, load=load, serving=serving
+        )
+
+    try:
+        return await ask(model, request_id)
+    except (AlreadyExists, FailedPrecondition) as error:
+        if isinstance(error, FailedPrecondition) and error.reason != "VERSION_NOT_INCREASING":
+            raise
+        # Somebody has registered this number by hand, or another job a higher one meanwhile: the next
+        # one; the files stay where they are.
+        free = ModelVersion(model.name, "", model.uri, model.job_id, model.snapshot)
+        return await ask(free, f"{request_id}/renumbered")
 
 
 async def register(run: Run) -> None:
@@ -64,23 +89,10 @@ async def register(run: Run) -> None:
         model = ModelVersion(
             closing.model_name, closing.version, run.status.model_uri, run.job_id, closing.snapshot
         )
-        metrics = dict(run.status.metrics)
-
-        async def ask(version: ModelVersion, request_id: str) -> ModelVersion:
-            return await run.context.peers.models.register(
-                version, framework=closing.framework, metrics=metrics, request_id=request_id,
-                load=export.serve,
-            )
-
-        try:
-            registered = await ask(model, f"{run.job_id}/{closing.snapshot}")
-        except (AlreadyExists, FailedPrecondition) as error:
-            if isinstance(error, FailedPrecondition) and error.reason != "VERSION_NOT_INCREASING":
-                raise
-            # Somebody has registered this number by hand, or another job a higher one meanwhile: the next
-            # one; the files stay where they are.
-            free = ModelVersion(model.name, "", model.uri, model.job_id, model.snapshot)
-            registered = await ask(free, f"{run.job_id}/{closing.snapshot}/renumbered")
+        registered = await entered(
+            run, model, framework=closing.framework, metrics=dict(run.status.metrics),
+            request_id=f"{run.job_id}/{closing.snapshot}", load=export.serve, serving=export.serving,
+        )  # fmt: skip
         run.update(model_version=registered.version, model_uri=registered.uri or run.status.model_uri)
     run.update(closing=closing.model_copy(update={"reported": True, "registered": True}))
 

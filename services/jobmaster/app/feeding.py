@@ -74,7 +74,7 @@ class Feeder:
         answer = await run.context.peers.brain.feed(FeedAsk(
             job_id=run.job_id, owner=run.spec.owner, now=now, least=role.min, most=role.max,
             buffer_fill=seen.fill, cpu_idle=seen.cpu_idle, memory=seen.memory, samples_per_s=seen.samples_per_s,
-            free=await run.context.cluster.capacity(),
+            free=await run.context.cluster.capacity(run.job_id),
         ))
         is_as_it_was = plans.is_fed(run.spec, run.job.intent) and len(self._heard()) == now.replicas
         if answer.replicas == now.replicas or not is_as_it_was or run.status.trial is not None:

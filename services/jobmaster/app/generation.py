@@ -30,6 +30,7 @@ async def open_generation(run: Run, *, reason: str) -> None:
     """R1 to R3; when it returns, leases may start."""
     if run.record.gen and run.record.last_committed:
         run.in_background(tell_again(run, run.record.last_committed))
+    resumes = run.record.gen > 0 and not run.record.members
     while True:
         former = run.record.gen
         record, restored = await _r1_record(run), False
@@ -54,7 +55,7 @@ async def open_generation(run: Run, *, reason: str) -> None:
     run.update(
         samples=samples, total=opened.total, goes_on=opened.more, log_last_sequence=opened.log_last_sequence
     )
-    if former:
+    if former and (run.passed_over or not resumes):
         run.update(rollbacks=run.status.rollbacks + 1)
         run.telling.rolled_back(
             gen=record.gen, snapshot=record.base_snapshot, reason="; ".join([reason, *run.passed_over]),

@@ -23,12 +23,15 @@ from services.jobmaster.app.context import Context
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
 from services.jobmaster.domain import plan as plans
-from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, Size
+from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, ObjectRef, Size
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
+from services.jobmaster.domain.suspension import resumed, suspended
 
 logger = get_logger(__name__)
 
+READS_AT_ONCE = 32
+"""Of the store, by a jobmaster that begins to lead: its jobs are without one meanwhile."""
 RELOAD_S = 1.0
 MAX_RELOAD_S = 10.0
 DELETE_WAIT_S = 45.0
@@ -72,9 +75,13 @@ class Jobs:
     async def lead(self) -> None:
         """Holds all jobs from now on; their processes are found by the runners."""
         await self.context.cluster.find_again()
-        for job_id in await self.context.store.job_ids():
+        ids = await self.context.store.job_ids()
+        turns = asyncio.Semaphore(READS_AT_ONCE)
+        read = await asyncio.gather(*(self._read_in_turn(job_id, turns) for job_id in ids), return_exceptions=True)
+        for job_id, found in zip(ids, read, strict=True):
             try:
-                found = await self._read(job_id)
+                if isinstance(found, BaseException):
+                    raise found
                 if found is not None and job_id not in self.runners:
                     self._run(*found)
             except (InvalidArgument, ValueError, TypeError) as error:
@@ -95,6 +102,12 @@ class Jobs:
         runner = self.runners.get(job_id)
         if runner is not None:
             runner.run.wake()
+
+    async def _read_in_turn(
+        self, job_id: str, turns: asyncio.Semaphore
+    ) -> tuple[AcceptedJob, JobStatus, RunRecord] | None:
+        async with turns:
+            return await self._read(job_id)
 
     async def _read(self, job_id: str) -> tuple[AcceptedJob, JobStatus, RunRecord] | None:
         """A job's documents in the store."""
@@ -182,7 +195,7 @@ class Jobs:
         """A new job, or the one that this request made before."""
         self._check_leading()
         if not dry_run:
-            earlier = await self._earlier(request_id, spec_json)
+            earlier = await self.earlier(request_id, spec_json)
             if earlier is not None:
                 return earlier
         checked = await submission.check(self.context, spec_json)
@@ -193,27 +206,44 @@ class Jobs:
             )
             status = JobStatus(job_id=job.job_id, reason="DryRun", notes=checked.notes)
             return Run(self.context, job, status, submission.first_record(job))
+        return await self.accept(
+            checked, request_id=request_id, submitter=submitter, spec_digest=submission.digest(spec_json)
+        )
+
+    async def accept(
+        self, checked: submission.Checked, *, request_id: str, submitter: str, spec_digest: str | None,
+        object: ObjectRef | None = None,
+    ) -> Run:
+        """A job of a specification that may run, or the one that this request made before.
+
+        spec_digest: of what was submitted; None where that may have changed since, as an object does.
+        """
         async with self._submitting:
-            earlier = await self._earlier(request_id, spec_json)
+            earlier = await self._made_by(request_id, spec_digest)
             if earlier is not None:
                 return earlier
             live = sum(not runner.run.status.has_ended for runner in self.runners.values())
             if live >= self.context.max_live_jobs:
                 raise ResourceExhausted(f"{live} jobs live already", reason="TOO_MANY_JOBS")
             job, record = await submission.create(
-                self.context, checked, request_id=request_id, submitter=submitter,
-                spec_digest=submission.digest(spec_json),
+                self.context, checked, request_id=request_id, submitter=submitter, spec_digest=spec_digest,
+                object=object,
             )
             existing = self.runners.get(job.job_id)
             if existing is not None:
                 return existing.run
             run = self._run(job, JobStatus(job_id=job.job_id, notes=checked.notes), record)
-        run.telling.submitted(name=checked.spec.name, owner=checked.spec.owner, submitter=submitter)
+        run.telling.submitted(
+            name=checked.spec.name, owner=checked.spec.owner, submitter=submitter, request_id=request_id
+        )
         return run
 
-    async def _earlier(self, request_id: str, spec_json: str) -> Run | None:
+    async def earlier(self, request_id: str, spec_json: str) -> Run | None:
         """What this request made before. AlreadyExists when it came with another specification."""
-        job = await submission.earlier(self.context, request_id, spec_json) if request_id else None
+        return await self._made_by(request_id, submission.digest(spec_json))
+
+    async def _made_by(self, request_id: str, spec_digest: str | None) -> Run | None:
+        job = await submission.earlier(self.context, request_id, spec_digest) if request_id else None
         if job is None:
             return None
         try:
@@ -268,8 +298,7 @@ class Jobs:
         """Pins the number of a role's processes, or lifts the pin."""
         run = self.run_of(job_id)
         check_scale(run.spec, role, replicas, clear=clear)
-        if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
-            raise FailedPrecondition(f"job {job_id} trains no more", reason="JOB_ENDED")
+        check_trains(run)
 
         def change(intent: Intent) -> Intent:
             pins = {name: count for name, count in intent.replicas.items() if name != role}
@@ -287,8 +316,7 @@ class Jobs:
         """Another size of a role's processes; 0 leaves cores or memory as they are."""
         run = self.run_of(job_id)
         check_resize(run.spec, role, cpu=cpu, memory_bytes=memory_bytes)
-        if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
-            raise FailedPrecondition(f"job {job_id} trains no more", reason="JOB_ENDED")
+        check_trains(run)
 
         def change(intent: Intent) -> Intent:
             before = intent.sizes.get(role, Size())
@@ -300,6 +328,20 @@ class Jobs:
             run.update(memory={name: limit for name, limit in run.status.memory.items() if name != role})
             await run.flush()
         await run.wish(change)
+        return run
+
+    async def suspend(self, job_id: str, *, reason: str) -> Run:
+        """The job saves what it has learned, its processes go, and it waits for `resume`."""
+        run = self.run_of(job_id)
+        check_trains(run)
+        await run.wish(lambda intent: suspended(intent, reason=reason))
+        return run
+
+    async def resume(self, job_id: str) -> Run:
+        """The job goes on from what it saved."""
+        run = self.run_of(job_id)
+        check_trains(run)
+        await run.wish(resumed)
         return run
 
     async def checkpoint(self, job_id: str) -> int:
@@ -347,6 +389,12 @@ class Jobs:
         """What happened, oldest first: the newest that are kept."""
         history = list(self.run_of(job_id).telling.history)
         return history[-limit:] if limit else history
+
+
+def check_trains(run: Run) -> None:
+    """FailedPrecondition for a job that has ended, or whose last snapshot is committed."""
+    if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
+        raise FailedPrecondition(f"job {run.job_id} trains no more", reason="JOB_ENDED")
 
 
 def check_scale(spec: TrainingJob, role: str, replicas: int, *, clear: bool) -> None:

@@ -138,7 +138,7 @@ class MemoryWatch:
 async def _ceiling(run: Run, role: str, limit: int) -> tuple[int, str]:
     declared = run.spec.roles.worker if role == "finisher" else getattr(run.spec.roles, role)
     asked = run.job.intent.sizes.get(role, Size())
-    capacity = await run.context.cluster.capacity()
+    capacity = await run.context.cluster.capacity(run.job_id)
     return rules.ceiling_of(
         pin_bytes=asked.memory_bytes or declared.memory or 0, most_bytes=declared.memory_max or 0,
         free_bytes=capacity.memory_bytes, limit_bytes=limit, limits=run.context.limits,

@@ -35,9 +35,10 @@ async def plan(run: Run) -> None:
 
 
 async def _asked(run: Run) -> Planned:
-    free = await run.context.cluster.capacity()
+    free = await run.context.cluster.capacity(run.job_id)
     try:
-        planned = await run.context.peers.brain.plan(facts_of(run.spec, run.job), bounds_of(run), free=free)
+        async with run.life:
+            planned = await run.context.peers.brain.plan(facts_of(run.spec, run.job), bounds_of(run), free=free)
     except MeshError as error:
         if error.reason == OVER_QUOTA:
             raise       # it waits until there is room

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from recmesh.runtime.errors import FailedPrecondition, NotFound
@@ -93,7 +93,17 @@ class Roles:
             shardsvc=context.addresses.shardsvc, ckptcache=context.addresses.ckptcache,
             storage_uri=context.storage_uri, executors=executors_for(self._jobs, run, role),
         )
-        if role != "finisher" or closing is None:
+        if role != "finisher":
+            return assignment
+        published = run.status.publication
+        if closing is None and published is not None:
+            number = run.record.last_committed   # of this moment: an older one may be gone before it is read
+            document = await context.store.manifest(run.job_id, number) or {}
+            return replace(
+                assignment, task="publish", snapshot=number, parts=tuple(document.get("parts", ())),
+                export_uri=published.export_uri,
+            )
+        if closing is None:
             return assignment
         document = await context.store.manifest(run.job_id, closing.snapshot) or {}
         return Assignment(
@@ -121,7 +131,10 @@ class Roles:
             run.minutes.hear(beat)
         if role == "data":
             tell_room(run, state, old, beat)
-        if run.status.ending is not None or (record.phase == "closed" and role != "finisher"):
+        if (
+            run.status.ending is not None or (record.phase == "closed" and role != "finisher")
+            or state.name in run.killing
+        ):
             return Answer("exit", record.gen, record.map_version, record.phase)
         if is_told_to_go(run, state, draining=beat.draining):
             note_notice(run, state)
@@ -165,12 +178,20 @@ class Roles:
             # An evaluator knows what it judged, not how far training was.
             run.telling.evaluated(samples=samples or run.status.samples, metrics=finite, snapshot=snapshot)
         if final and role == "finisher":
-            await self._finished(run, state, model_uri=model_uri, framework=framework)
+            await self._finished(run, state, snapshot=snapshot, model_uri=model_uri, framework=framework)
         elif role == "evaluator":
             await self._judge(run, finite)
 
-    async def _finished(self, run: Run, state: RoleState, *, model_uri: str, framework: str) -> None:
-        closing = run.status.closing
+    async def _finished(
+        self, run: Run, state: RoleState, *, snapshot: int, model_uri: str, framework: str
+    ) -> None:
+        closing, published = run.status.closing, run.status.publication
+        if published is not None and model_uri == published.export_uri:
+            made = {"by": state.incarnation, "snapshot": snapshot, "framework": framework}
+            run.update(publication=published.model_copy(update=made))
+            await run.flush()
+            run.wake()
+            return
         if closing is None:
             raise FailedPrecondition(f"{state.name} was not asked to finish", reason="NOT_CURRENT")
         run.update(

@@ -72,6 +72,8 @@ class Run:
         self.passed_over: list[str] = []
         """Why snapshots could not be restored, until the rollback to an older one is told."""
         self.killing: dict[str, float] = {}
+        self.waited: dict[str, float] = {}
+        """When a process was last seen waiting for its place in the cluster, by name."""
         self.killed_for: dict[str, str] = {}
         """By process name: why it was killed without warning."""
         self.handoff = Handoff.first(context.limits.move_slots, context.limits.freeze_s)
@@ -91,6 +93,8 @@ class Run:
         self.data_fingerprint: str | None = None
         """Of the way in which its data are read, once it was asked for."""
         self.watching_since = context.clock.now()
+        self.life = asyncio.Lock()
+        """Held while brain is told that the job holds nothing, or that it begins: the order is theirs."""
         self.telling = Telling(context, job.job_id)
         self._wake = asyncio.Event()
         self._saved = self.status

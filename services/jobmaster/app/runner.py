@@ -7,7 +7,7 @@ want of a service is tried again with growing pauses; the loop itself never ends
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from recmesh.runtime.errors import (
@@ -19,7 +19,7 @@ from recmesh.runtime.errors import (
     NotFound,
 )
 from recmesh.runtime.telemetry import get_logger
-from services.jobmaster.app import ending, generation, moving, planning, queue, snapshots
+from services.jobmaster.app import ending, generation, moving, planning, publishing, queue, snapshots, suspending
 from services.jobmaster.app.acts import Acts
 from services.jobmaster.app.feeding import Feeder
 from services.jobmaster.app.memory import MemoryWatch
@@ -29,6 +29,7 @@ from services.jobmaster.app.scaling import Scaler
 from services.jobmaster.app.straggling import StragglerWatch
 from services.jobmaster.app.timeline import see_effects
 from services.jobmaster.app.tuning import Tuner
+from services.jobmaster.cluster import RoleProcess
 from services.jobmaster.domain.exits import retry_delay_s
 from services.jobmaster.domain.job import Ending
 from services.jobmaster.domain.phase import Phase
@@ -69,7 +70,7 @@ class Runner:
         self._acts = Acts(run)
         self._profiler = Profiler(run)
         self._tasks: list[asyncio.Task[None]] = []
-        self._operation, self._moves = Lane(), Lane()
+        self._operation, self._moves, self._publishing = Lane(), Lane(), Lane()
         self._failures: dict[str, int] = {}
         """In a row, by procedure."""
         self._refusals: dict[str, int] = {}
@@ -89,7 +90,7 @@ class Runner:
 
     async def stop(self) -> None:
         """Ends the tasks; the job's processes go on."""
-        tasks = [*self._tasks, *(lane.task for lane in (self._operation, self._moves) if lane.task is not None)]
+        tasks = [*self._tasks, *(lane.task for lane in self._lanes if lane.task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -131,6 +132,8 @@ class Runner:
             await generation.take_over(run)
             if run.record.last_committed:
                 run.in_background(snapshots.tell_again(run, run.record.last_committed))
+        if run.status.phase is Phase.SUSPENDED:
+            run.in_background(suspending.release(run))
         run.watching_since = run.context.clock.now()
 
     async def _round(self) -> None:
@@ -163,6 +166,7 @@ class Runner:
         processes = {item.name: Process(item.name, item.exit) for item in found}
         now = run.context.clock.now()
         run.killing = {name: at for name, at in run.killing.items() if name in processes}
+        self._note_waits(found, now)
         seen = Seen(
             processes=processes,
             heard={key: beat.at for key, beat in run.vitals.beats.items()},
@@ -170,15 +174,28 @@ class Runner:
             drained=run.queue.drained if run.queue is not None else None,
             operation=self._operation.name, operation_retry_at=self._operation.retry_at,
             moving=bool(self._moves.name), moving_retry_at=self._moves.retry_at,
+            publishing=bool(self._publishing.name), publishing_retry_at=self._publishing.retry_at,
             busy=run.vitals.busy_over("ps", run.context.limits.hot_window_s, now=now),
             copied=run.copied, waiting=share_of_calls(run.vitals.of("worker")),
             quarantine_due=bool(run.quarantine),
             killing=frozenset(run.killing), unfit=frozenset(run.unfit & processes.keys()),
+            waited=run.waited,
             grown=dict(run.vitals.grown), queued_since=run.queued_since, work_since=run.work_since,
             skipped_nan=sum(beat.skipped_nan for beat in run.vitals.of("worker")),
             bad_records=sum(beat.bad_records for beat in run.vitals.of("worker")),
         )
         return Situation(run.spec, run.job, run.status, run.record, seen, run.context.limits, now)
+
+    def _note_waits(self, found: Sequence[RoleProcess], now: float) -> None:
+        """Processes that a cluster has not started yet, and why: they are not silent."""
+        run = self.run
+        waiting = [item for item in found if item.exit is None and not item.begun]
+        run.waited = {
+            name: at for name, at in run.waited.items() if any(item.name == name for item in found)
+        } | {item.name: now for item in waiting}
+        for item in waiting:
+            if item.waiting:
+                run.note(f"{item.name} does not run yet: {item.waiting}")
 
     async def _flush_now_and_then(self) -> None:
         now = self.run.context.clock.monotonic()
@@ -191,7 +208,13 @@ class Runner:
 
     # -- procedures --------------------------------------------------------------------------------------
 
+    @property
+    def _lanes(self) -> tuple[Lane, ...]:
+        return self._operation, self._moves, self._publishing
+
     def _lane(self, name: str) -> Lane:
+        if name in ("publish", "announce"):
+            return self._publishing
         return self._moves if name == "move" else self._operation
 
     def _begin(self, operation: Operate) -> None:
@@ -203,7 +226,7 @@ class Runner:
 
     def _cancel_operation(self, names: frozenset[str]) -> None:
         """A parameter server has died, or the job ends: what is under way makes no sense any more."""
-        for lane in (self._operation, self._moves):
+        for lane in self._lanes:
             if lane.task is not None and lane.name in names:
                 lane.task.cancel()
 
@@ -250,20 +273,30 @@ class Runner:
             "move": lambda: moving.step(run),
             "close": lambda: ending.close(run),
             "register": lambda: ending.register(run),
+            "publish": lambda: publishing.begin(run),
+            "announce": lambda: publishing.announce(run),
             "end": lambda: self._end(),
+            "suspend": lambda: suspending.suspend(run),
             "record": lambda: ending.record(run),
+            "clean": lambda: run.context.cluster.forget(run.job_id),
             "purge": lambda: self._purge(),
         }
         await procedures[operation.name]()
 
     async def _snapshot(self, label: str) -> None:
         run = self.run
+        suspensions, is_cancelled = run.job.intent.suspensions, False
         try:
             await snapshots.cut_snapshot(run, label=label)
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
         finally:
             if run.job.intent.stop:
                 # Stopping does not wait for ever for a snapshot that cannot be had.
                 run.update(stop_snapshot_tried=True)
+            if label == "suspend" and not is_cancelled:
+                run.update(suspension_saved=suspensions)
         if label == "drained" and run.record.phase != "closed":
             self._operation.retry_at = run.context.clock.now() + run.context.limits.final_retry_s
 
@@ -278,7 +311,7 @@ class Runner:
 
     def _pause(self, name: str) -> None:
         failures = self._failures[name] = self._failures.get(name, 0) + 1
-        base_s = 0.2 if name in ("open", "plan", "end", "close", "move") else 1.0
+        base_s = 0.2 if name in ("open", "plan", "end", "suspend", "close", "move") else 1.0
         self._lane(name).retry_at = self.run.context.clock.now() + retry_delay_s(
             failures + 1, base_s=base_s, ceiling_s=10.0
         )

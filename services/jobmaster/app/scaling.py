@@ -1,6 +1,7 @@
 """As many workers as what comes in needs: brain is told what is measured each step, and its answer carried out."""
 
 from recmesh.runtime.errors import CallerError
+from recmesh.spec.scaling import Scaling
 from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.planning import bounds_of
 from services.jobmaster.app.run import Run
@@ -52,7 +53,7 @@ class Scaler:
         now, queue = run.context.clock.now(), run.queue
         if queue is None:
             return
-        window_s = max(rules.step_s, LEAST_WINDOW_S)
+        window_s = _window_s(rules)
         beats = run.vitals.of("worker")
         self._flow.hear(
             now, arrived=queue.arrived, partitions=queue.partitions, workers=beats, window_s=window_s
@@ -104,13 +105,15 @@ class Scaler:
         # What less workers, more workers or a backup can do is not what the wanted number can.
         is_measured = self._is_settled() and flow.workers == has["worker"].replicas
         is_late = self._has_work()      # else nobody could train what waits: the line waits for files of the window
+        lag_s, backlog = (status.lag_s, status.lag_messages) if is_late else (0.0, 0)
+        flow = flow.where(lag_s=lag_s, backlog=backlog, window_s=_window_s(rules))
         ask = ScheduleAsk(
             facts=facts_of(run.spec, run.job), bounds=[each for each in bounds_of(run) if each.role in SCALED],
             now=has, rules=rules, series=series, arrivals_per_s=flow.arrivals_per_s,
             trained_per_s=flow.trained_per_s, occupied=flow.occupied if is_measured else 0.0,
-            lag_s=status.lag_s if is_late else 0.0, backlog=status.lag_messages if is_late else 0,
+            lag_s=lag_s, backlog=backlog,
             since_s=max(0.0, now - (status.scaled_at or status.started)), pause_s=status.pause_s, lead_s=status.lead_s,
-            free=await run.context.cluster.capacity(),
+            free=await run.context.cluster.capacity(run.job_id),
         )
         try:
             answer = await run.context.peers.brain.schedule(ask)
@@ -158,3 +161,7 @@ class Scaler:
         lines = [line for line in self._run.status.timeline if line.matter == MATTER]
         if lines and not lines[-1].done:
             conclude(self._run, lines[-1].number, done=done)
+
+
+def _window_s(rules: Scaling) -> float:
+    return max(rules.step_s, LEAST_WINDOW_S)

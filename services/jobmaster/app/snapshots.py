@@ -40,7 +40,7 @@ async def cut_snapshot(run: Run, *, label: str) -> None:
             label=label,
         )
         previous = await _last_manifest(run, record)
-        base = snapshots.base_for(previous, gen=record.gen, full_every=run.spec.checkpoint.full_every)
+        base = snapshots.base_for(previous, gen=record.gen, full_every=run.spec.snapshot_full_every)
         cuts = await _mark(run, record, number, base=base)
         snapshots.check_partition(cuts)
         await _stored(run, number)
@@ -139,12 +139,12 @@ async def _commit(run: Run, record: RunRecord, number: int, cuts: list[Cut], *, 
         run.job_id, number, record.gen, size(done), run.status.total,
     )
     await tell_ckptcache(run, number)
-    let_go = after.committed[:-run.spec.checkpoint.keep]
+    let_go = after.committed[:-run.spec.snapshots_kept]
     if let_go:
         await run.context.store.delete_manifest(run.job_id, let_go[-1])
     if after.phase != "closed":
         await audit_queue(run)
-        run.in_background(commit_offsets(run, after.committed[-run.spec.checkpoint.keep :][0]))
+        run.in_background(commit_offsets(run, after.committed[-run.spec.snapshots_kept :][0]))
 
 
 async def audit_queue(run: Run) -> None:
@@ -188,7 +188,7 @@ async def tell_ckptcache(run: Run, number: int) -> None:
     async def commit() -> None:
         await run.context.peers.checkpoints.commit(
             run.job_id, gen=int(document["gen"]), snapshot=number, manifest_json=snapshots.text(document),
-            keep=run.spec.checkpoint.keep,
+            keep=run.spec.snapshots_kept,
         )
 
     await persistently(run, commit, what=f"commit of snapshot {number}")

@@ -15,13 +15,15 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.telemetry import get_logger
+from recmesh.serving.settings import ServingSettings, check_stored
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import InitFrom, TrainingJob
 from services.jobmaster.app.context import Context
 from services.jobmaster.domain import snapshot as snapshots
-from services.jobmaster.domain.job import AcceptedJob
+from services.jobmaster.domain.job import AcceptedJob, Intent, ObjectRef
 from services.jobmaster.domain.models import evaluation_violations, model_violations
 from services.jobmaster.domain.record import RunRecord
+from services.jobmaster.domain.serving import unservable
 
 logger = get_logger(__name__)
 
@@ -53,6 +55,7 @@ async def check(context: Context, spec_json: str) -> Checked:
     spec = TrainingJob.parse(value)
     spec = await _with_data(context, spec)
     violations = model_violations(spec) + evaluation_violations(spec) + context.cluster.refusals(spec)
+    violations += context.untracked(spec)
     if spec.deadline is not None and spec.deadline <= context.clock.now():
         violations.append(Violation("deadline", "is over: it is in Unix seconds, and now it is "
                                     f"{context.clock.now():.0f}"))
@@ -70,7 +73,11 @@ async def check(context: Context, spec_json: str) -> Checked:
             await context.peers.shards.inspect(spec.evaluation.data.model_dump_json())
         except CallerError as error:
             violations += _under("evaluation.data", error)
+    if spec.is_foreign:
+        reason = "is of objects of Kubernetes; whoever is named submits the job without it"
+        violations.append(Violation("managed_by", reason))
     violations += await _scaling_violations(context, spec)
+    violations += _serving_violations(spec)
     snapshot = 0
     parts: tuple[str, ...] = ()
     if spec.init_from is not None:
@@ -96,6 +103,18 @@ async def _scaling_violations(context: Context, spec: TrainingJob) -> list[Viola
     if spec.scaling.planner in known:
         return []
     return [Violation("scaling.planner", f"brain has no {spec.scaling.planner!r}: {', '.join(known)}")]
+
+
+def _serving_violations(spec: TrainingJob) -> list[Violation]:
+    """What the gateway would refuse when the model is trained."""
+    if spec.export is None:
+        return []
+    try:
+        serving = ServingSettings.parse(spec.export.serving, path="export.serving")
+        check_stored(serving, path="export.serving")
+    except InvalidArgument as error:
+        return list(error.violations)
+    return unservable(spec, serving)
 
 
 def _under(prefix: str, error: CallerError) -> list[Violation]:
@@ -163,18 +182,21 @@ def _notes(spec: TrainingJob) -> list[str]:
 
 
 async def create(
-    context: Context, checked: Checked, *, request_id: str, submitter: str, spec_digest: str = ""
+    context: Context, checked: Checked, *, request_id: str, submitter: str, spec_digest: str | None = None,
+    object: ObjectRef | None = None,
 ) -> tuple[AcceptedJob, RunRecord]:
     """Stores the job under a free id. The same request id gives the same job, whatever happened before."""
     spec_json = checked.spec.model_dump_json()
-    job_id = checked.spec.name
+    wanted = checked.spec.name if object is None else object.name
+    job_id = wanted
     if request_id:
         job_id = await context.store.claim_request(request_id, job_id)
     while True:
         job = AcceptedJob(
             job_id=job_id, spec_json=spec_json, request_id=request_id, submitter=submitter,
             created=context.clock.now(), data_rows=checked.data_rows, data_bytes=checked.data_bytes,
-            init_snapshot=checked.init_snapshot, init_parts=checked.init_parts, spec_digest=spec_digest,
+            init_snapshot=checked.init_snapshot, init_parts=checked.init_parts, spec_digest=spec_digest or "",
+            object=object, intent=Intent(suspend=checked.spec.suspend, suspensions=int(checked.spec.suspend)),
         )
         try:
             job = await context.store.create_job(job)
@@ -185,7 +207,7 @@ async def create(
                 _check_digest(existing, spec_digest)
                 job = existing
                 break
-            job_id = _other_name(context, checked.spec.name)
+            job_id = other_name(context, wanted)
             if request_id:
                 await context.store.move_request(request_id, job_id)
     return job, first_record(job)
@@ -207,25 +229,26 @@ def digest(spec_json: str) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-async def earlier(context: Context, request_id: str, spec_json: str) -> AcceptedJob | None:
+async def earlier(context: Context, request_id: str, spec_digest: str | None) -> AcceptedJob | None:
     """The job that this request made. AlreadyExists when it was made from another specification."""
     job_id = await context.store.request(request_id)
     job = await context.store.job(job_id) if job_id else None
     if job is None or job.request_id != request_id:
         return None
-    _check_digest(job, digest(spec_json))
+    _check_digest(job, spec_digest)
     return job
 
 
-def _check_digest(job: AcceptedJob, spec_digest: str) -> None:
+def _check_digest(job: AcceptedJob, spec_digest: str | None) -> None:
     # Jobs that were accepted before digests were kept have none.
-    if job.spec_digest and job.spec_digest != spec_digest:
+    if job.spec_digest and spec_digest is not None and job.spec_digest != spec_digest:
         raise AlreadyExists(
             f"this request id made job {job.job_id} from another specification", reason="REQUEST_REUSED"
         )
 
 
-def _other_name(context: Context, name: str) -> str:
+def other_name(context: Context, name: str) -> str:
+    """Where the name is taken."""
     suffix = "".join(context.rng.choice(SUFFIX_LETTERS) for _ in range(5))
     return f"{name[: MAX_NAME - 6].rstrip('-')}-{suffix}"
 

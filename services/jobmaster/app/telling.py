@@ -40,9 +40,9 @@ class Telling:
 
     # -- facts -------------------------------------------------------------------------------------------
 
-    def submitted(self, *, name: str, owner: str, submitter: str) -> None:
+    def submitted(self, *, name: str, owner: str, submitter: str, request_id: str = "") -> None:
         """The job was accepted."""
-        data = catalog.JobSubmitted(name=name, owner=owner, submitter=submitter)
+        data = catalog.JobSubmitted(name=name, owner=owner, submitter=submitter, request_id=request_id)
         self._tell(catalog.JOB_SUBMITTED, data, event_id=f"{self._job_id}.submitted")
 
     def transitioned(self, step: Transition, message: str, *, number: int) -> None:

@@ -128,7 +128,7 @@ class Tuner:
         advice = await run.context.peers.brain.decide(
             PlanAsk(
                 facts=facts_of(run.spec, run.job), bounds=bounds_of(run), now=self._as_raised(has), samples_per_s=rate,
-                remaining=run.status.remaining, free=await run.context.cluster.capacity(),
+                remaining=run.status.remaining, free=await run.context.cluster.capacity(run.job_id),
             )
         )
         is_as_it_was = has == self._all_has() and not self._unsteady()

@@ -1,16 +1,46 @@
 """Resource controllers: where the processes of roles run, behind one interface.
 
-`local` runs them on this machine; they outlive jobmaster, and are found again with the truth of their end.
+`local` runs them on this machine, `kubernetes` as pods, `yarn` in its containers, and others may add their own
+(`plugged.py`); processes outlive jobmaster, and are found again with the truth of their end.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from recmesh.runtime.errors import Violation
 from recmesh.spec.job import TrainingJob
+from recmesh.spec.policies import PodGroupPolicy
 from services.jobmaster.domain.exits import Exit
 from services.jobmaster.domain.job import Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The TrainingJob object of a job."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What one process of a role may use; 0: no limit, and no GPUs."""
+
+    cpu: float = 0.0
+    memory_bytes: int = 0
+    gpu: float = 0.0
+    gpu_kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pods of a job that are placed together."""
+
+    policy: PodGroupPolicy
+    least: int
+    """So many of them, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +57,24 @@ class StartOrder:
     """Cores; 0: no limit."""
     memory_bytes: int = 0
     """0: no limit."""
+    gpu: float = 0.0
+    gpu_kind: str = ""
+    secrets: frozenset[str] = frozenset()
+    """Variables of `env` whose values are secret."""
+    image: str = ""
+    """Of the user's model; empty: the mesh's own. Of controllers that run images."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """`roles.X.pod_template`. Of controllers that make pods."""
+    owner: Owner | None = None
+    """None: the object with the job's name, where there is one."""
+    sizes: Mapping[str, Amounts] = field(default_factory=dict)
+    """What processes of each role of the job get as of now. Of controllers that must know it beforehand."""
+    spec: TrainingJob | None = None
+    """The job's. Of controllers that choose by it."""
+    instances: int = 0
+    """Processes that the job is to have, of all roles; 0: not known. Of controllers that place them together."""
+    group: Group | None = None
+    """Of controllers whose scheduler places pods together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +90,10 @@ class RoleProcess:
     cpu_s: float = 0.0
     limits_note: str = ""
     """Why its limits are not enforced; empty when they are, or when there are none."""
+    waiting: str = ""
+    """Why it does not run yet, in the cluster's own words; empty when it runs, or is about to."""
+    begun: bool = True
+    """False while a cluster looks for its place, or fetches what it needs."""
 
 
 class Controller(Protocol):
@@ -64,7 +116,8 @@ class Controller(Protocol):
         ...
 
     async def drain(self, job_id: str, name: str) -> None:
-        """SIGTERM only: the process ends when it has put its work in order."""
+        """SIGTERM only: the process ends when it has put its work in order. A controller may bound how long
+        that takes."""
         ...
 
     async def processes(self, job_id: str) -> list[RoleProcess]:
@@ -72,11 +125,16 @@ class Controller(Protocol):
         ...
 
     async def resize(self, job_id: str, name: str, *, cpu: float | None, memory_bytes: int) -> bool:
-        """Other limits while it runs; False when only a replacement can have them. cpu None: as it is."""
+        """Other limits while it runs; False when only a replacement can have them. cpu None: as it is. May take tens of
+        seconds where a cluster has to agree."""
         ...
 
     def watch(self, on_change: Callable[[str], None]) -> None:
-        """Calls back with the job's id whenever one of its processes has ended."""
+        """Calls back with the job's id whenever one of its processes has ended, or waits for another reason."""
+        ...
+
+    async def stop_watching(self) -> None:
+        """Stops looking; the processes go on."""
         ...
 
     async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:
@@ -91,9 +149,9 @@ class Controller(Protocol):
         """Jobs that have processes, living or ended."""
         ...
 
-    async def capacity(self) -> Capacity:
-        """What is free."""
+    async def capacity(self, job_id: str = "") -> Capacity:
+        """What is free for this job, or for any."""
         ...
 
 
-__all__ = ["Capacity", "Controller", "RoleProcess", "StartOrder"]
+__all__ = ["Amounts", "Capacity", "Controller", "Group", "Owner", "RoleProcess", "StartOrder"]

@@ -24,7 +24,7 @@ from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, Violation
 from recmesh.runtime.process import ProcessHandle, find, launch
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import RoleName, TrainingJob
-from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder
+from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder, logs
 from services.jobmaster.domain.exits import Exit
 
 logger = get_logger(__name__)
@@ -56,6 +56,7 @@ class LocalController:
         """Of processes whose quota, or limit of memory, was changed while they run."""
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._killers: set[asyncio.Task[None]] = set()
+        self._launching: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._on_change: Callable[[str], None] = lambda job_id: None
 
     def watch(self, on_change: Callable[[str], None]) -> None:
@@ -100,14 +101,20 @@ class LocalController:
         key = order.job_id, order.name
         known = self._handles.get(key)
         if known is None or not known.alive():
-            self._handles.pop(key, None)
-            try:
-                handle = await asyncio.to_thread(self._launch, order)
-            except AlreadyExists:
-                handles = await asyncio.to_thread(find, self._run_root / order.job_id)
-                handle = next(handle for handle in handles if handle.name == order.name)
-            self._adopt(order.job_id, handle)
+            if key not in self._launching:      # two who ask at once get one process
+                task = self._launching[key] = asyncio.create_task(self._start(order))
+                task.add_done_callback(lambda _: self._launching.pop(key))
+            await asyncio.shield(self._launching[key])
         return self._view(order.job_id, self._handles[key])
+
+    async def _start(self, order: StartOrder) -> None:
+        self._handles.pop((order.job_id, order.name), None)
+        try:
+            handle = await asyncio.to_thread(self._launch, order)
+        except AlreadyExists:
+            handles = await asyncio.to_thread(find, self._run_root / order.job_id)
+            handle = next(handle for handle in handles if handle.name == order.name)
+        self._adopt(order.job_id, handle)
 
     def _launch(self, order: StartOrder) -> ProcessHandle:
         work_dir = self.work_dir(order.job_id, order.role, order.index)
@@ -212,10 +219,11 @@ class LocalController:
     async def tail(self, job_id: str, name: str, *, lines: int) -> list[str]:
         """See `Controller`."""
         path = self._log_root / job_id / f"{name.rpartition('-')[0]}.log"
-        return await asyncio.to_thread(_tail, path, lines)
+        return await asyncio.to_thread(logs.tail, path, lines, most_bytes=TAIL_BYTES)
 
     def _last_line(self, handle: ProcessHandle) -> str:
-        lines = [line.strip() for line in _tail(Path(handle.start.log_path), 20) if line.strip()]
+        last = logs.tail(Path(handle.start.log_path), 20, most_bytes=TAIL_BYTES)
+        lines = [line.strip() for line in last if line.strip()]
         return lines[-1][:2000] if lines else ""
 
     async def forget(self, job_id: str) -> None:
@@ -228,11 +236,18 @@ class LocalController:
         for root in (self._run_root, self._log_root, self._work_root):
             await asyncio.to_thread(shutil.rmtree, root / job_id, ignore_errors=True)
 
+    async def trim_logs(self, *, max_bytes: int, before: float) -> None:
+        """Bounds what each place's processes have written, and removes logs of jobs that ended and wrote nothing since
+        `before`."""
+        living = {job_id for (job_id, _), handle in self._handles.items() if handle.alive()}
+        await asyncio.to_thread(logs.shorten, self._log_root, max_bytes=max_bytes)
+        await asyncio.to_thread(logs.remove_old, self._log_root, before=before, living=living)
+
     async def jobs(self) -> list[str]:
         """See `Controller`."""
         return sorted({job_id for job_id, _ in self._handles})
 
-    async def capacity(self) -> Capacity:
+    async def capacity(self, job_id: str = "") -> Capacity:
         """Cores that no limit has promised yet (or the machine's less its load), the machine's available memory, and
         its accelerators: no process holds any."""
         if self._cores:
@@ -248,16 +263,6 @@ class LocalController:
 
 def _has_limits(handle: ProcessHandle) -> bool:
     return handle.start.cpu_cores is not None or handle.start.memory_bytes is not None
-
-
-def _tail(path: Path, lines: int) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-lines:] if lines > 0 else []
-    except OSError:
-        return []
 
 
 async def _gone(handle: ProcessHandle) -> None:

@@ -14,7 +14,11 @@ def afterwards(at: Situation) -> list[Action]:
         return result
     if not at.status.recorded and not at.job.intent.delete:
         return operate(at, "record", reason="its history goes to brain")
+    if at.spec.clean_pod_policy == "All" and at.seen.processes:
+        return operate(at, "clean", reason="clean_pod_policy is All")
     ttl_s = at.spec.ttl_after_end_s
+    if ttl_s is None and at.limits.keep_ended_s and at.job.object is None:
+        ttl_s = at.limits.keep_ended_s
     if at.job.intent.delete:
         return operate(at, "purge", reason="deleted")
     if ttl_s is not None and at.now >= at.status.ended + ttl_s:
@@ -24,13 +28,13 @@ def afterwards(at: Situation) -> list[Action]:
 
 def take_down(at: Situation, ending: Ending) -> list[Action]:
     """All processes go; then the job ends."""
-    leaving = _leaving(at)
-    if leaving:
-        return [Kill(name, ending.reason) for name in leaving if name not in at.seen.killing]
+    alive = leaving(at)
+    if alive:
+        return [Kill(name, ending.reason) for name in alive if name not in at.seen.killing]
     return operate(at, "end", reason=ending.reason)
 
 
-def _leaving(at: Situation) -> list[str]:
+def leaving(at: Situation) -> list[str]:
     """Processes of which all shall go, those first that use others: workers before parameter servers."""
     alive = [name for name, process in at.seen.processes.items() if process.exit is None]
     return [name for name in alive if not name.startswith("ps-")] or alive
@@ -79,7 +83,8 @@ def must_end(at: Situation) -> Ending | None:
             message=f"{bad} records could not be read, {allowed.limit} are allowed (data.bad_records.limit)",
         )
     limit_s = at.spec.active_deadline_s
-    if limit_s is not None and status.started and at.now >= status.started + limit_s:
+    is_active = status.started and status.phase is not Phase.SUSPENDED      # resumed, its time begins anew
+    if limit_s is not None and is_active and at.now >= status.started + limit_s:
         return Ending(
             phase=Phase.FAILED, reason="DeadlineExceeded", message=f"active for more than {limit_s:g} s"
         )
@@ -96,9 +101,9 @@ def finish(at: Situation) -> list[Action]:
     closing = at.status.closing
     if closing is None:
         return operate(at, "close", reason="the closing snapshot is committed")
-    leaving = [name for name in _leaving(at) if not name.startswith("finisher-")]
-    if leaving:
-        return [Kill(name, "the job is trained") for name in leaving if name not in at.seen.killing]
+    alive = [name for name in leaving(at) if not name.startswith("finisher-")]
+    if alive:
+        return [Kill(name, "the job is trained") for name in alive if name not in at.seen.killing]
     late = silent(at)
     if late:
         return late

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from recmesh.spec.policies import FailureAction
 from services.jobmaster.domain.job import RoleState
 from services.jobmaster.domain.ledgers import Interval
 
@@ -12,6 +13,9 @@ EXIT_RETRY = 75
 """The process lost its place (an old generation, a service away for too long); another may go on."""
 
 Kind = Literal["commanded", "done", "mistake", "retry", "oom", "crash"]
+Cause = Literal["", "evicted", "preempted", "node lost", "deleted", "refused"]
+"""What others did to a process, through no fault of its own: its node ran short, a process of higher priority needed
+the room, its node is gone, somebody deleted it, or the cluster would not take it for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Exit:
     """`batch` is what the process itself wrote down; otherwise nothing is known of its batch."""
     batch: Interval | None = None
     """What the model computed at the end; None: nothing."""
+    cause: Cause = ""
+    """Empty: its own doing, or not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class Verdict:
 
     kind: Kind
     text: str
+    action: FailureAction | Literal[""] = ""
+    """Of the rule of the job's `pod_failure_policy` that fits; empty: none does."""
+    rule: int = 0
+    """Which one it is."""
 
     @property
     def is_uncommanded(self) -> bool:
@@ -46,7 +56,14 @@ class Verdict:
     @property
     def counts(self) -> bool:
         """Counts against the job's backoff limit."""
+        if self.action:
+            return self.action != "Ignore"
         return self.kind in ("oom", "crash", "mistake")
+
+    @property
+    def is_mistake(self) -> bool:
+        """Another try would end in the same way, as far as is known."""
+        return self.kind == "mistake" and not self.action
 
 
 def judge(role: RoleState, exit: Exit) -> Verdict:
@@ -60,6 +77,8 @@ def judge(role: RoleState, exit: Exit) -> Verdict:
         return Verdict("done", "nothing left to do")
     if exit.code == EXIT_MISTAKE:
         return Verdict("mistake", exit.last_line or how)
+    if exit.cause:
+        return Verdict("commanded" if role.stage == "draining" else "retry", how)
     if exit.code == EXIT_RETRY:
         return Verdict("retry", _told(how, exit.last_line))
     return Verdict("crash", _told(how, exit.last_line if exit.signal is None else ""))

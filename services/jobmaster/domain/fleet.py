@@ -76,8 +76,8 @@ def wanted(spec: TrainingJob, intent: Intent, status: JobStatus, record: RunReco
 
 
 def ends_soon(intent: Intent, record: RunRecord) -> bool:
-    """Somebody asked for the end: only what it needs is still done."""
-    return intent.stop or intent.finish or record.phase == "finishing"
+    """Somebody asked for the end, or for a pause: only what that needs is still done."""
+    return intent.winds_down or intent.finish or record.phase == "finishing"
 
 
 def present(status: JobStatus) -> dict[int, RoleState]:

@@ -47,6 +47,23 @@ class Intent(Stored):
     """By role; processes get another size in place, or else are replaced one by one."""
     checkpoint: int = 0
     """Counts requests for a snapshot."""
+    suspend: bool = False
+    """Nothing of it is to run until it is resumed."""
+    suspensions: int = 0
+    """Counts how often that was asked."""
+
+    @property
+    def winds_down(self) -> bool:
+        """Its workers are to go, and what they trained is to be saved."""
+        return self.stop or self.suspend
+
+
+class ObjectRef(Stored):
+    """An object of Kubernetes."""
+
+    namespace: str
+    name: str
+    uid: str
 
 
 DAY_S = 86_400.0
@@ -68,6 +85,8 @@ class AcceptedJob(Stored):
     """The snapshot of another job from which it starts."""
     spec_digest: str = ""
     """Of the specification as it was submitted."""
+    object: ObjectRef | None = None
+    """The TrainingJob object that is its intent; None: this document is."""
     intent: Intent = Intent()
     revision: int = 0
     """Of the KV key as last read."""
@@ -269,6 +288,20 @@ class Closing(Stored):
     registered: bool = False
 
 
+class Publication(Stored):
+    """The way of a model that is served while it trains, to the gateway."""
+
+    model_name: str
+    version: str
+    export_uri: str
+    snapshot: int = 0
+    """That it was exported from."""
+    framework: str = ""
+    by: str = ""
+    """The incarnation of the finisher that has exported it; empty: none yet."""
+    registered: bool = False
+
+
 class JobStatus(Stored):
     """What happened so far. Written by the job's runner alone."""
 
@@ -334,6 +367,10 @@ class JobStatus(Stored):
     checkpoint_served: int = 0
     """The last request for a snapshot that was answered."""
     stop_snapshot_tried: bool = False
+    suspension_saved: int = 0
+    """The last request to suspend it for which a snapshot was cut, or tried."""
+    suspended_at: float = 0.0
+    """When its processes were gone."""
     settled_workers: int = 0
     """The number of workers that the phase Running stands for."""
     settled_ps: tuple[int, ...] = ()
@@ -349,6 +386,7 @@ class JobStatus(Stored):
     recorded: bool = False
     """brain has its history."""
     closing: Closing | None = None
+    publication: Publication | None = None
     metrics: dict[str, float] = {}
     best_metric: float | None = None
     stale_evaluations: int = 0

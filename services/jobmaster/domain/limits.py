@@ -20,6 +20,8 @@ class Limits(BaseModel):
     and kernels are compiled, threads may not run for tens of seconds on a crowded machine."""
     stall_s: float = 600.0
     """A worker that lives and trains nothing for so long, though there is work, is replaced; 0: never."""
+    keep_ended_s: float = 0.0
+    """A job that ended is forgotten after so long, where its spec does not say when; 0: never."""
     finisher_exit_s: float = 5.0
     """A finisher that has reported ends by itself; after this it is ended."""
     drain_s: float = 30.0

@@ -53,6 +53,15 @@ def planned_roles(spec: TrainingJob) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role != "data" or not spec.roles.data.shared)
 
 
+def least(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan]) -> int:
+    """How many processes the job cannot begin without: all servers, of other roles what is pinned or their `min`."""
+    count = wanted(spec, intent, plan, "ps")
+    for role in ("worker", "data"):
+        fixed = pin(spec, intent, role)
+        count += fixed if fixed is not None else max(getattr(spec.roles, role).min, int(role == "worker"))
+    return count
+
+
 def size(spec: TrainingJob, intent: Intent, plan: Mapping[str, RolePlan], role: str) -> RolePlan:
     """How large one process of a role is: what users asked for since, what the spec says, else what the plan says."""
     planned = plan.get(role, RolePlan(replicas=0))

@@ -18,7 +18,7 @@ from services.jobmaster.domain.placement import Owners
 
 MAX_PS = 1 << 16
 """Numbers of parameter servers are below it: the map has 16 bits for each slot."""
-HISTORY = 32
+HISTORY = 256
 """Committed snapshots that the record remembers, to fall back to; retention deletes older ones."""
 
 RecordPhase = Literal["restoring", "open", "finishing", "closed"]
@@ -244,6 +244,22 @@ def closed(record: RunRecord, *, term: int) -> RunRecord:
     """Nothing may happen any more; for jobs that fail or are stopped."""
     check_term(record, term)
     return change(record, phase="closed", pending="", pending_voids=(), move=None)
+
+
+def parked(record: RunRecord, *, term: int) -> RunRecord:
+    """Nobody has the state any more: a rollback has begun whose members are still to come."""
+    check_term(record, term)
+    if record.phase == "closed":
+        raise Refused("the job is closed")
+    if record.phase == "restoring" and record.gen and not record.members:
+        return record
+    version = max(record.reserved_version, record.map_version) + 1
+    return change(
+        record,
+        gen=record.gen + 1, phase="restoring", base_snapshot=record.last_committed, map_version=version,
+        reserved_version=version, members=(), pending="rollback", move=None,
+        voids=_united(record.voids, record.pending_voids), pending_voids=(),
+    )
 
 
 def takeover(record: RunRecord) -> RunRecord:

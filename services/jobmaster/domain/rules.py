@@ -10,6 +10,7 @@ from services.jobmaster.domain.hot import Load, judge
 from services.jobmaster.domain.job import RoleState
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.placement import counts_of
+from services.jobmaster.domain.publishing import publish
 from services.jobmaster.domain.relief import is_futile, rollback_s
 from services.jobmaster.domain.situation import (
     Abandon,
@@ -26,6 +27,7 @@ from services.jobmaster.domain.situation import (
 )
 from services.jobmaster.domain.staffing import ended, server_places, silent, staff, stalled
 from services.jobmaster.domain.straggler import backups
+from services.jobmaster.domain.suspension import rest, rests
 
 
 def decide(at: Situation) -> list[Action]:
@@ -46,29 +48,36 @@ def decide(at: Situation) -> list[Action]:
     # 4. The closing snapshot is committed: only the way to success is left.
     if at.record.phase == "closed" or at.status.closing is not None:
         return finish(at)
-    # 5. The first plan comes before any process.
+    # 5. A job that is to be suspended saves its state, goes, and waits.
+    if rests(at):
+        return rest(at)
+    # 6. The first plan comes before any process.
     if at.status.phase is Phase.PENDING:
         return operate(at, "plan", reason="no plan yet")
-    # 6. Silent processes, and workers that train nothing though there is work, are killed; their end is noted in 1.
+    # 7. Silent processes, and workers that train nothing though there is work, are killed; their end is noted in 1.
     useless = silent(at) + stalled(at) + _starved(at)
     if useless:
         return useless
-    # 7. Places are filled, surplus processes drain.
+    # 8. Places are filled, surplus processes drain.
     staffing = staff(at)
     if staffing:
         return staffing
-    # 8. A generation on the parameter servers that are there.
+    # 9. A generation on the parameter servers that are there.
     if not _is_whole(at):
         return _generation(at)
-    # 9. The phase says what is the case.
+    # 10. The phase says what is the case.
     moves = _phase(at)
     if moves:
         return moves
-    # 10. Parameter servers join, give up their slots and leave, beside everything else.
+    # 11. Parameter servers join, give up their slots and leave, beside everything else.
     steps = _fleet(at)
     if steps:
         return steps
-    # 11. Quarantine and snapshots, one at a time, on an open generation.
+    # 12. A model that is served while it trains is exported once.
+    published = publish(at)
+    if published:
+        return published
+    # 13. Quarantine and snapshots, one at a time, on an open generation.
     return _procedures(at)
 
 
@@ -85,7 +94,7 @@ def _generation(at: Situation) -> list[Action]:
         who = ", ".join(str(member.ps) for member in lost)
         result.append(Move(Phase.RECOVERING, "ParameterServerLost", f"PS {who}"))
     if set(wanted) <= fleet.present(at.status).keys():
-        reason = "first generation" if at.record.gen == 0 else "rollback"
+        reason = "first generation" if at.record.gen == 0 else "rollback" if at.record.members else "resumed"
         result += operate(at, "open", reason=reason)
     return result
 
@@ -183,12 +192,12 @@ def _phase(at: Situation) -> list[Action]:
         return []
     workers = at.status.live("worker")
     running = [role for role in workers if role.stage == "running"]
-    count = 0 if at.job.intent.stop else plan.wanted(at.spec, at.job.intent, at.status.plan, "worker")
+    count = 0 if at.job.intent.winds_down else plan.wanted(at.spec, at.job.intent, at.status.plan, "worker")
     if phase in (Phase.STARTING, Phase.RECOVERING):
         if running or at.seen.drained:
             return [Move(Phase.RUNNING, "GenerationOpen", f"generation {at.record.gen}")]
         return []
-    if at.job.intent.stop or at.record.phase == "finishing":
+    if at.job.intent.winds_down or at.record.phase == "finishing":
         return [Move(Phase.RUNNING, "ScalingEnded")] if phase is Phase.SCALING else []
     wanted = server_places(at)
     is_placed = fleet.is_settled(at.record, status, wanted)
@@ -234,11 +243,13 @@ def _snapshot_due(at: Situation) -> str:
         return "finish"
     if intent.finish:
         return "finish"
+    if intent.suspend:
+        return "" if status.live("worker") else "suspend"
     if at.seen.drained:
         return "drained"
     if intent.checkpoint > status.checkpoint_served:
         return "asked for"
-    is_time = at.now - max(status.snapshot_at, status.started) >= at.spec.checkpoint.every_s
+    is_time = at.now - max(status.snapshot_at, status.started) >= at.spec.snapshot_every_s
     if is_time and status.samples != status.snapshot_samples:
         return "policy"
     return ""
@@ -247,8 +258,13 @@ def _snapshot_due(at: Situation) -> str:
 def next_look_s(at: Situation) -> float:
     """When time alone may change the decision: the seconds until the next look, at most 1."""
     waits = [1.0]
+    if at.spec.freshness is not None and not at.seen.operation:
+        due = max(at.status.snapshot_at, at.status.started) + at.spec.snapshot_every_s
+        waits += [due - at.now] if due > at.now else []
     waits += [r.retry_at - at.now for r in at.status.roles if not r.is_live and r.retry_at > at.now]
     waits += [
-        retry - at.now for retry in (at.seen.operation_retry_at, at.seen.moving_retry_at) if retry > at.now
+        retry - at.now
+        for retry in (at.seen.operation_retry_at, at.seen.moving_retry_at, at.seen.publishing_retry_at)
+        if retry > at.now
     ]
     return max(0.02, min(waits))

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.jobmaster.domain.vitals import Beat
 
@@ -25,6 +25,12 @@ class Flow:
     """Share of their time in which the workers had something to train; 0: not known of all of them."""
     workers: int = 0
     """That this was measured of."""
+
+    def where(self, *, lag_s: float, backlog: int, window_s: float) -> "Flow":
+        """The same, by what waits now. Where more waited through the whole window than came in it, workers had
+        something to train all the time: if they waited for it, whatever held it up holds up the next sample, too."""
+        waited = lag_s > window_s and backlog > self.arrivals_per_s * window_s and self.trained_per_s > 0
+        return replace(self, occupied=1.0) if waited else self
 
 
 @dataclass(slots=True)

@@ -33,13 +33,16 @@ class Seen:
     drained: bool | None = None
     """shardsvc: nothing queued, nothing leased, the line closed. None: not known."""
     operation: str = ""
-    """The procedure under way: plan | open | snapshot | abort | void | close | register | end | record
-    | purge."""
+    """The procedure under way: plan | open | snapshot | abort | void | suspend | close | register | end | record
+    | clean | purge."""
     operation_retry_at: float = 0.0
     """A procedure failed for want of a service; not before this."""
     moving: bool = False
     """Parameter servers join or leave, or slots move: beside the procedures, for a copy may take long."""
     moving_retry_at: float = 0.0
+    publishing: bool = False
+    """The model is registered while the job trains: beside the procedures, for the gateway may be away for long."""
+    publishing_retry_at: float = 0.0
     busy: Mapping[int, float] = field(default_factory=dict)
     """By parameter server: seconds in kernels per second, over the last window; not yet there: none."""
     copied: float = 0.0
@@ -54,6 +57,8 @@ class Seen:
     skipped_nan: int = 0
     bad_records: int = 0
     """By all incarnations."""
+    waited: Mapping[str, float] = field(default_factory=dict)
+    """When a process was last seen waiting for its place in the cluster, by name: its time to register begins then."""
     grown: Mapping[RoleKey, float] = field(default_factory=dict)
     """When the samples of a place's current incarnation last grew."""
     queued_since: float | None = None

@@ -39,7 +39,7 @@ def silent(at: Situation) -> list[Action]:
         heard = at.seen.heard.get(role.key)
         since = max(role.since, at.seen.watching_since)
         if role.stage == "starting":
-            if at.now - since > at.limits.start_grace_s:
+            if at.now - max(since, at.seen.waited.get(role.name, 0.0)) > at.limits.start_grace_s:
                 why = f"did not register within {at.limits.start_grace_s:g} s"
                 result.append(Kill(role.name, why, hard=True, matter="silence"))
         elif at.now - max(heard or 0.0, since) > at.limits.patience_s(at.now - role.since):
@@ -77,24 +77,25 @@ def staff(at: Situation) -> list[Action]:
     named = frozenset(role.name for role in at.status.roles if role.is_live)
     result: list[Action] = strangers(at, keep=named)
     members = {member.ps for member in at.record.members}
-    stopping = at.job.intent.stop
+    intent = at.job.intent
+    why = "stop" if intent.stop else "suspended" if intent.suspend else "scaled down"
     for name in ("ps", "data", "worker", "evaluator"):
         wanted = _places(at, name)
         for index in wanted:
             if is_due(at, name, index) and not (name in ("data", "worker") and at.record.phase == "finishing"):
                 result.append(Launch((name, index)))
         for role in at.status.live(name):
-            lingers = at.now < role.left_at + at.limits.linger_s and not stopping
+            lingers = at.now < role.left_at + at.limits.linger_s and not intent.winds_down
             is_needed = role.index in wanted or (name == "ps" and (role.index in members or lingers))
             if not is_needed and role.stage != "draining":
-                result.append(Drain(role.key, role.leaving or ("stop" if stopping else "scaled down")))
+                result.append(Drain(role.key, role.leaving or why))
     return result
 
 
 def _places(at: Situation, name: str) -> tuple[int, ...]:
     if name == "ps":
         return server_places(at)
-    if at.job.intent.stop:
+    if at.job.intent.winds_down:
         return ()
     count = plan.wanted(at.spec, at.job.intent, at.status.plan, name)
     return tuple(range(count + (backups(at.status.slow) if name == "worker" else 0)))

@@ -6,7 +6,7 @@ A caller holds one of these interfaces; behind it is a stub (`peers.mesh`; of br
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -361,6 +361,7 @@ class Models(Protocol):
         metrics: Mapping[str, float],
         request_id: str,
         load: bool,
+        serving: Mapping[str, Any],
     ) -> ModelVersion:
         """Idempotent by request id."""
         ...

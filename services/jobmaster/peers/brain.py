@@ -101,6 +101,10 @@ class GrpcBrain:
         )
         await self._stub.Conclude(request, timeout=5.0)
 
+    async def suspend(self, job_id: str) -> None:
+        """See `peers.planning.Brain`."""
+        await self._stub.Suspend(brain_pb2.SuspendRequest(job_id=job_id), timeout=2.0)
+
     async def record_job(self, end: JobEnd) -> None:
         """See `peers.planning.Brain`."""
         request = brain_pb2.JobHistory(

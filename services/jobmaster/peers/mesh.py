@@ -1,9 +1,11 @@
 """The peers over gRPC: protobuf in and out, nothing else. Channels raise MeshError (recmesh.runtime.rpc)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import grpc
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from recmesh.partitions import series_of
@@ -323,11 +325,13 @@ class GrpcModels:
         metrics: Mapping[str, float],
         request_id: str,
         load: bool,
+        serving: Mapping[str, Any],
     ) -> ModelVersion:
         """See `peers.Models`."""
         request = gateway_pb2.RegisterRequest(
             name=model.name, version=model.version, uri=model.uri, framework=framework, job_id=model.job_id,
             snapshot=model.snapshot, metrics=dict(metrics), request_id=request_id, load=load,
+            serving_json=orjson.dumps(dict(serving)).decode() if serving else "",
         )
         return _version(await self._stub.Register(request, timeout=60.0))
 

@@ -215,6 +215,10 @@ class Brain(Protocol):
         """What came of a change. Idempotent by plan."""
         ...
 
+    async def suspend(self, job_id: str) -> None:
+        """The job holds nothing until it asks for its next first plan. Idempotent."""
+        ...
+
     async def record_job(self, end: JobEnd) -> None:
         """The job ended. Idempotent by job id."""
         ...

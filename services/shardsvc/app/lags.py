@@ -29,11 +29,11 @@ MOST_TOLD = 4096
 """Partitions in one event."""
 _metrics = Metrics("shardsvc")
 _messages = _metrics.gauge(
-    "topic_lag_messages", "Messages of a partition that a job has not trained", labels=("job", "partition")
+    "topic_lag_messages", "Messages of a partition that a job has not trained", labels=("job_id", "partition")
 )
 _seconds = _metrics.gauge(
     "topic_lag_seconds", "Age of the oldest message of a partition that a job has not trained",
-    labels=("job", "partition"),
+    labels=("job_id", "partition"),
 )
 _log = get_logger(__name__)
 

@@ -16,7 +16,7 @@ from recmesh.pb import externalscaler_pb2_grpc as pb_grpc
 from recmesh.runtime.rpc import RpcServer, Tls
 from services.forecaster.rpc import keda
 from services.forecaster.scaling import Scaler
-from tests.integration.runtime.test_rpc import certificates
+from tests.support.certificates import certificates
 from tests.support.forecasts import KnownFuture, SetClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]

@@ -62,6 +62,20 @@ async def test_series_forecasts_and_rates(app: KnownFuture, http: httpx.AsyncCli
     assert coarse["step_s"] == 600 and all(each["step_s"] == 600 for each in coarse["points"])
 
 
+async def test_rates_are_told(app: KnownFuture, http: httpx.AsyncClient) -> None:
+    body = {"step_s": 60, "points": [{"at": NOW - 120, "value": 7.0}, {"at": NOW - 60, "value": 9.0}]}
+    for _ in range(2):
+        assert (await http.post("/v1/rates/shop/orders", json=body)).json() == {"stored": 2}
+    rates = (await http.get("/v1/rates/shop/orders")).json()
+    assert [point["value"] for point in rates["points"]] == [7.0, 9.0]
+    for wrong, said in (
+        ({"points": body["points"]}, "step_s"), (body | {"step_s": -1}, "step_s"), (body | {"points": []}, "points"),
+        (body | {"points": [{"at": NOW - 60, "value": -1.0}]}, "value"),
+    ):
+        refused = await http.post("/v1/rates/shop/orders", json=wrong)
+        assert refused.status_code == 400 and said in refused.text, refused.text
+
+
 async def test_refusals_are_problems_that_name_the_field(app: KnownFuture, http: httpx.AsyncClient) -> None:
     app.measured("model/ctr")
     unknown = await http.get("/v1/rates/model/ctx")

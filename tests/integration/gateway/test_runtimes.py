@@ -1,6 +1,7 @@
 """Model servers as real processes: both frameworks, death, hanging, broken models."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -12,12 +13,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from recmesh.runtime.errors import InvalidArgument, MeshError, Unavailable
+from recmesh.runtime.errors import DeadlineExceeded, InvalidArgument, MeshError, Unavailable
 from recmesh.serving.settings import ServingSettings
 from services.gateway.config import child_environment
 from services.gateway.domain.tensors import Tensor
 from services.gateway.runtimes.pool import Runtimes
-from services.gateway.runtimes.process import Limits
+from services.gateway.runtimes.process import Limits, ModelServer
 from tests.support.oip_models import torch_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
@@ -108,7 +109,9 @@ async def test_the_last_unloaded_model_ends_the_process(runtimes: Runtimes, mode
     assert runtimes.status() == []
 
 
-async def test_a_savedmodel_is_served_with_its_strings(runtimes: Runtimes, tmp_path: Path) -> None:
+async def test_a_savedmodel_is_served_with_its_strings_and_one_that_hangs_stops_no_other(
+    runtimes: Runtimes, tmp_path: Path
+) -> None:
     pytest.importorskip("tensorflow")
     folder = tmp_path / "tf"
     made = await asyncio.create_subprocess_exec(
@@ -125,6 +128,12 @@ async def test_a_savedmodel_is_served_with_its_strings(runtimes: Runtimes, tmp_p
         Tensor.of("city", city),
     ]
     outputs = ["shout", "predictions", "city_bytes"]
+    await runtimes.load("tensorflow", "hangs/1", folder, settings=SETTINGS, timeout_s=LOAD_S)
+    endless = Tensor.of("id", np.array([3, 1 << 60], np.int64))
+    with pytest.raises(DeadlineExceeded):
+        await runtimes.infer(
+            "tensorflow", "hangs/1", [inputs[0], endless, *inputs[2:]], outputs, timeout_s=0.5, priority=100
+        )
     tensors, times = await runtimes.infer(
         "tensorflow", "t/1", inputs, outputs, timeout_s=60.0, priority=100
     )
@@ -133,3 +142,24 @@ async def test_a_savedmodel_is_served_with_its_strings(runtimes: Runtimes, tmp_p
     assert tensors[1].array.tolist() == [6.0, 7.0]
     assert tensors[2].array.tolist() == [4, 6]
     assert times.compute_ns > 0
+
+
+async def test_a_process_that_dies_of_a_version_starts_with_the_one_that_it_is_told_to_hold(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    server = ModelServer(
+        "picky", command=["tests.support.picky_server"], limits=Limits(backoff_s=(0.02,)), log=print,
+        environment={**child_environment(os.environ), "POISON": str(poison)}, lost=lambda *_: None,
+    )  # fmt: skip
+    try:
+        await server.load("m/1", tmp_path, settings=SETTINGS, part="whole", timeout_s=60.0)
+        poison.touch()
+        os.kill(server.pid, signal.SIGKILL)
+        await until(lambda: server.restarts > 1)
+        held, told = ServingSettings.parse({"freshness": {"held": 7}}), None
+        async with asyncio.timeout(60.0):
+            while told is None:
+                with contextlib.suppress(Unavailable):
+                    told = await server.freshen("m/1", "rollback", 7, settings=held, timeout_s=60.0)
+        assert told["status"]["version"] == 7 and server.serves("m/1")
+    finally:
+        await server.stop()

@@ -2,21 +2,26 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from prometheus_client import generate_latest
 
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, Unavailable
 from recmesh.serving.settings import ServingSettings
 from recmesh.serving.tensors import Tensor
 from services.gateway.config import child_environment
+from services.gateway.runtimes.inspection import Inspection
 from services.gateway.runtimes.pool import Runtimes
 from services.gateway.runtimes.process import Limits
 from tests.support import split_models
@@ -53,8 +58,29 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+def metrics() -> str:
+    return generate_latest().decode()
+
+
+def phases_in_metrics(model: str) -> dict[str, float]:
+    """How many requests were counted in each phase of its histogram."""
+    found = re.findall(
+        rf'recmesh_gateway_infer_phase_seconds_count{{model="{model}",phase="(\w+)",version="1"}} (\S+)', metrics()
+    )
+    return {phase: float(count) for phase, count in found}
+
+
 def pid(runtimes: Runtimes, which: str) -> int:
     return next(item.pid for item in runtimes.status() if item.framework.endswith(which))
+
+
+async def under_way(runtimes: Runtimes, which: str) -> int:
+    """Requests that the CN, or the HN, has been sent and has not answered."""
+    [cn] = [server for group in runtimes._servers.values() for server in group.fleets["cn"].servers]
+    if which == "CN":
+        return cn.in_flight
+    told: Any = await cn.ask({"op": "ping"}, timeout_s=60.0)
+    return sum(hn["in_flight"] for hn in told["hns"].values())
 
 
 async def test_either_process_may_be_killed_under_load_and_the_model_serves_again(
@@ -67,7 +93,9 @@ async def test_either_process_may_be_killed_under_load_and_the_model_serves_agai
         victim = pid(runtimes, which)
         os.kill(victim, signal.SIGSTOP)
         in_flight = [asyncio.create_task(predict(runtimes, "m/1")) for _ in range(4)]
-        await asyncio.sleep(0.3)                 # on their way: either answered never, or by nobody but the victim
+        async with asyncio.timeout(180.0):       # on their way: either answered never, or by nobody but the victim
+            while await under_way(runtimes, which) < 4:  # noqa: ASYNC110 (other processes are waited for)
+                await asyncio.sleep(0.02)
         os.kill(victim, signal.SIGKILL)
         for outcome in await asyncio.gather(*in_flight, return_exceptions=True):
             assert isinstance(outcome, Unavailable) and outcome.reason == reason
@@ -138,9 +166,57 @@ async def test_what_recmesh_partition_made_is_registered_and_served_in_halves(
         await served.settled()
         assert sorted(item.framework for item in runtimes.status()) == ["torch CN", "torch HN"]
         assert await answered() == expected
+        assert phases_in_metrics("pooled") == {"queue": 1.0, "input": 1.0, "infer": 1.0, "output": 1.0}
+        refused = await client.post("/v2/models/pooled/infer", json={"inputs": inputs[:1]})
+        assert refused.status_code == 400
+        assert f'failures_total{{model="pooled",reason="{refused.json()["reason"]}",version="1"}} 1.0' in metrics()
+        told = {item.kind: said for item, said in await runtimes.told()}
+        assert told["hn"]["answered"] == {"pooled/1": 2} and told["hn"]["idle"] and told["hn"]["admission"] is None
+        assert told["hn"]["busy_s"]["pooled/1"] > 0 and told["cn"]["busy_s"] > 0
         (folder / "split" / "pre" / "model.pt2").write_bytes(b"damaged")
         assert (await client.post("/v1/models/pooled:load")).json()["reason"] == "BAD_SPLIT"
         assert await answered() == expected
+    await served.models.stop()
+
+
+async def test_a_model_that_serves_takes_halves_up_when_it_is_loaded_again_and_no_request_fails(
+    runtimes: Runtimes, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    folder = tmp_path / "bought"
+    split_models.bare_model(folder)
+    inputs = [
+        {"name": "id", "datatype": "INT64", "shape": [1], "data": [3]},
+        {"name": "x", "datatype": "FP32", "shape": [1], "data": [0.5]},
+    ]
+    inspection = Inspection(environment=child_environment(os.environ), timeout_s=LOAD_S)
+    served = gateway(tmp_path, runtimes=runtimes, inspect=inspection.inspect)
+    await served.models.start()
+    async with http(served) as client:
+        answers: list[httpx.Response] = []
+        ended = asyncio.Event()
+
+        async def ask() -> None:
+            while not ended.is_set():
+                answers.append(await client.post("/v2/models/bought/infer", json={"inputs": inputs}))
+
+        body = {"name": "bought", "uri": "bought"}
+        assert (await client.post("/v1/models", json=body)).status_code == 201
+        await served.settled()
+        assert [item.way for item in runtimes.status()] == ["whole"]
+        asking = [asyncio.create_task(ask()) for _ in range(4)]
+        made = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "recmesh.cli.main", "partition", str(folder), "--batch", "6"
+        )
+        assert await made.wait() == 0
+        loaded = await client.post("/v2/repository/models/bought/load")
+        assert (loaded.status_code, "split" in {item.way for item in runtimes.status()}) == (200, True)
+        enough = len(answers) + 20
+        await until(lambda: len(answers) >= enough and {item.way for item in runtimes.status()} == {"split"})
+        ended.set()
+        await asyncio.gather(*asking)
+        assert {answer.status_code for answer in answers} == {200}, {answer.text for answer in answers}
+        assert {answer.json()["outputs"][0]["data"][0] for answer in answers} == {split_models.expected(3, 0.5)}
     await served.models.stop()
 
 

@@ -22,6 +22,7 @@ from recmesh.runtime.errors import (
 from recmesh.runtime.events import Event
 from recmesh.runtime.events.catalog import JOB_PROGRESSED, JOB_SUBMITTED, JobProgressed, JobSubmitted
 from recmesh.runtime.lifecycle import ExitCode, exit_code
+from recmesh.runtime.settings import ServiceSettings
 from recmesh.runtime.telemetry import current_traceparent, span, trace_ids
 from tests.support.servers import NatsServer, nats, nats_server
 from tests.support.tracing import tracing
@@ -539,6 +540,24 @@ async def test_streams_take_what_a_small_server_has_and_leave_room_for_buckets(t
                 assert await stream_sizes(server) == {EVENT_STREAM: 512 << 20, DEAD_STREAM: 256 << 20}
     finally:
         server.stop()
+
+
+async def test_events_are_kept_for_as_long_as_the_settings_say(nats: NatsServer) -> None:
+    import nats as client
+
+    for days in (3.0, 0.5):     # the second time it is there, and changed
+        settings = ServiceSettings(
+            nats_url=nats.url, event_days=days, event_bytes=64 << 20, dead_event_days=2 * days
+        )
+        bus = Bus.of(settings, "tests")
+        await bus.start()
+        await bus.stop()
+        connection = await client.connect(nats.url)
+        found = [(await connection.jetstream().stream_info(name)).config for name in (EVENT_STREAM, DEAD_STREAM)]
+        await connection.close()
+        assert [(each.max_age, each.max_bytes) for each in found] == [
+            (days * 86_400, 64 << 20), (2 * days * 86_400, 16 << 20),
+        ]
 
 
 async def test_a_server_with_too_little_room_is_told_with_what_is_needed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.runtime.lifecycle import PortTaken
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, router, state
+from recmesh.runtime.settings import ServiceSettings
 from recmesh.runtime.telemetry import Metrics
 from tests.support.servers import free_port
 
@@ -72,6 +73,23 @@ async def test_metrics_are_those_of_the_registry() -> None:
     Metrics("tests", registry=registry).counter("things", "Things").inc(3)
     async with shown(page(), metrics=registry) as server:
         assert "recmesh_tests_things_total 3.0" in (await get(server, "/metrics")).text
+
+
+async def test_a_page_links_to_its_dashboard_where_grafana_is_named() -> None:
+    async with shown(page(), grafana="https://grafana.example/") as server:
+        assert 'href="https://grafana.example/d/recmesh-tests"' in (await get(server, "/")).text
+    with pytest.raises(InvalidArgument, match="RECMESH_GRAFANA_URL"):
+        ServiceSettings.from_env({"RECMESH_GRAFANA_URL": "javascript:alert(1)"}, "RECMESH_")
+
+
+async def test_metrics_say_whether_the_service_takes_work() -> None:
+    objection = ""
+    async with shown(page(), readiness=lambda: objection, metrics=CollectorRegistry()) as server:
+        assert "recmesh_ready 0.0" in (await get(server, "/metrics")).text
+        server.set_ready(True)
+        assert "recmesh_ready 1.0" in (await get(server, "/metrics")).text
+        objection = "NATS is away"
+        assert "recmesh_ready 0.0" in (await get(server, "/metrics")).text
 
 
 async def test_every_value_is_escaped() -> None:

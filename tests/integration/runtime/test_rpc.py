@@ -29,6 +29,7 @@ from recmesh.runtime.errors import (
 from recmesh.runtime.lifecycle import PortTaken
 from recmesh.runtime.rpc import Lane, RpcServer, Tls, channel, deadline, remaining_s, sync_channel, sync_server
 from recmesh.runtime.telemetry import span, trace_ids
+from tests.support.certificates import certificates
 from tests.support.servers import free_port
 from tests.support.tracing import tracing
 
@@ -440,22 +441,6 @@ def test_a_trainers_process_needs_no_service_packages() -> None:
         "sync_server('x', '127.0.0.1:0', []).stop(0)\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
-
-
-def certificates(folder: Path) -> Tls:
-    """A CA and a certificate of localhost, made by openssl."""
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, cwd=folder, capture_output=True)
-
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem",
-            "-days", "2", "-subj", "/CN=recmesh test CA")
-    openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "request.pem",
-            "-subj", "/CN=localhost")
-    (folder / "names").write_text("subjectAltName=DNS:localhost\n")
-    openssl("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-            "-out", "cert.pem", "-days", "2", "-extfile", "names")
-    return Tls(cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem", server_name="localhost")
-
 
 
 def test_methods_of_a_lane_never_wait_for_the_threads_of_others() -> None:

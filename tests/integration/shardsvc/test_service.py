@@ -82,7 +82,8 @@ class Service:
                 return await getattr(self.stub, method)(request, timeout=TIMEOUT_S, wait_for_ready=True)
             except (Unavailable, DeadlineExceeded):
                 if asyncio.get_running_loop().time() > deadline:
-                    raise
+                    ended = self._process is not None and self._process.poll()
+                    raise AssertionError(f"exit code {ended}: {self._log.read_text()[-2_000:]}") from None
                 await asyncio.sleep(0.05)
 
 

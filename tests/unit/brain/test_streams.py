@@ -9,7 +9,7 @@ from recmesh.plugins.planning import Allocation, Floats, Shapes
 from recmesh.plugins.streams import StreamPlanner, StreamView
 from services.brain.domain.streams.autopilot import Autopilot
 from services.brain.domain.streams.fallback import Band, Measured, believed, corrected, decided, leaves_to_planner
-from services.brain.domain.streams.horizon import Horizon, Weights, blocks
+from services.brain.domain.streams.horizon import Horizon, Weights, blocks, left_over
 from services.brain.domain.streams.hpa import Hpa
 from services.brain.domain.streams.kale import Kale, fewest, literal, wanted
 from services.brain.domain.streams.lag import Outlook, outlook
@@ -235,6 +235,23 @@ def test_lag_that_is_dear_is_worked_off_sooner() -> None:
     assert dear.lag_s.sum() < cheap.lag_s.sum() and dear.worker_s > cheap.worker_s
 
 
+@pytest.mark.parametrize("excess", [-30.0, -5.0, 0.0, 5.0, 30.0])
+def test_what_is_left_over_is_the_mean_over_the_forecasts_errors(excess: float) -> None:
+    drawn = np.maximum(np.random.default_rng(4).normal(excess, 10.0, 400_000), 0.0).mean()
+    assert left_over(np.array([[excess]]), 10.0)[0, 0] == pytest.approx(drawn, abs=0.06)
+    assert left_over(np.array([[excess]]), 0.0)[0, 0] == max(excess, 0.0)
+
+
+def test_a_forecast_that_is_less_certain_gets_more_workers() -> None:
+    def planned(spread: float) -> tuple[int, ...]:
+        stream = view([990.0] * 12, workers=10, most=28)
+        stream = replace(stream, expected=stream.demand, spread=np.full(12, spread))
+        return tuple(Horizon().schedule(stream, RNG).workers)
+
+    certain, unsure = planned(0.0), planned(400.0)
+    assert min(unsure) > max(certain)
+
+
 def test_a_peak_is_prepared_for_before_it_comes_when_a_change_takes_long() -> None:
     stream = view([900.0] * 6 + [1900.0] * 18, workers=10, step_s=300.0, most=28, restart_s=600.0)
     workers = Horizon().schedule(stream, RNG).workers
@@ -306,6 +323,19 @@ def test_hpa_shrinks_only_when_five_minutes_wanted_less() -> None:
         for past in (low, high)
     )
     assert held == 10 and shrunk == 2
+
+
+@pytest.mark.parametrize("faster", [30.0, 480.0])
+def test_a_day_that_is_told_faster_gets_the_same_plan(faster: float) -> None:
+    """Only the cost of a change as such is in seconds that do not follow from the job."""
+    usual, quick = Weights(), replace(Weights(), change_s=Weights().change_s / faster)
+    slow = day(restart_s=10.0, lead_s=300.0, backlog=9_600.0)
+    slow = replace(slow, expected=slow.demand, spread=np.full(72, 40.0))
+    fast = replace(
+        slow, step_s=slow.step_s / faster, restart_s=10.0 / faster, lead_s=300.0 / faster, backlog=9_600.0 / faster,
+        drain_s=slow.drain_s / faster, lag_slo_s=slow.lag_slo_s / faster,
+    )  # fmt: skip
+    assert Horizon(weights=quick).schedule(fast, RNG).workers == Horizon(weights=usual).schedule(slow, RNG).workers
 
 
 @pytest.mark.parametrize(("statistic", "expected"), [("peak", 900.0), ("percentile", 860.0), ("mean", 1500.0 * 4 / 7)])

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from recmesh.plugins.planning import Resources
-from recmesh.runtime.errors import ResourceExhausted
+from recmesh.runtime.errors import InvalidArgument, ResourceExhausted
 from services.brain.app import waiting as module
 from services.brain.app.book import Book
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
 from services.brain.app.waiting import LEAST_S, PATIENCE_S, Waiting, kept_back
 from services.brain.domain.executors.horizontal import Rule
-from services.brain.domain.model import FeedAsk, Free, History, Job, Plan, RoleLimits, RolePlan
+from services.brain.domain.model import FeedAsk, Free, History, Job, Plan, Profile, RoleLimits, RolePlan, RoleUse
 from services.brain.domain.warmstart import WarmStart
 from services.brain.store import SqlStore
 from tests.support.gateway import FakeClock
@@ -28,7 +28,7 @@ class Brain:
     """An owner with ten cores and four accelerators, and what the store was asked."""
 
     def __init__(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock, self.searches = FakeClock(), 0
+        self.clock, self.searches, self.store = FakeClock(), 0, store
         self.book = Book({"ads": Resources(10.0, 500 * GIB, {"a100": 4.0})}, clock=self.clock)
         self.jobs = Jobs(store, self.book, rule=WarmStart(), clock=self.clock, told=self._tell)
         searched = store.histories
@@ -152,3 +152,27 @@ async def test_of_too_many_that_wait_those_that_asked_longest_ago_go(monkeypatch
     assert [each.job.job_id for each in line.of("ads")] == ["a", "c"]
     kept = [replace(line.of("ads")[0], least=Resources(3.0, 5.0, {"a100": 1.0}))]
     assert kept_back(Resources(4.0, 2.0, {"a100": -1.0}), kept) == Resources(1.0, 0.0, {"a100": -1.0})
+
+
+async def test_a_suspended_job_holds_and_waits_for_nothing_until_it_asks_again(brain: Brain) -> None:
+    has = [RoleUse(RolePlan("worker", 7, 1.0, 0), 1.0, 0), RoleUse(RolePlan("ps", 1, 1.0, 0), 1.0, 0)]
+    told = Profile("a", brain.clock.time, 7, 1, samples_per_s=100.0, roles=tuple(has), owner="ads")
+    assert not await brain.begins("a", 8)
+    await brain.jobs.observe(told)
+    assert await brain.begins("b", 8)
+    assert "waits behind b" in await brain.begins("c", 4)
+    brain.clock.time += 1.0
+    await brain.jobs.suspend("a")
+    await brain.jobs.observe(told)              # it was measured before, and comes late
+    assert not await brain.begins("b", 8)
+    assert await brain.begins("a", 8), "resumed, it waits as all do"
+    await brain.jobs.suspend("b")
+    assert not await brain.begins("a", 8)
+    await brain.jobs.suspend("a")
+
+    anew = Book(brain.book.quotas, clock=brain.clock)
+    brain.clock.time += 1.0
+    await Jobs(brain.store, anew, rule=WarmStart(), clock=brain.clock, told=brain._tell).restore()
+    assert anew.left("ads") == brain.book.quotas["ads"], "brain began anew, and books nothing for it"
+    with pytest.raises(InvalidArgument, match="job_id"):
+        await brain.jobs.suspend("")

@@ -1,6 +1,8 @@
 """The command line: verbs, texts, exit codes."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +10,21 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
-from recmesh.cli import checkpoint_verbs, data_verbs, job_verbs, log_verbs, narration, output
+from recmesh.cli import advice, checkpoint_verbs, completion, data_verbs, job_verbs, log_verbs, main, narration, output
 from recmesh.cli.exit_codes import ExitCode, exit_code
+from recmesh.client.contexts import Context, Contexts
 from recmesh.client.views import Checkpoint, Event, Job, Role, RoleLog
-from recmesh.runtime.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, Unavailable
+from recmesh.runtime.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    MeshError,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "flights" / "job.yaml"
 
@@ -232,3 +244,120 @@ def test_a_dataset_has_the_name_given_else_that_in_its_file_else_the_files_own(
 ])
 def test_stop_says_what_comes_of_it(job: Job, finish: bool, line: str) -> None:
     assert job_verbs.stopped_line(job, finish=finish) == line
+
+
+def test_documents_are_json_or_yaml_and_the_old_word_is_short_for_the_first(tmp_path: Path) -> None:
+    said = {name: recmesh("version", *words, home=tmp_path).stdout for name, words in {
+        "json": ["-o", "json"], "short": ["--json"], "yaml": ["--output", "yaml"],
+    }.items()}  # fmt: skip
+    assert said["json"] == said["short"] and yaml.safe_load(said["yaml"]) == json.loads(said["json"])
+    result = recmesh("version", "-o", "xml", home=tmp_path)
+    assert result.returncode == ExitCode.USAGE and "'table', 'json', 'yaml'" in result.stderr
+
+
+def test_documents_of_a_stream_can_be_told_apart() -> None:
+    events = [{"type": "a", "n": 1}, {"type": "b"}]
+    lines = "\n".join(output.line(each, output.Shape.YAML) for each in events)
+    assert list(yaml.safe_load_all(lines)) == events
+    assert [json.loads(output.line(each, output.Shape.JSON)) for each in events] == events
+
+
+def test_contexts_are_named_used_and_forgotten(tmp_path: Path) -> None:
+    def context(*words: str, code: int = 0) -> str:
+        result = recmesh("context", *words, home=tmp_path, env={"RECMESH_CONTEXTS": str(tmp_path / "c.json")})
+        assert result.returncode == code, result.stderr
+        return result.stdout or result.stderr
+
+    made = context("add", "prod", "--url", "http://127.0.0.1:9")
+    assert made == "prod is http://127.0.0.1:9 and the current context.\n"
+    context("add", "here", "--home", str(tmp_path / "mesh"))
+    context("use", "here")
+    listed = json.loads(context("list", "--json"))
+    assert [(each["name"], each["current"]) for each in listed] == [("here", True), ("prod", False)]
+    assert "there are: here, prod" in context("use", "other", code=ExitCode.NOT_FOUND)
+    env = {"RECMESH_CONTEXTS": str(tmp_path / "c.json")}
+    asked = recmesh("--context", "prod", "jobs", home=tmp_path, env=env)
+    assert asked.returncode == ExitCode.UNREACHABLE and "http://127.0.0.1:9 cannot be reached" in asked.stderr
+    assert asked.stderr.count("; trying again for ") == 1, "nobody waits in silence"
+    for verb in ("up", "down", "status", "doctor"):
+        refused = recmesh("--context", "prod", verb, home=tmp_path, env=env)
+        assert refused.returncode == ExitCode.REFUSED and "is the mesh at http://127.0.0.1:9" in refused.stderr, verb
+    logs = recmesh("--context", "prod", "logs", "ads", home=tmp_path, env=env)
+    assert logs.returncode == ExitCode.UNREACHABLE, "a job's logs are asked of the mesh itself"
+    there = recmesh("--context", "here", "status", home=tmp_path, env=env)
+    assert f"no mesh in {tmp_path / 'mesh'}" in there.stdout
+    context("remove", "prod")
+    assert "prod" not in context("list")
+
+
+def test_names_of_contexts_complete_and_a_mesh_that_is_away_completes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECMESH_CONTEXTS", str(tmp_path / "c.json"))
+    monkeypatch.setenv("RECMESH_HOME", str(tmp_path))
+    Contexts.read({"RECMESH_CONTEXTS": str(tmp_path / "c.json")}).add("prod", Context(url="http://x"))
+    assert completion.contexts("p") == ["prod"] and completion.contexts("q") == []
+    assert completion.jobs("") == []
+
+
+def test_what_shells_complete_are_the_verbs(tmp_path: Path) -> None:
+    asked = {"_RECMESH_COMPLETE": "complete_bash", "COMP_WORDS": "recmesh con", "COMP_CWORD": "1"}
+    words = [sys.executable, "-c", "from recmesh.cli.main import main; import sys; sys.argv = ['recmesh']; main()"]
+    said = subprocess.run(
+        words, capture_output=True, text=True, check=False, timeout=120, env={"PATH": "/usr/bin:/bin", **asked}
+    )
+    assert said.stdout.split() == ["context"]
+
+
+def test_the_reference_names_every_verb_and_exit_code() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
+    verbs = {each.name or each.callback.__name__ for each in main.app.registered_commands if each.callback}
+    assert verbs and verbs <= set(re.findall(r"`([a-z]+)`", page))
+    assert all(f"| {code.value} |" in page for code in ExitCode)
+
+
+def test_every_verb_that_prints_what_it_found_or_did_has_a_document() -> None:
+    def without(command: Any, path: str) -> list[str]:
+        if found := getattr(command, "commands", None):
+            return [each for name, item in found.items() for each in without(item, f"{path} {name}".strip())]
+        return [] if any(parameter.name == "shape" for parameter in command.params) else [path]
+
+    assert without(typer.main.get_command(main.app), "") == ["top", "simulate"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_no_failure(tmp_path: Path, unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {"RECMESH_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": unbuffered}
+    with os.fdopen(writing, "w") as out:
+        ended = subprocess.run(
+            [sys.executable, "-m", "recmesh.cli.main", "version"], stdout=out, stderr=subprocess.PIPE, text=True,
+            env=environment, timeout=120, check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("error", "place", "told"), [
+    (NotFound("there is no job ads"), None, "`recmesh jobs` lists jobs."),
+    (NotFound("there is no file job.yaml"), None, ""),
+    (Unauthenticated("no key"), Context(url="http://x"), "context add NAME --url http://x --api-key-file FILE`"),
+    (Unauthenticated("no key"), Context(url="http://x", api_key_file="/key"), "does not know the key in /key"),
+    (Unavailable("http://x cannot be reached"), Context(url="http://x"), "`recmesh context list` shows others"),
+    (Unavailable("http://x cannot be reached"), Context(home="/m"), "`recmesh status --home /m`"),
+    (Unavailable("it cannot be reached"), Context(namespace="lab"), "`kubectl -n lab get pods`"),
+    (Unavailable("there is no mesh: start one with `recmesh up`"), Context(home="/m"), ""),
+    (InvalidArgument("x"), Context(url="http://x"), ""),
+])
+def test_errors_say_what_to_do_next_where_their_words_do_not(
+    error: MeshError, place: Context | None, told: str
+) -> None:
+    said = advice.next_step(error, place)
+    assert told in said and bool(told) == bool(said)
+
+
+def test_a_mesh_that_does_not_answer_is_one_block_with_the_next_step(tmp_path: Path) -> None:
+    result = recmesh("jobs", home=tmp_path, env={"RECMESH_URL": "http://127.0.0.1:9"})
+    said, then = result.stderr.splitlines()
+    assert result.returncode == ExitCode.UNREACHABLE and said.startswith("error: http://127.0.0.1:9 cannot be reached")
+    assert "`recmesh context list`" in then

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from recmesh.cli import explain_verbs, output
+from recmesh.cli.output import Shape
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 AT = 1_700_000_000.0
@@ -130,7 +131,7 @@ def test_a_plan_that_was_taken_back_is_said_to_be(mesh: FakeMesh, capsys: pytest
 
 
 def test_json_is_the_document(mesh: FakeMesh, capsys: pytest.CaptureFixture[str]) -> None:
-    explain_verbs.explain("ads", json=True)
+    explain_verbs.explain("ads", shape=Shape.JSON)
     assert json.loads(capsys.readouterr().out) == DOCUMENT
 
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from recmesh.cli import forecast_verbs
 from recmesh.cli.charts import bars
+from recmesh.cli.output import Shape
 from recmesh.client import Client
 from recmesh.runtime.errors import InvalidArgument, NotFound
 from services.forecaster.domain.forecast import DEFAULT_LEVEL, MAX_LEVEL, MIN_LEVEL, Ask, checked_ask
@@ -92,7 +93,7 @@ def test_a_forecast_is_told_with_its_chart_and_past_errors(
 
 
 def test_json_has_all_points(mesh: FakeMesh, capsys: pytest.CaptureFixture[str]) -> None:
-    forecast_verbs.forecast("model/ctr", history=20, json=True)
+    forecast_verbs.forecast("model/ctr", history=20, shape=Shape.JSON)
     told = json.loads(capsys.readouterr().out)
     assert (told["series"], len(told["points"]), len(told["measured"])) == ("model/ctr", 30, 20)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from recmesh.cli.connect import connect
 from recmesh.cli.mesh import config, exits, ports, servers, start, state, table
 from recmesh.cli.mesh.component import Component, Probe
 from recmesh.cli.mesh.home import Home, write_private
@@ -176,6 +177,36 @@ def test_only_gateway_listens_beyond_loopback_and_only_it_gets_the_key(tmp_path:
     keyed = {name for name, item in found.items() if item.env.get("RECMESH_PUBLIC_API_KEY")}
     assert keyed == {"gateway"}
     assert found["gateway"].addresses["http"].startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("asks", ["RECMESH_GATEWAY_JWKS_FILE", "RECMESH_GATEWAY_KEYS_FILE"])
+def test_where_callers_show_keys_or_tokens_of_a_file_the_folder_s_owner_has_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    home = Home(tmp_path)
+    home.make()
+    found = real_components(tmp_path, env={asks: "/somewhere"})
+    key = found["gateway"].env["RECMESH_PUBLIC_API_KEY"]
+    again = real_components(tmp_path, env={asks: "/elsewhere"})["gateway"].env
+    assert len(key) == 64 and again["RECMESH_PUBLIC_API_KEY"] == key
+    assert not any("RECMESH_PUBLIC_API_KEY" in item.env for name, item in found.items() if name != "gateway")
+    Round("r", {}, {}, list(found.values()), {}).save(home)
+    ready = state.ComponentState(state="ready", addresses={"http": "http://127.0.0.1:1"})
+    state.MeshState(components={"gateway": ready}, round="r").save(home.mesh_file)
+    for given, shown in (({}, key), ({"RECMESH_API_KEY": ""}, key), ({"RECMESH_API_KEY": "a.token.of"}, "a.token.of")):
+        monkeypatch.delenv("RECMESH_API_KEY", raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        with connect(str(tmp_path)) as mesh:
+            assert mesh._http.headers["Authorization"] == f"Bearer {shown}"
+
+
+def test_where_nobody_is_asked_for_a_key_there_is_none(tmp_path: Path) -> None:
+    assert "RECMESH_PUBLIC_API_KEY" not in real_components(tmp_path)["gateway"].env
+    named = real_components(tmp_path, api_key="k", env={"RECMESH_GATEWAY_JWKS_FILE": "/x"})
+    assert named["gateway"].env["RECMESH_PUBLIC_API_KEY"] == "k"
+    own = real_components(tmp_path, env={"RECMESH_GATEWAY_JWKS_FILE": "/x", "RECMESH_PUBLIC_API_KEY": "own"})
+    assert Round("r", {}, {}, list(own.values()), {}).gateway_key == "own"
 
 
 def test_addresses_that_are_printed_hold_no_secret(tmp_path: Path) -> None:

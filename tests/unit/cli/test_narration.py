@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from recmesh.cli import job_verbs, narration
+from recmesh.cli.output import Shape
 from recmesh.client.views import Event
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.runtime.events import types
@@ -72,7 +73,7 @@ def test_what_is_measured_again_and_again_is_hidden_and_counted(capsys: pytest.C
 
 @pytest.mark.usefixtures("mesh")
 def test_json_has_every_event_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    lines, told = shown(capsys, json=True)
+    lines, told = shown(capsys, shape=Shape.JSON)
     assert [(each["type"], each["data"]) for each in map(json.loads, lines)] == [
         (name, {"job_id": "ads", **data}) for name, data in EVENTS
     ]

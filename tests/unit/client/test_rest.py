@@ -256,3 +256,17 @@ def test_following_an_ended_job_lists_its_events_and_ends() -> None:
 
     with client(handler) as mesh:
         assert [event.sequence for event in mesh.follow("j")] == [3, 5]
+
+
+def test_a_job_is_suspended_and_resumed() -> None:
+    seen: list[tuple[str, bytes]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.path, request.content))
+        return httpx.Response(200, json={"job_id": "j", "name": "ads", "phase": "Running", "snapshot": 3})
+
+    with client(answer) as mesh:
+        assert mesh.suspend_job("j", reason="room").name == "ads"
+        assert mesh.resume_job("j").snapshot == 3
+    assert [path for path, _ in seen] == ["/v1/jobs/j:suspend", "/v1/jobs/j:resume"]
+    assert b'"reason":"room"' in seen[0][1].replace(b" ", b"")

@@ -58,17 +58,18 @@ def told(lister: Lister, pattern: str) -> list[FileInfo]:
     return files.infos(0, len(files))
 
 
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+def gone(pid: int, *, within_s: float = PATIENCE_S) -> bool:
+    deadline = time.monotonic() + within_s
+    while True:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
         except FileNotFoundError:
             return True
         if state == "Z":
             return True
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.02)
-    return False
 
 
 def test_processes_tell_the_same_files_as_a_listing_here(folders: list[str], processes: ListingProcesses) -> None:
@@ -128,7 +129,7 @@ def test_a_machine_without_a_core_to_spare_starts_none(folders: list[str]) -> No
 
 
 def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(folders: list[str]) -> None:
-    own = ListingProcesses(most=1, idle_s=0.5, load=lambda: 0.0)
+    own = ListingProcesses(most=1, idle_s=600.0, load=lambda: 0.0)
     asked = Counting(own)
     lister = Lister(processes=asked, many_files=1)
     for folder in folders[:2]:
@@ -139,7 +140,16 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(folders: list[
     assert len(lister.files(f"{folders[2]}/*")) == 3 and asked.answered == 1
     assert len(lister.files(f"{folders[3]}/*")) == 3 and asked.answered == 2
     (second,) = own.pids()
-    assert gone(second) and second != first                 # nobody asks it any more
+    assert second != first
+    own.close()
+
+
+def test_a_process_that_nobody_asks_any_more_ends() -> None:
+    own = ListingProcesses(most=1, idle_s=0.05, load=lambda: 0.0)
+    process = own._taken()                       # as long as it is, nobody ends it
+    assert process is not None and not gone(process.pid, within_s=0.0)
+    own._give_back(process)
+    assert gone(process.pid) and not own.pids()
     own.close()
 
 

@@ -19,6 +19,8 @@ from recmesh.data import Batch, TaskReader, TaskRecord
 from recmesh.data.records import concat
 from recmesh.data.transform import Transform
 from recmesh.formats import permutation
+from recmesh.serving.raw.model import RawModel
+from recmesh.serving.tensors import Tensor
 from recmesh.spec.job import TrainingJob
 from recmesh.trainer.card import CARD, inputs_of, model_card, write_card
 from recmesh.trainer.evaluation import evaluation_batches
@@ -146,7 +148,7 @@ def test_rows_have_the_same_values_in_training_evaluation_an_exported_model_and_
 
     # An exported model: what its folder says is enough.
     write_card(folder, model_card(
-        framework="any", data=job.data, labels=["label"], tables=[], rows={}, metrics={}, versions={}))
+        framework="torch", data=job.data, labels=["label"], tables=[], rows={}, metrics={}, versions={}))
     card = orjson.loads((folder / CARD).read_bytes())
     ids, dense = Transform.parse(card["transform"]).inputs(table, where="an application")
     same(Batch(len(rows), ids, dense, trained.labels), trained)
@@ -162,6 +164,35 @@ def test_rows_have_the_same_values_in_training_evaluation_an_exported_model_and_
     for name, wanted in tensors_of(trained).items():
         found = np.array(sent[name]["data"], wanted.dtype).reshape(sent[name]["shape"])
         assert (found.shape, found.tobytes()) == (wanted.shape, wanted.tobytes()), name
+
+    # Raw columns that the gateway is sent, as tensors and as rows of JSON.
+    raw = RawModel(folder, functions=Path(str(sys.modules[MODULE].__file__)).parent)
+    document = Tensor.of("rows", np.array([orjson.dumps(examples)], object))
+    for made in (raw.run("columns", raw_tensors(rows)), raw.run("rows", [document])):
+        for name, wanted in tensors_of(trained).items():
+            array = next(each.array for each in made if each.name == name)
+            assert (array.shape, array.tobytes()) == (wanted.shape, wanted.tobytes()), name
+
+
+def raw_tensors(rows: list[dict[str, Any]]) -> list[Tensor]:
+    """As the inference protocol carries columns: rectangles, with lengths, and where there is no value."""
+    tensors: list[Tensor] = []
+    for name, type_ in TYPES.items():
+        values = [row[name] for row in rows]
+        tensors.append(Tensor.of(f"{name}.null", np.array([value is None for value in values])))
+        if not pa.types.is_list(type_):
+            empty = "" if pa.types.is_string(type_) else 0
+            array = np.array([empty if value is None else value for value in values],
+                             object if empty == "" else type_.to_pandas_dtype())
+            tensors.append(Tensor.of(name, array))
+            continue
+        lists = [value or [] for value in values]
+        lengths = np.array([len(each) for each in lists], np.int64)
+        array = np.zeros((len(rows), max(lengths.max(), 1)), type_.value_type.to_pandas_dtype())
+        for row, each in zip(array, lists, strict=True):
+            row[:len(each)] = [np.nan if item is None else item for item in each]
+        tensors += [Tensor.of(name, array), Tensor.of(f"{name}.lengths", lengths)]
+    return tensors
 
 
 def tensors_of(batch: Batch) -> dict[str, Any]:

@@ -58,7 +58,7 @@ async def test_a_series_without_a_forecast_shows_its_past_and_why(app: KnownFutu
     app.fails = True
     ahead, before, errors = await view(app)._plots({})
     assert ahead.note == "no forecast: no model answers" and "<polyline" in svg(ahead)
-    assert svg(before) == svg(errors) == "" and "watch it" in before.empty
+    assert svg(before) == svg(errors) == "" and "watched series" in before.empty
     [unknown] = await view(app)._plots({"series": "qpz"})
     assert "did you mean qps" in unknown.title
 

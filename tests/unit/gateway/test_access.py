@@ -4,6 +4,8 @@ import base64
 import hashlib
 import hmac
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from jwt.algorithms import HMACAlgorithm, RSAAlgorithm
 
 from recmesh.pb import inference_pb2 as pb
 from recmesh.pb import inference_pb2_grpc
-from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unauthenticated
+from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
 from services.gateway.app.access import Access
 from services.gateway.config import PREFIX, Config
 from services.gateway.domain.callers import Caller, Rate, TokenBucket, needed, parse
@@ -29,6 +31,7 @@ from tests.support.gateway import CARD, FakeClock, Gateway, gateway, http
 KEYS: list[dict[str, Any]] = [
     {"name": "reader", "key": "r", "scopes": ["infer"], "models": ["ti*"]},
     {"name": "ads", "key": "a", "scopes": ["infer", "models"], "namespaces": ["ads"]},
+    {"name": "planner", "key": "p", "scopes": ["jobs"], "namespaces": ["ads"]},
     {"name": "busy", "key": "b", "scopes": ["infer"], "rate": {"per_s": 0.5, "burst": 2}},
 ]
 INPUTS = [
@@ -71,6 +74,19 @@ async def serving(root: Path) -> Gateway:
 )  # fmt: skip
 def test_what_a_request_needs(method: str, path: str, scope: str, model: str) -> None:
     assert needed(method, path) == (scope, model)
+
+
+@pytest.mark.parametrize(("namespaces", "series", "may"), [
+    ((), "model/other--ctr", True), ((), "topic/clicks", True), ((), "shop/orders", True),
+    (("ads",), "shop/orders", True), (("ads",), "model/other--ctr", False), (("ads",), "model/ads--ctr", False),
+    (("ads",), "topic/clicks", False), (("ads",), "job/j/samples", False),
+])  # fmt: skip
+def test_whose_rates_a_key_may_tell(namespaces: tuple[str, ...], series: str, may: bool) -> None:
+    caller = Caller("k", scopes=frozenset({"jobs"}), namespaces=namespaces)
+    with nullcontext() if may else pytest.raises(PermissionDenied, match=series):
+        caller.check_series(series)
+    with pytest.raises(PermissionDenied, match="may not use model 'b'"):
+        Caller("k", scopes=frozenset({"jobs"}), models=("a",)).check_series("model/b")
 
 
 def test_a_bucket_lets_a_burst_through_and_then_the_rate() -> None:
@@ -191,6 +207,25 @@ def test_a_key_that_is_taken_out_of_the_file_is_refused_at_once(tmp_path: Path) 
         credentials.caller("Bearer r")
 
 
+def test_a_file_that_is_wrong_after_a_change_lets_nobody_in_and_tells_nothing_of_its_keys(tmp_path: Path) -> None:
+    path = keys_file(tmp_path)
+    credentials, right = Credentials(Sources(None, path)), path.read_bytes()
+    digest = hashlib.sha256(b"r").hexdigest()
+    changes: list[Callable[[], object]] = [
+        lambda: path.write_text(f"keys: [{{name: reader, sha256: {digest}]"), path.unlink
+    ]  # fmt: skip
+    for change in changes:
+        assert credentials.caller("Bearer r").name == "reader"
+        change()
+        for _ in range(2):
+            with pytest.raises(Unavailable) as caught:
+                credentials.caller("Bearer r")
+            assert caught.value.reason == "NO_CREDENTIALS_FILE"
+            assert digest[:8] not in str(caught.value) and not caught.value.violations
+        path.write_bytes(right)
+    assert credentials.caller("Bearer r").name == "reader"
+
+
 @pytest.mark.parametrize(
     "text",
     ["[]", "keys: 1", "keys: [{name: a}]", f"keys: [{{name: a, sha256: {'0' * 64}, scopes: [all]}}]",
@@ -242,6 +277,14 @@ def test_tokens_that_are_over_or_for_others_are_refused(tokens: Credentials, cha
         tokens.caller(f"Bearer {token}")
 
 
+def test_who_shows_nothing_is_told_what_to_show(tokens: Credentials) -> None:
+    one = Credentials(Sources("k"))
+    for known, said in ((tokens, "an API key or a token (JWT) is needed"), (one, "an API key is needed")):
+        with pytest.raises(Unauthenticated) as refused:
+            known.caller("")
+        assert refused.value.message == f"{said}: Authorization: Bearer ..."
+
+
 def test_a_public_key_is_no_shared_secret_and_no_algorithm_is_none(
     tokens: Credentials, rsa_key: rsa.RSAPrivateKey
 ) -> None:
@@ -256,3 +299,17 @@ def test_a_public_key_is_no_shared_secret_and_no_algorithm_is_none(
     for token in (forged, unsigned, unknown, "a.b.c"):
         with pytest.raises(Unauthenticated):
             tokens.caller(f"Bearer {token}")
+
+
+@pytest.mark.asyncio
+async def test_rates_of_the_mesh_are_not_told_by_a_key_of_a_namespace(tmp_path: Path) -> None:
+    made = await serving(tmp_path)
+    access = Access(Credentials(Sources(None, keys_file(tmp_path))), clock=FakeClock())
+    body = {"step_s": 60, "points": [{"at": 1790000000, "value": 1}]}
+    async with http(made, access=access) as client:
+        codes = [
+            (await client.post(f"/v1/rates/{series}", json=body, headers=bearer("p"))).status_code
+            for series in ("shop/orders", "model/other--ctr")
+        ]
+    assert codes == [200, 403]
+    await made.models.stop()

@@ -85,7 +85,9 @@ async def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
         await unpacked(gzip.compress(bytes(50 << 20)), "gzip", limit=1 << 20)
 
 
-@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"x" * 100)[:-9], gzip.compress(b"x") + b"more"])
+@pytest.mark.parametrize(
+    "content", [b"plain", gzip.compress(b"x" * 100)[:-9], gzip.compress(b"x") + b"more"], ids=["plain", "cut", "more"]
+)
 async def test_damaged_bodies_are_refused(content: bytes) -> None:
     with pytest.raises(InvalidArgument, match="is not gzip"):
         await unpacked(content, "gzip", limit=1 << 20)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fsspec.core import url_to_fs
 
 from recmesh.runtime.errors import InvalidArgument, NotFound
 from services.gateway.store.folders import ModelFolders
@@ -59,3 +60,24 @@ def test_a_folder_without_a_usable_card_is_refused(root: Path, content: str | No
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(InvalidArgument):
         ModelFolders(root).card(path.parent)
+
+
+@pytest.mark.parametrize(("place", "why"), [
+    ("{root}/checkpoints/j", ""), ("file://{root}/checkpoints/j", ""), ("{root}/../secret", "outside the storage root"),
+    ("~/checkpoints", "neither an absolute path"), ("file://~/checkpoints", "neither an absolute path"),
+    ("checkpoints/j", "neither an absolute path"), ("dir::{root}/../secret", "neither an absolute path"),
+    ("{root}/a::{root}/../secret", "neither an absolute path"), ("local:///etc", "neither an absolute path"),
+    ("simplecache::file:///etc", "neither an absolute path"), ("{root}/%2e%2e/secret", ""),
+])
+def test_what_is_followed_is_the_folder_that_will_be_read(root: Path, place: str, why: str) -> None:
+    apart = {"job_id": "j", "checkpoints": place.format(root=root), "dense": {}, "tables": []}
+    folder = root / "models/tiny/1"
+    (folder / "model.json").write_text(json.dumps({**CARD, "apart": apart}))
+    if not why:
+        taken = ModelFolders(root).card(folder).apart
+        assert taken is not None
+        assert Path(url_to_fs(taken.checkpoints)[1]).resolve().is_relative_to(root)
+        return
+    with pytest.raises(InvalidArgument, match=why) as caught:
+        ModelFolders(root).card(folder)
+    assert caught.value.violations[0].path == "model.json.apart.checkpoints"

@@ -64,6 +64,18 @@ def test_an_equal_version_is_answered_and_another_content_refused() -> None:
         register([first], replace(WANTED, version="3", uri="elsewhere"), now=2.0)
 
 
+def test_a_record_in_which_a_rollback_was_written_is_still_what_was_asked_for() -> None:
+    wanted = replace(WANTED, version="3", serving={"max_batch_size": 8, "freshness": {"poll_s": 1}})
+    first, _ = register([], wanted, now=1.0)
+    written = {"follow": True, "poll_s": 1, "held": 41, "overlay_bytes": 1 << 26}
+    old = replace(first, serving={"max_batch_size": 8, "freshness": written})
+    for same in (wanted, replace(wanted, serving={"max_batch_size": 8})):
+        assert register([old], same, now=2.0) == (old, False)
+    for other in ({"freshness": {"poll_s": 1}}, {"max_batch_size": 8, "freshness": {"poll_s": 2}}):
+        with pytest.raises(AlreadyExists, match="other content"):
+            register([old], replace(wanted, serving=other), now=2.0)
+
+
 def test_a_lower_version_is_refused() -> None:
     with pytest.raises(FailedPrecondition, match="not above"):
         register([version(5)], replace(WANTED, version="4"), now=1.0)

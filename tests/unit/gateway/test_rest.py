@@ -198,6 +198,9 @@ async def test_scale_and_stop_hand_on_what_they_were_given(tmp_path: Path) -> No
         await client.post("/v1/jobs/j:resize", json={"role": "ps", "cpu": "500m", "memory": "4Gi"})
         await client.post("/v1/jobs/j:stop", json={"reason": "done", "finish": True})
         await client.post("/v1/jobs/j:stop")
+        await client.post("/v1/jobs/j:suspend", json={"reason": "room"})
+        await client.post("/v1/jobs/j:suspend")
+        await client.post("/v1/jobs/j:resume")
         wrong = await client.post("/v1/jobs/j:scale", json={"role": "worker", "replica": 3})
     assert jobs.calls == [
         ("scale", ("j",), {"role": "worker", "replicas": 3}),
@@ -205,6 +208,9 @@ async def test_scale_and_stop_hand_on_what_they_were_given(tmp_path: Path) -> No
         ("resize", ("j",), {"role": "ps", "cpu": 0.5, "memory_bytes": 4 << 30}),
         ("stop", ("j",), {"reason": "done", "finish": True}),
         ("stop", ("j",), {"reason": "", "finish": False}),
+        ("suspend", ("j",), {"reason": "room"}),
+        ("suspend", ("j",), {"reason": ""}),
+        ("resume", ("j",), {}),
     ]
     assert problem_of(wrong, 400, "INVALID_REQUEST")["violations"][0]["path"] == "replica"
 

@@ -131,6 +131,9 @@ async def test_specific_versions_are_loaded_and_no_others(tmp_path: Path) -> Non
     assert await states(made) == {"1": "unloaded", "2": "ready", "3": "registered"}
     with pytest.raises(FailedPrecondition, match="none of the versions"):
         await made.models.load("tiny", "3")
+    await add(made, "4")                        # as a job does when it ends
+    assert await states(made) == {"1": "unloaded", "2": "ready", "3": "unloaded", "4": "unloaded"}
+    assert "traffic rules" in (await made.models.get("tiny", "4")).reason
 
 
 async def test_all_versions_stay_and_come_back_after_a_restart(tmp_path: Path) -> None:
@@ -142,6 +145,79 @@ async def test_all_versions_stay_and_come_back_after_a_restart(tmp_path: Path) -
     await again.settled()
     assert sorted(again.runtimes.loaded) == ["tiny/1", "tiny/2"]
     assert (await again.models.infer(request())).version == "2"
+
+
+async def test_all_loads_what_rules_had_unloaded_or_refused_behind_the_one_that_answers(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await set_traffic(made, versions="all")
+    await add(made, "2")
+    await add(made, "3")
+    await add(made, "4")
+    await made.models.unload("tiny", "4")
+    await set_traffic(made, versions={"specific": ["2"]})
+    await add(made, "5")
+    assert await states(made) == {"1": "unloaded", "2": "ready", "3": "unloaded", "4": "unloaded", "5": "unloaded"}
+    await set_traffic(made, versions="all")
+    assert await states(made) == {"1": "ready", "2": "ready", "3": "ready", "4": "unloaded", "5": "ready"}
+    assert (await made.models.infer(request())).version == "2"
+    assert (await made.models.infer(request("3"))).version == "3"
+    await set_traffic(made, versions={"latest": 2})
+    assert [each for each, state in (await states(made)).items() if state == "ready"] == ["2", "5"]
+
+
+async def test_what_is_on_its_way_back_leaves_when_the_rules_change_meanwhile(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await set_traffic(made, versions="all")
+    await add(made, "2")
+    await set_traffic(made, versions={"specific": ["2"]})
+    await made.models.set_traffic("tiny", rules.parse({"versions": "all"}))
+    await set_traffic(made, versions={"latest": 1})
+    assert await states(made) == {"1": "unloaded", "2": "ready"}
+    assert list(made.runtimes.loaded) == ["tiny/2"]
+
+
+async def test_versions_that_were_on_their_way_back_are_loaded_after_a_restart(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await set_traffic(made, versions="all")
+    await add(made, "2")
+    await add(made, "3")
+    await set_traffic(made, versions={"specific": ["3"]})
+    made.runtimes.hold_load = asyncio.Event()
+    await made.models.set_traffic("tiny", rules.parse({"versions": "all"}))
+    again = gateway(tmp_path, bucket=made.bucket)
+    await again.models.start()
+    await again.settled()
+    assert sorted(again.runtimes.loaded) == ["tiny/1", "tiny/2", "tiny/3"]
+    assert (await again.models.infer(request())).version == "3"
+    await made.models.stop()
+
+
+async def test_a_shadow_that_the_rules_drop_is_not_loaded_by_all(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    await add(made, "2", load=False)
+    await set_traffic(made, shadow={"version": "2"})
+    await set_traffic(made, versions="all")
+    await set_traffic(made, versions="all")
+    assert await states(made) == {"1": "ready", "2": "unloaded"}
+
+
+async def test_the_version_that_was_loaded_last_answers_after_restarts_too(tmp_path: Path) -> None:
+    made = await serving(tmp_path)
+    await add(made, "1", load=False)
+    await set_traffic(made, versions={"latest": 2})
+    await add(made, "2", load=False)
+    await add(made, "3", load=False)
+    for version in ("1", "3", "2", "1"):          # back to the first one
+        made.clock.time += 1.0
+        await made.models.load("tiny", version)
+    await made.settled()
+    for _ in range(3):
+        assert (await made.models.infer(request())).version == "1"
+        assert await states(made) == {"1": "ready", "2": "ready", "3": "unloaded"}
+        before, made = made, gateway(tmp_path, bucket=made.bucket)
+        await before.models.stop()
+        await made.models.start()
+        await made.settled()
 
 
 async def test_rules_for_what_is_not_there_are_refused(tmp_path: Path) -> None:
@@ -293,6 +369,14 @@ async def test_a_version_that_cannot_come_back_tells_why_and_is_tried_again(tmp_
         await made.models.infer(request())
     made.runtimes.broken.clear()
     assert (await made.models.infer(request())).version == "1"
+
+
+async def test_a_request_of_a_sequence_is_refused_and_not_answered_by_itself(tmp_path: Path) -> None:
+    made = await serving(tmp_path, "1")
+    for wrong in (request(sequence_id=7), request(sequence_id="a"), request(sequence_end=True)):
+        with pytest.raises(InvalidArgument, match="is not taken"):
+            await made.models.infer(wrong)
+    assert (await made.models.infer(request(sequence_id=0, sequence_start=False))).version == "1"
 
 
 async def test_a_deadline_that_is_over_is_refused_before_anything_runs(tmp_path: Path) -> None:

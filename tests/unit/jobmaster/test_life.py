@@ -23,6 +23,59 @@ __all__ = ["tracing"]
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 
+async def test_a_model_is_registered_in_the_job_s_namespace_with_its_settings(world: JobWorld) -> None:
+    serving = {"log": {"share": 0.5, "topic": "seen"}, "max_batch_size": 8}
+    job_id = await world.submit(spec(export={"namespace": "shop", "model_name": "ctr", "serving": serving}))
+    await world.until_phase(job_id, "Succeeded")
+    (model,) = world.models.registered
+    assert (model.name, world.models.serving) == ("shop--ctr", serving)
+    assert "/models/shop--ctr/" in model.uri
+
+
+@pytest.mark.parametrize(("export", "path"), [
+    ({"serving": {"log": {"share": 2}}}, "export.serving.log.share"),
+    ({"serving": {"embeddings": {"valkey": {"url": "redis://:secret@host"}}}},
+     "export.serving.embeddings.valkey.url"),
+    ({"namespace": "a" * 60}, "export.namespace"),
+    ({"serving": {"split": "always"}}, "export.serving.split"),
+])
+async def test_an_export_that_the_gateway_would_refuse_is_refused_at_once(
+    world: JobWorld, export: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await world.submit(spec(export=export))
+    assert [item.path for item in refused.value.violations] == [path]
+
+
+@pytest.mark.parametrize(("serving", "path"), [
+    ({"split": "always"}, "export.serving.split"),
+    ({"freshness": {"held": 7}}, "export.serving.freshness.held"),
+    ({"embeddings": {"miss": {"usr": "mean"}}}, "export.serving.embeddings.miss.usr"),
+    ({"embeddings": {"miss": {"user": {"kind": "default", "value": [0.5]}}}},
+     "export.serving.embeddings.miss.user.value"),
+    ({"embeddings": {"miss": {"*": {"kind": "default", "value": [0.5] * 9}}}},
+     "export.serving.embeddings.miss.*.value"),
+])
+async def test_serving_that_a_model_that_follows_its_job_could_never_have_is_refused_at_once(
+    world: JobWorld, serving: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await world.submit(spec(freshness={}, export={"serving": serving}))
+    assert [item.path for item in refused.value.violations] == [path]
+
+
+@pytest.mark.parametrize("changes", [
+    {"export": {"serving": {"split": "always"}, "serve": False}},       # may be split before it is loaded
+    {"export": {"serving": {"freshness": {"held": 7}, "embeddings": {"miss": {"usr": "mean"}}}}},   # it follows nothing
+    {"freshness": {}, "export": {"serving": {"freshness": {"halves": True}, "embeddings": {"miss": {
+        "user": {"kind": "default", "value": [0.5] * 8}, "*": "zero"}}}}},
+    {"freshness": {}, "model": {"entrypoint": "a.b:main"},
+     "export": {"serving": {"embeddings": {"miss": {"mine": {"kind": "default", "value": [0.5]}}}}}},
+])
+async def test_serving_that_can_be_had_is_taken(world: JobWorld, changes: dict[str, Any]) -> None:
+    assert await world.submit(spec(**changes))
+
+
 async def test_a_job_succeeds_with_exactly_its_samples_in_one_committed_snapshot(world: JobWorld) -> None:
     job_id = await world.submit(spec())
     await world.until_phase(job_id, "Succeeded")

@@ -227,7 +227,7 @@ async def test_a_user_who_names_a_size_overrules_what_was_raised_before(world: J
     world.cluster.kill(job_id, "ps-0-1", OOM)
     await world.until(lambda: run.record.gen == 2 and world.phase(job_id) == "Running")
     assert run.status.memory == {"ps": 150 * MIB}
-    for wrong, why in ((1 << 20, "needs 64"), (300 * MIB, "roles.ps.memory_max")):
+    for wrong, why in ((1 << 20, "64 MiB"), (300 * MIB, "roles.ps.memory_max")):
         with pytest.raises(InvalidArgument) as refused:
             await world.jobs.resize(job_id, role="ps", cpu=0.0, memory_bytes=wrong)
         assert refused.value.violations[0].path == "memory" and why in refused.value.violations[0].reason

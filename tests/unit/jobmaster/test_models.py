@@ -79,6 +79,7 @@ def test_the_tables_of_a_zoo_model_are_known_before_it_is_built(zoo: str, params
     assert found(spec) == {} and spec.data is not None
     built = build(spec, job_id="ads")
     assert {table.name for table in built.declared.tables} == set(needs.tables(spec.model, spec.data))
+    assert {table.dim for table in built.declared.tables} == {needs.row_width(spec.model)}
 
 
 def test_evaluation_data_must_have_what_the_model_takes_and_predicts() -> None:

@@ -54,6 +54,7 @@ def situation(
     record: RunRecord | None = None,
     intent: Intent | None = None,
     spec: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
     **seen: Any,
 ) -> Situation:
     given: dict[str, Any] = {
@@ -72,7 +73,7 @@ def situation(
         status=JobStatus(job_id="ads", **(given | dict(status or {}))),
         record=record or an_open_record(),
         seen=Seen(**(observed | seen)),
-        limits=Limits(), now=NOW,
+        limits=limits or Limits(), now=NOW,
     )
 
 
@@ -88,6 +89,8 @@ WAITING_WORKER = (*ROLES[:3], role("worker", 1, stage="exited", retry_at=NOW + 5
 LOST_PS = (ROLES[0], role("ps", 1, stage="exited", retry_at=NOW - 1), *ROLES[2:])
 NEW_PS = (ROLES[0], role("ps", 1, attempt=2, incarnation="another"), *ROLES[2:])
 
+SUSPEND = Intent(suspend=True, suspensions=1)
+PARKED = records.parked(an_open_record(), term=1)
 TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
     "a job that runs well needs nothing": (lambda: situation(), []),
     "a job without a plan is planned before anything else": (
@@ -178,6 +181,10 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
                           watching_since=0.0),
         [Kill("worker-1-1", "did not register within 180 s", hard=True, matter="silence")],
     ),
+    "a process that waited for its place in the cluster registers later": (
+        lambda: situation(roles=(*ROLES[:3], role("worker", 1, stage="starting", since=NOW - 181)),
+                          watching_since=0.0, waited={"worker-1-1": NOW - 100}), [],
+    ),
     "a process that belongs to no place is ended": (
         lambda: situation(processes=without("x", None) | {
             **{item.name: Process(item.name) for item in ROLES}, "x": Process("worker-7-3")
@@ -238,6 +245,46 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
                           record=RunRecord(job_id="ads")),
         [End(Ending(phase=Phase.STOPPED, reason="Stopped"))],
     ),
+    "a job that is to be suspended drains its workers": (
+        lambda: situation(intent=SUSPEND), [Drain(("worker", 0), "suspended"), Drain(("worker", 1), "suspended")],
+    ),
+    "it is saved when they are gone": (
+        lambda: situation(intent=SUSPEND, roles=ROLES[:2]), [Operate("snapshot", "suspend")],
+    ),
+    "then its parameter servers go": (
+        lambda: situation(intent=SUSPEND, roles=ROLES[:2], status={"suspension_saved": 1}),
+        [Kill("ps-0-1", "suspended"), Kill("ps-1-1", "suspended")],
+    ),
+    "a snapshot of an earlier pause saves nothing of now": (
+        lambda: situation(intent=Intent(suspend=True, suspensions=2), roles=ROLES[:2], status={"suspension_saved": 1}),
+        [Operate("snapshot", "suspend")],
+    ),
+    "without a parameter server there is nothing to be saved": (
+        lambda: situation(intent=SUSPEND, roles=LOST_PS),
+        [Kill("worker-0-1", "suspended"), Kill("worker-1-1", "suspended")],
+    ),
+    "a job whose processes are gone is suspended": (
+        lambda: situation(intent=SUSPEND, roles=(), processes={}, status={"suspension_saved": 1}),
+        [Operate("suspend", "its processes are gone")],
+    ),
+    "a job that never ran is suspended at once": (
+        lambda: situation(intent=SUSPEND, roles=(), status={"phase": Phase.PENDING}, record=RunRecord(job_id="ads")),
+        [Operate("suspend", "its processes are gone")],
+    ),
+    "a suspended job waits": (
+        lambda: situation(intent=SUSPEND, roles=(), status={"phase": Phase.SUSPENDED}, record=PARKED), [],
+    ),
+    "a resumed job begins with a plan": (
+        lambda: situation(roles=(), status={"phase": Phase.SUSPENDED}, record=PARKED), [Move(Phase.PENDING, "Resumed")],
+    ),
+    "its generation is no rollback": (
+        lambda: situation(status={"phase": Phase.STARTING}, record=PARKED), [Operate("open", "resumed")],
+    ),
+    "a suspended job that is stopped ends": (
+        lambda: situation(intent=Intent(suspend=True, stop=True), roles=(), status={"phase": Phase.SUSPENDED},
+                          record=PARKED),
+        [End(Ending(phase=Phase.STOPPED, reason="Stopped"))],
+    ),
     "one worker's mistake is not the job's while another works": (
         lambda: situation(status={"mistakes": 1, "mistake": "no"}, roles=EXITED_WORKER), [Launch(("worker", 1))],
     ),
@@ -288,6 +335,18 @@ TABLE: dict[str, tuple[Callable[[], Situation], list[Any]]] = {
     "an ended job past its time to live is purged": (
         lambda: situation(status={"phase": Phase.SUCCEEDED, "ended": NOW - 15}, roles=(), processes={},
                           spec={"ttl_after_end_s": 10}), [Operate("purge", "ended 10 s ago")],
+    ),
+    "an ended job without a time to live is kept as long as the mesh keeps jobs": (
+        lambda: situation(status={"phase": Phase.SUCCEEDED, "ended": NOW - 5}, roles=(), processes={},
+                          limits=Limits(keep_ended_s=10)), [],
+    ),
+    "and no longer": (
+        lambda: situation(status={"phase": Phase.SUCCEEDED, "ended": NOW - 15}, roles=(), processes={},
+                          limits=Limits(keep_ended_s=10)), [Operate("purge", "ended 10 s ago")],
+    ),
+    "its own time to live counts for more": (
+        lambda: situation(status={"phase": Phase.SUCCEEDED, "ended": NOW - 15}, roles=(), processes={},
+                          spec={"ttl_after_end_s": 20}, limits=Limits(keep_ended_s=10)), [],
     ),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain.minutes import Minutes, area
-from services.jobmaster.domain.scaling import ChangeCost, FlowWindow, learned
+from services.jobmaster.domain.scaling import ChangeCost, Flow, FlowWindow, learned
 from services.jobmaster.domain.vitals import Beat, Scores
 from tests.support.job_world import JobWorld, spec
 
@@ -29,6 +29,17 @@ def test_flow_tells_what_comes_what_is_trained_and_for_how_much_of_the_time_ther
     assert flow.arrivals_per_s == pytest.approx(200.0)
     assert flow.trained_per_s == pytest.approx(150.0)
     assert flow.trained_per_s / flow.occupied == pytest.approx(100.0 + 400.0), "what both can do"
+
+
+@pytest.mark.parametrize(("lag_s", "backlog", "occupied"), [
+    (0.0, 0, 0.4), (20.0, 100, 0.4),              # a few messages of a sparse partition linger
+    (10.0, 9000, 0.4), (20.0, 9000, 1.0),
+])  # fmt: skip
+def test_workers_that_a_backlog_waited_for_could_do_no_more_than_they_did(
+    lag_s: float, backlog: int, occupied: float
+) -> None:
+    flow = Flow(arrivals_per_s=570.0, trained_per_s=380.0, occupied=0.4, workers=2)
+    assert flow.where(lag_s=lag_s, backlog=backlog, window_s=15.0).occupied == occupied
 
 
 def test_flow_of_a_topic_that_falls_silent_is_nothing() -> None:

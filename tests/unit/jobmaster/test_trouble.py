@@ -18,7 +18,7 @@ from recmesh.runtime.events import Event, catalog
 from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.vitals import Beat
-from services.jobmaster.events import SubmitCommands
+from services.jobmaster.events import Commands
 from tests.support.job_world import JobWorld, spec
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -342,7 +342,19 @@ async def test_a_submission_by_event_waits_while_too_many_jobs_live(world: JobWo
     world.jobs.context = replace(world.jobs.context, max_live_jobs=0)
     command = Event(catalog.JOB_SUBMIT, "ads", catalog.JobSubmit(spec=spec()))
     with pytest.raises(ResourceExhausted):
-        await SubmitCommands(world.jobs, publish=world.publish).handle(command)
+        await Commands(world.jobs, publish=world.publish).submit(command)
+
+
+async def test_a_stop_by_event_waits_while_the_disk_is_full(
+    world: JobWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any, **__: Any) -> None:
+        raise ResourceExhausted("the disk is full", reason="DISK_FULL")
+
+    monkeypatch.setattr(world.jobs, "stop", full)
+    with pytest.raises(ResourceExhausted):
+        await Commands(world.jobs, publish=world.publish).stop(Event(catalog.JOB_STOP, "ads", catalog.JobStop()))
+    assert not [event for event in world.events if event.type is catalog.JOB_REFUSED]
 
 
 async def test_a_refused_submission_by_event_is_answered_with_its_wrong_fields(world: JobWorld) -> None:
@@ -351,7 +363,7 @@ async def test_a_refused_submission_by_event_is_answered_with_its_wrong_fields(w
     command = Event(catalog.JOB_SUBMIT, "ads", asked, source="/me")
     for _ in range(2):   # the second one is a redelivery
         with pytest.raises(InvalidArgument):
-            await SubmitCommands(world.jobs, publish=world.publish).handle(command)
+            await Commands(world.jobs, publish=world.publish).submit(command)
     answers = [event for event in world.events if event.type is catalog.JOB_REFUSED]
     answer = answers[0].data
     assert len({event.id for event in answers}) == 1 and answers[0].entity_id == "ads"

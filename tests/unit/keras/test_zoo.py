@@ -10,6 +10,9 @@ import pytest
 import recmesh
 from recmesh.data import whole_dataset
 from recmesh.runtime.errors import InvalidArgument
+from recmesh.serving import halves
+from recmesh.serving.fresh.program import open_fresh
+from recmesh.serving.settings import ServingSettings
 from recmesh.trainer.evaluation import ONE_SERVER
 from recmesh.trainer.layout import prepare
 from recmesh.trainer.local import LocalJob
@@ -18,6 +21,7 @@ from tests.support.rows import job_over, write_rows
 pytest.importorskip("keras")
 import tensorflow as tf  # only where Keras is installed
 
+from recmesh.serving.programs.tensorflow_program import TensorFlowFramework
 from recmesh.zoo.keras import dcn_v2, deepfm, wide_deep, xdeepfm
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")   # TensorFlow's own
@@ -74,3 +78,30 @@ def test_dropout_of_embeddings_changes_training(tmp_path: Path) -> None:
 def test_options_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="don't fit"):
         trained(tmp_path, "wide_deep", dense_norm=0.5)
+
+
+@pytest.mark.parametrize("which", ["deepfm", "dcn"])
+def test_a_model_with_its_tables_beside_it_predicts_alike(tmp_path: Path, which: str) -> None:
+    job = trained(tmp_path, which, dense_norm=True)
+    session: Any = job.session
+    assert job.spec.data is not None
+    assert job.model is not None
+    batch = next(iter(whole_dataset(job.spec.data, batch_size=24)))
+    prepared = prepare(batch, session.declared, ONE_SERVER)
+    rows, dense = session.fetch(prepared)
+    expected = job.model.predict(batch, rows, prepared.index, dense)
+    folder = tmp_path / "model"
+    job.export_apart(folder)
+    found = halves.part(folder)
+    assert found.card.apart is not None
+    inner: Any = TensorFlowFramework().load(folder, found.card.program, tunable=True)
+    wrong = {name: np.zeros_like(value) for name, value in dense.items()}
+    inner.use(inner.placed(wrong))                  # and what the version has takes their place
+    fresh = open_fresh(inner, folder, found.card, found.card.apart, ServingSettings(), log=print)
+    fresh.sparse.begin()
+    try:
+        inputs = {name: column.values for name, column in batch.ids.items()}
+        made = fresh.run({"x": np.ascontiguousarray(batch.dense[:, 0]), **inputs})
+    finally:
+        fresh.sparse.close()
+    np.testing.assert_allclose(made["predictions"], expected, rtol=1e-4, atol=1e-6)

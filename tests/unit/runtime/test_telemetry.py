@@ -118,3 +118,16 @@ def test_a_metric_asked_for_twice_is_the_same_metric() -> None:
     assert metrics.counter("plans", "Plans") is metrics.counter("plans", "Plans")
     with pytest.raises(TypeError, match="recmesh_brain_plans"):
         metrics.gauge("plans", "Plans")
+
+
+@pytest.mark.usefixtures("tracing")
+def test_spans_that_nobody_is_told_of_hand_the_trace_on_as_others_do() -> None:
+    with span("first") as first:
+        begun = current_traceparent()
+        assert not first.is_recording() and begun.endswith("-01")
+        with span("second"):
+            assert current_traceparent().split("-")[1] == begun.split("-")[1]
+            assert current_traceparent() != begun
+    unwanted = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    with span("of one that is not sampled", parent=extract({"traceparent": unwanted})):
+        assert current_traceparent().endswith("-00")

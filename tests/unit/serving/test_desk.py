@@ -45,21 +45,31 @@ def test_a_refused_request_is_taken_by_another_hn(tmp_path: Path) -> None:
         first.install()
         program = second.install()
         with running_cn(tmp_path, first, second) as (_, client):
-            for _ in range(3):
+            asked = 0
+            while not drained.snapshot().refused and asked < 64:     # which of two is asked first is chance
                 assert client.predict([1]) == [5.0]
-            assert program.runs == [[2]] * 3
+                asked += 1
+            assert program.runs == [[2]] * asked
             assert sum(drained.snapshot().refused.values()) > 0
 
 
+class Slow(Desk):
+    """Each request is on its way for longer than its grant lasts."""
+
+    def arrived(self, peer: str, request: int) -> bool:
+        until(lambda: self.snapshot().in_flight_bytes == 0)
+        return super().arrived(peer, request)
+
+
 def test_a_request_whose_grant_expired_on_its_way_asks_again(tmp_path: Path) -> None:
-    made = desk(grant_min_s=1e-6, grant_patience=1e-6)
+    made = Slow(Settings(grant_min_s=1e-6, grant_patience=1e-6))
     with running_hn(tmp_path, desk=made) as hn:
         program = hn.install()
         with running_cn(tmp_path, hn) as (server, client):
             with pytest.raises(ResourceExhausted) as refused:
                 client.predict([1])
             assert refused.value.reason in ("NOT_GRANTED", "GRANT_EXPIRED")
-            assert made.snapshot().asked == 2 and program.runs == [] and not server._flights
+            assert made.snapshot().asked == 3 and program.runs == [] and not server._flights
 
 
 def test_who_sends_without_asking_is_refused(tmp_path: Path) -> None:

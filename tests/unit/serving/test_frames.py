@@ -103,3 +103,22 @@ def test_a_frame_cut_anywhere_is_read_whole() -> None:
     assert transport.receive() is None
     writer.join()
     transport.close()
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 1 << 20])
+def test_frames_are_cut_out_of_a_stream_wherever_its_pieces_end(piece_bytes: int) -> None:
+    small, large = Tensor.of("small", np.arange(3)), Tensor.of("large", np.arange(5000, dtype=np.float32))
+    given_ = [[small], [], [large, small], [small, small]]
+    data = b"".join(
+        bytes(part) for call, each in enumerate(given_) for part in frames.encode({"call": call}, each)
+    )
+    cutter, found = frames.Cutter(), []
+    for at in range(0, len(data), piece_bytes):
+        found += cutter.cut(data[at : at + piece_bytes])
+    assert [header["call"] for header, _ in found] == [0, 1, 2, 3]
+    assert all(same(each, before) for (_, each), before in zip(found, given_, strict=True))
+
+
+def test_a_stream_that_is_none_of_ours_is_refused_at_its_first_bytes() -> None:
+    with pytest.raises(FrameError, match="HTTP"):
+        frames.Cutter().cut(b"HTTP/1.1 200 OK\r\n")

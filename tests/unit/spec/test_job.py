@@ -12,6 +12,7 @@ import yaml
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.spec import reference
 from recmesh.spec.job import HYPERPARAMETERS, LEAST_RATE, MOST, LrPoint, Optimizer, TrainingJob
+from recmesh.spec.join import LabelJoin
 from recmesh.trainer.ps.rpc.convert import optimizer
 from recmesh.trainer.wire.servers import optimizer_to
 
@@ -37,7 +38,9 @@ def test_the_reference_page_is_what_the_specification_says() -> None:
     assert written == reference.page(), "run `python -m recmesh.spec.reference > docs/reference/job.md`"
 
 
-JOBS = [file for file in sorted(ROOT.glob("examples/**/*.yaml")) if file.parent.name != "keda"]
+JOBS = [
+    file for file in sorted(ROOT.glob("examples/**/*.yaml")) if "keda" not in file.parts and file.name != "join.yaml"
+]
 
 
 @pytest.mark.parametrize("file", JOBS, ids=lambda file: file.name)
@@ -84,7 +87,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
     ({"model": {"zoo": "dlrm", "params": {"since": date(2026, 1, 1)}}}, "model.params.since", "a date is nothing"),
     ({"model": {"zoo": "dlrm", "params": {"of": {1: 2}}}}, "model.params.of", "the key 1 is no string"),
     ({"roles": {"ps": {"pod_template": {"spec": {"grace": math.inf}}}}}, "roles.ps.pod_template.spec.grace", "finite"),
-    *(({"roles": {role: {"memory": 1}}}, f"roles.{role}.memory", "a process needs 64 at least")
+    *(({"roles": {role: {"memory": 1}}}, f"roles.{role}.memory", "less than the 64 MiB that a process needs")
       for role in ("ps", "worker", "evaluator")),
     ({"roles": {"ps": {"memory": "9" * 400 + "Ti"}}}, "roles.ps.memory", "more memory than there is"),
 ])
@@ -176,3 +179,13 @@ def test_a_rule_that_needs_a_wrong_field_is_silent() -> None:
         "evaluation.every_s"
     }
     assert set(violations(roles=7, training=[])) == {"roles", "training"}
+
+
+def test_the_example_of_a_join_makes_what_its_job_reads() -> None:
+    folder = ROOT / "examples" / "flights"
+    join = LabelJoin.parse(yaml.safe_load((folder / "join.yaml").read_text()))
+    job = TrainingJob.parse(yaml.safe_load((folder / "loop_job.yaml").read_text()))
+    assert join.topic is not None and job.data is not None and job.export is not None
+    assert job.data.streams[0].sources[0].jetstream == f"{join.topic.topic}-*"
+    assert job.data.label_columns == [join.label]
+    assert job.export.serving["log"]["topic"] == join.samples.topic

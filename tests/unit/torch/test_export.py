@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
+from torch import nn
 
 import recmesh
 from recmesh.data import IdColumn, whole_dataset
+from recmesh.serving import halves
+from recmesh.serving.fresh.program import open_fresh
+from recmesh.serving.programs import framework
+from recmesh.serving.settings import ServingSettings
+from recmesh.torch import EmbeddingCollection, attach
 from recmesh.trainer.evaluation import ONE_SERVER
 from recmesh.trainer.layout import prepare
 from recmesh.trainer.local import LocalJob
+from recmesh.trainer.session import EmbeddingTable
 from recmesh.zoo.torch import din, dlrm, mmoe, mtrm, torch_dcn_v2
 from tests.support.rows import job_over, write_rows
 
@@ -126,3 +136,70 @@ def test_a_local_job_is_judged_on_its_evaluation_rows(tmp_path: Path) -> None:
     assert metrics["eval_rows"] == 100
     assert metrics["eval_auc"] > 0.7
     assert metrics["eval_loss"] < 0.69
+
+
+@pytest.mark.parametrize("which", ZOO)
+def test_a_model_with_its_tables_beside_it_predicts_alike(tmp_path: Path, which: str) -> None:
+    module, params = ZOO[which]
+    job = trained(tmp_path, module, params, **({"labels": ["click", "buy"]} if which == "mmoe" else {}))
+    folder = tmp_path / "model"
+    job.export_apart(folder)
+    inputs, batch = padded(job, 24)
+    inputs["user"] = inputs["user"].copy()
+    inputs["user"][:3] = 10**12          # ids never seen read as zero
+    batch.ids["user"] = IdColumn(inputs["user"])
+    session: Any = job.session
+    assert job.model is not None
+    prepared = prepare(batch, session.declared, ONE_SERVER)
+    rows, dense = session.fetch(prepared)
+    expected = job.model.predict(batch, rows, prepared.index, dense)
+    found = halves.part(folder)
+    assert found.card.apart is not None
+    program, _ = framework("torch")
+    inner: Any = program.load(folder, found.card.program, tunable=True)
+    fresh = open_fresh(inner, folder, found.card, found.card.apart, ServingSettings(), log=print)
+    fresh.sparse.begin()
+    try:
+        made = [
+            fresh.run({name: array[lo:hi] for name, array in inputs.items()}) for lo, hi in ((0, 1), (1, 3), (3, 24))
+        ]
+    finally:
+        fresh.sparse.close()
+    together = np.concatenate([each["predictions"] for each in made])
+    np.testing.assert_allclose(together, expected, rtol=1e-4, atol=1e-6)
+    assert fresh.sparse.status()["tables"]["user"]["absent"] == 2       # distinct ids: one in each of two calls
+
+
+def of_bags(folder: Path) -> Any:
+    """A model of one feature, a bag whose name is `rows`."""
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table({"rows": [[1, 2], [3]], "click": [0, 1]}), path)
+    job = recmesh.local_job({
+        "name": "bags", "model": {"entrypoint": "here:main"},
+        "data": {"source": {"files": [str(path)]}, "label": "click", "features": [{"name": "rows", "kind": "bag"}]},
+    })
+
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embeddings = EmbeddingCollection([EmbeddingTable("bags", 1, features=["rows"])])
+            self.w = nn.Parameter(torch.zeros(1))
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.embeddings(batch)["rows"][:, 0] + self.w
+
+    attach(job, Bags(), predictions="identity")
+    return job
+
+
+def test_a_feature_may_be_named_as_the_rows_of_a_program(tmp_path: Path) -> None:
+    of_bags(tmp_path).export_apart(tmp_path / "model")
+    card = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert [item["name"] for item in card["inputs"]] == ["rows", "rows.lengths"]
+
+
+def test_a_folder_without_its_tables_has_no_model_json(tmp_path: Path) -> None:
+    (tmp_path / "model" / "tables").mkdir(parents=True)          # somebody else's: they cannot be written
+    with pytest.raises(FileExistsError):
+        of_bags(tmp_path).export_apart(tmp_path / "model")
+    assert not (tmp_path / "model" / "model.json").exists()

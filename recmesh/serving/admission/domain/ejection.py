@@ -79,15 +79,19 @@ class Ejection:
             return None
         node.failures = 0
         node.seconds.append(seconds)
+        is_slow = self._is_slow(node, now)
+        if is_slow:
+            node.good_since = now
         if node.ejections and now - node.good_since > self._away_s(node.ejections):
             node.ejections, node.good_since = node.ejections - 1, now
-        if self._is_slow(node, now):
+        if is_slow and len(node.seconds) >= self._rules.slow_samples:
             return self._eject(node, now, Cause.SLOW)
         return None
 
     def _is_slow(self, node: _Node, now: float) -> bool:
+        """Few answers since its return tell that it does not do well yet, if not enough to eject it for."""
         rules = self._rules
-        if len(node.seconds) < rules.slow_samples or node.seconds[-1] < rules.slow_least_s:
+        if node.seconds[-1] < rules.slow_least_s:
             return False
         peers = [
             statistics.median(each.seconds) for each in self._nodes.values()

@@ -6,6 +6,10 @@ the next. Cost of a block: worker-seconds, lag, lag near and above the SLO, chan
 the block itself, and a change costs the same from wherever it comes, so one pass backwards needs blocks × counts ×
 backlogs (interpolated between grid points), not counts².
 
+What comes is not known, only its mean and deviation. So what waits after a block is the mean of max(0, what waited +
+what comes - what is trained) over a normal error (the loss of the newsvendor): a worker is added where the lag that it
+is expected to save is worth more than itself, not where a quantile crosses a count.
+
 What the costs weigh against each other was tuned on earlier data (`bench autoscale`): a stop is paid for by all workers
 that it stops, a change as such by one.
 """
@@ -15,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from recmesh.plugins.planning import Floats
 from recmesh.plugins.streams import Schedule, StreamView
@@ -27,8 +32,8 @@ BACKLOGS = 24
 """Grid points, denser where little waits."""
 NEAR_BLOCKS = 12
 """So many are as short as may be, as many twice as long, and what is farther away is four times as long."""
-FRESH_S = 60.0
-"""Lag that is all but none."""
+FRESH = 0.05
+"""The share of the SLO up to which lag is all but none: a minute of 20 min."""
 NEAR_SLO = 0.7
 """The share of the SLO from which lag is dear: what is foreseen is a little wrong."""
 
@@ -39,18 +44,18 @@ class Weights:
 
     stop: float = 1.0
     """Of a second for which a change stops training, times typical."""
-    change_s: float = 700.0
+    change_s: float = 400.0
     """Of a change as such."""
     lag: float = 0.3
     """Of a second with a lag of one SLO, times typical."""
-    waiting: float = 30.0
-    """Of a second with a lag of a minute or more (of less: in proportion), on top, times typical. Where a change stops
-    training, so that lag must be, it is as much less per second as a stop and a minute are longer than a minute, and
+    waiting: float = 13.0
+    """Of a second with a lag of `FRESH` or more (of less: in proportion), on top, times typical. Where a change stops
+    training, so that lag must be, it is as much less per second as a stop and that lag are longer than it alone, and
     lag up to both counts."""
     violation: float = 20.0
     """Of a second above the SLO, on top, times typical."""
-    sigmas: float = 0.9
-    """Demand is planned at the forecast's mean plus so many of its standard deviations."""
+    errors: float = 0.5
+    """Share of the forecast's standard deviation that is planned for: the next plan mends a part of each error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,22 @@ class Horizon:
         return answered(stream, plan, (why,) * len(plan), stream.demand)
 
 
-def foreseen(stream: StreamView, sigmas: float) -> Floats:
-    """Samples per second to plan for in each step: mean and deviations where both are known, else the quantile."""
+def foreseen(stream: StreamView) -> tuple[Floats, Floats]:
+    """Samples per second in each step, and their standard deviation; where that is not told, the quantile, as if it
+    were certain."""
     if stream.expected is None or stream.spread is None:
-        return stream.demand
-    load: Floats = stream.expected + sigmas * stream.spread
-    return load
+        return stream.demand, np.zeros_like(stream.demand)
+    return stream.expected, stream.spread
+
+
+def left_over(excess: Floats, deviation: float) -> Floats:
+    """E[max(0, X)] of a normal X: mean `excess`, standard `deviation`, in the same unit."""
+    if deviation <= 0.0:
+        return np.maximum(excess, 0.0)
+    off = excess / deviation
+    density = np.exp(-0.5 * off * off) / math.sqrt(2.0 * math.pi)
+    loss: Floats = np.maximum(deviation * density + excess * ndtr(off), 0.0)
+    return loss
 
 
 def blocks(steps: int, *, least: int) -> Counts:
@@ -99,7 +114,9 @@ class _Model:
         starts = np.cumsum(self.sizes) - self.sizes
         self.spans_s = self.sizes * stream.step_s
         self.begins_s = starts * stream.step_s
-        self.load = np.add.reduceat(foreseen(stream, weights.sigmas), starts) / self.sizes
+        load, deviation = foreseen(stream)
+        self.load = np.add.reduceat(load, starts) / self.sizes
+        self.deviation = weights.errors * np.add.reduceat(deviation, starts) / self.sizes
         self.coming = np.add.reduceat(arrivals(stream), starts) / self.sizes
         self.counts = np.arange(stream.least, stream.most + 1)
         self.rates = stream.rates(self.counts.astype(np.float64))
@@ -138,12 +155,14 @@ class _Model:
     def _total(self, block: int, backlog: Floats, ahead: Floats, *, stop: bool) -> tuple[Floats, Floats]:
         """Cost of a block and of all that follow, and what waits after it, each (counts, backlogs)."""
         span_s = float(self.spans_s[block])
-        after = np.maximum(0.0, backlog + (self.load[block] * span_s - self._served(block, stop=stop))[:, None])
+        excess = backlog + (self.load[block] * span_s - self._served(block, stop=stop))[:, None]
+        after = left_over(excess, float(self.deviation[block]) * span_s)
         per_slo = 1.0 / (self.coming[block] * self.stream.lag_slo_s)
         over = np.minimum(np.maximum(after * (per_slo / (1.0 - NEAR_SLO)) - NEAR_SLO / (1.0 - NEAR_SLO), 0.0), 1.0)
         mean = (after + backlog) * (0.5 * per_slo)
-        stale_s = FRESH_S + self.stream.restart_s
-        waiting = np.minimum(mean * (self.stream.lag_slo_s / stale_s), 1.0) * (FRESH_S / stale_s)
+        fresh_s = FRESH * self.stream.lag_slo_s
+        stale_s = fresh_s + self.stream.restart_s
+        waiting = np.minimum(mean * (self.stream.lag_slo_s / stale_s), 1.0) * (fresh_s / stale_s)
         dear = self.weights.lag * mean + self.weights.waiting * waiting + self.weights.violation * over
         cost = self.counts[:, None] + self.typical * dear
         place = np.minimum(np.sqrt(after / self.most) * (BACKLOGS - 1), BACKLOGS - 1.000001)

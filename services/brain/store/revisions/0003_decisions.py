@@ -7,6 +7,7 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+works_from = "0001"
 
 
 def upgrade() -> None:

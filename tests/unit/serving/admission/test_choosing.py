@@ -1,6 +1,5 @@
 """Which HN is asked, who is left alone, when a second one is asked."""
 
-import asyncio
 import random
 from collections import Counter
 
@@ -8,13 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recmesh.runtime.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from recmesh.serving.admission.client import Refused
 from recmesh.serving.admission.domain.choice import Choice
 from recmesh.serving.admission.domain.ejection import Cause, Ejection, Rules
 from recmesh.serving.admission.domain.hedging import HedgeRules, Hedging
-from recmesh.serving.admission.fleet import Fleet
-from recmesh.serving.admission.messages import Reason, Refuse
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -140,6 +135,22 @@ def test_one_far_slower_than_its_peers_is_ejected_and_all_slow_together_are_not(
     assert not any(together.answered(name, 0.01 * step, 0.0) for step in range(1, 30) for name in NAMES)
 
 
+def test_one_that_stays_slow_is_left_alone_for_longer_each_time_however_rarely_it_is_asked() -> None:
+    ejection = Ejection(Rules(longest_s=8.0))
+    ejection.update(NAMES)
+    lasted, now = [], 0.0
+    for _ in range(4):
+        while "a" not in ejection.out(now):
+            now += 0.25
+            for name in NAMES:
+                ejection.answered(name, 0.1 if name == "a" else 0.01, now)
+        began = now
+        while "a" in ejection.out(now):
+            now += 0.25
+        lasted.append(now - began)
+    assert lasted == [1.0, 2.0, 4.0, 8.0]
+
+
 def test_hedges_are_a_share_of_calls_however_slow_all_are() -> None:
     hedging = Hedging(HedgeRules(share=0.05, saved_most=3.0))
     for _ in range(100):
@@ -157,111 +168,3 @@ def test_saved_hedges_are_bounded_and_unknown_latency_gives_none() -> None:
     for _ in range(100):
         hedging.began()
     assert [hedging.spend() for _ in range(4)] == [True, True, True, False]
-
-
-# ---- the fleet
-
-
-def fleet_of(names: list[str], **rules: float) -> Fleet:
-    fleet = Fleet(rng=random.Random(3), hedging=HedgeRules(**rules))
-    fleet.update(names)
-    return fleet
-
-
-@pytest.mark.looptime
-@pytest.mark.asyncio
-async def test_a_refusal_that_another_may_mend_goes_to_another_at_once() -> None:
-    asked: list[str] = []
-
-    async def attempt(name: str, left_s: float) -> str:
-        asked.append(name)
-        if len(asked) == 1:
-            raise Refused(Refuse(1, Reason.DEADLINE_BEHIND_QUEUE, 0.1, 0.1))
-        return name
-
-    assert await fleet_of(["a", "b"]).call(attempt, left_s=1.0) == asked[1]
-    assert sorted(asked) == ["a", "b"]
-
-
-@pytest.mark.looptime
-@pytest.mark.asyncio
-@pytest.mark.parametrize("error", [
-    InvalidArgument("wrong input"), Refused(Refuse(1, Reason.DEADLINE_TOO_SHORT)), Refused(Refuse(1, Reason.TOO_LARGE)),
-])
-async def test_what_no_other_can_mend_is_raised_at_once(error: Exception) -> None:
-    asked: list[str] = []
-
-    async def attempt(name: str, left_s: float) -> str:
-        asked.append(name)
-        raise error
-
-    with pytest.raises(type(error)):
-        await fleet_of(["a", "b"]).call(attempt, left_s=1.0)
-    assert len(asked) == 1
-
-
-@pytest.mark.looptime
-@pytest.mark.asyncio
-async def test_failures_are_tried_on_three_nodes_at_most_and_the_last_is_told() -> None:
-    asked: list[str] = []
-
-    async def attempt(name: str, left_s: float) -> str:
-        asked.append(name)
-        raise Unavailable(f"{name} is gone")
-
-    with pytest.raises(Unavailable, match="is gone"):
-        await fleet_of(["a", "b", "c", "d"]).call(attempt, left_s=1.0)
-    assert len(set(asked)) == len(asked) == 3
-
-
-@pytest.mark.looptime
-@pytest.mark.asyncio
-async def test_no_node_at_all_is_said_so() -> None:
-    async def attempt(name: str, left_s: float) -> str:
-        raise AssertionError(name)
-
-    with pytest.raises(Unavailable, match="no accelerator node"):
-        await fleet_of([]).call(attempt, left_s=1.0)
-
-
-@pytest.mark.looptime
-@pytest.mark.asyncio
-async def test_silence_beyond_the_usual_asks_a_second_and_the_first_is_cancelled() -> None:
-    fleet = fleet_of(["a", "b"], share=1.0)
-    slow: set[str] = set()
-    cancelled: list[str] = []
-
-    async def attempt(name: str, left_s: float) -> str:
-        try:
-            await asyncio.sleep(10.0 if name in slow else 0.01)
-        except asyncio.CancelledError:
-            cancelled.append(name)
-            raise
-        return name
-
-    for _ in range(40):
-        await fleet.call(attempt, left_s=1.0)
-    loop = asyncio.get_running_loop()
-    slow.add("a")
-    cancelled.clear()
-    answers = []
-    for _ in range(20):
-        began = loop.time()
-        answers.append(await fleet.call(attempt, left_s=1.0))
-        assert loop.time() - began < 0.05
-    assert set(answers) == {"b"}
-    assert set(cancelled) == {"a"}
-
-
-@pytest.mark.looptime
-@pytest.mark.asyncio
-async def test_nothing_is_waited_for_beyond_the_deadline() -> None:
-    async def attempt(name: str, left_s: float) -> str:
-        await asyncio.sleep(100)
-        return name
-
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    with pytest.raises(DeadlineExceeded):
-        await fleet_of(["a", "b"]).call(attempt, left_s=1.0)
-    assert loop.time() - began == pytest.approx(1.0, abs=0.01)

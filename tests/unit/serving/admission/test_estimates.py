@@ -1,5 +1,7 @@
 """What admission believes of the link, and how the window follows it."""
 
+import random
+
 import pytest
 
 from recmesh.serving.admission.domain.bandwidth import Bandwidth
@@ -57,6 +59,50 @@ def test_waiting_for_what_never_came_is_no_slowness() -> None:
     bandwidth.forget(50.0, last=True)
     one_by_one(bandwidth, 3, MIB, 1e7, base_s=0.0, now=60.0)
     assert bandwidth.bytes_per_s == pytest.approx(1e7, rel=0.01)
+
+
+def jittered(rng: random.Random) -> float:
+    """A round trip on a busy machine: mostly .3 ms, now and then several."""
+    return 0.0002 + rng.expovariate(1 / 0.0003) + (0.02 if rng.random() < 0.01 else 0.0)
+
+
+def test_small_messages_lower_no_estimate_of_the_link_whose_time_is_all_latency() -> None:
+    rng, bandwidth, now = random.Random(1), Bandwidth(1e9), 0.0
+    for _ in range(3000):
+        now = one_by_one(bandwidth, 1, 1700, 1e9, base_s=jittered(rng), now=now)
+    assert bandwidth.bytes_per_s == 1e9
+    assert 0.0002 <= bandwidth.base_s < 0.0003
+
+
+def test_small_messages_that_are_always_under_way_lower_it_neither() -> None:
+    bandwidth = Bandwidth(1e9)
+    bandwidth.began(0.0)
+    for step in range(1, 5001):                 # what an HN can take up of them, whatever the link could carry
+        bandwidth.arrived(step / 3000, 1700, took_s=0.03, last=False, window_bytes=MIB)
+    assert bandwidth.bytes_per_s == 1e9
+
+
+def test_a_large_message_between_many_small_ones_is_what_counts() -> None:
+    rng, bandwidth, now = random.Random(1), Bandwidth(1e9), 0.0
+    for _ in range(12):
+        for _ in range(100):
+            now = one_by_one(bandwidth, 1, 1700, 1e8, base_s=jittered(rng), now=now)
+        now = one_by_one(bandwidth, 1, 4 * MIB, 1e8, base_s=jittered(rng), now=now)
+    assert bandwidth.bytes_per_s == pytest.approx(1e8, rel=0.05)
+
+
+def test_messages_whose_time_is_mostly_overhead_leave_the_estimate_but_for_a_few() -> None:
+    rng, bandwidth, now = random.Random(1), Bandwidth(1e9), 0.0
+    for _ in range(200):
+        now = one_by_one(bandwidth, 4, 1700, 1e9, base_s=jittered(rng), now=now)
+        now = one_by_one(bandwidth, 1, 100 << 10, 1e9, base_s=jittered(rng), now=now)
+        assert bandwidth.bytes_per_s > 2e8
+
+
+def test_small_messages_raise_an_estimate_that_they_show_to_be_too_low() -> None:
+    bandwidth = Bandwidth(1e5)
+    one_by_one(bandwidth, 500, 16_000, 1e9, base_s=0.0005)
+    assert bandwidth.bytes_per_s == pytest.approx(16_000 / 0.000516, rel=0.01)
 
 
 def messages(window: Window, count: int, level: float, *, waits: bool = True, size: int = MIB) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import recmesh
-from recmesh.runtime.errors import InvalidArgument, NotFound
+from recmesh.runtime.errors import DataLoss, InvalidArgument, NotFound
 from recmesh.serving.split import manifest, partition
 from recmesh.serving.split.classes import Classes, built_in
 from recmesh.serving.split.partition import Options
@@ -255,3 +255,51 @@ def test_the_command_prints_the_cut_and_draws_it(tmp_path: Path, capsys: pytest.
     app(["partition", str(folder), "--json", "--out", str(tmp_path / "elsewhere")], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["kind"] == "split"
     assert (tmp_path / "elsewhere" / "dense" / "model.pt2").is_file()
+
+
+class Plain(torch.nn.Module):  # type: ignore[misc, name-defined]  # torch is not analysed
+    """Takes tensors by position, and gives one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = torch.nn.Embedding(8, 4), torch.nn.Linear(5, 1)
+
+    def forward(self, user: Any, age: Any) -> Any:
+        return self.last(torch.cat([self.table(user), age[:, None]], 1)).squeeze(1)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own future
+def test_a_bare_program_s_tensors_have_the_names_that_the_gateway_gives_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from recmesh.cli import partition_verbs
+    from recmesh.serving.card import ModelCard
+    from recmesh.serving.halves import check_origin
+    from recmesh.serving.inspect import torch_card
+
+    folder, batch = tmp_path / "model", {0: torch.export.Dim("batch", min=1)}
+    folder.mkdir()
+    example = (torch.ones(3, dtype=torch.int64), torch.ones(3))
+    torch.export.save(
+        torch.export.export(Plain().eval(), example, dynamic_shapes={"user": batch, "age": batch}),
+        str(folder / "model.pt2"),
+    )
+    np.savez(tmp_path / "in.npz", user=np.arange(4), age=np.ones(4, np.float32))
+    outcome = partition.partition(folder, None, Options(batch=6, recorded=tmp_path / "in.npz"))
+    found = outcome.manifest
+    assert found.is_split, found.why
+    assert (found.inputs, found.outputs) == (("user", "age"), ("output",))
+    partition_verbs._print(folder, folder / "split", outcome)
+    assert outcome.decision is not None
+    naive = outcome.decision.naive
+    assert f" {naive.sent_bytes:,} to the HN, {naive.returned_bytes:,} back by colouring" in capsys.readouterr().out
+    card = torch_card(folder / "model.pt2")
+    check_origin(folder, ModelCard.parse(card), found)
+    card["inputs"][0]["name"] = "customer"
+    with pytest.raises(DataLoss, match="has the inputs user, age, and the model customer, age; split the model again"):
+        check_origin(folder, ModelCard.parse(card), found)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "model.pt2").symlink_to(folder / "model.pt2")
+    (tmp_path / "link" / "split").symlink_to(folder / "split")
+    assert partition.partition(tmp_path / "link", None, Options(batch=8)).manifest.is_split
+    assert manifest.load(folder / "split").report["batch"] == 8, "halves are written where the link leads"

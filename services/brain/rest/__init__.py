@@ -1,0 +1,4 @@
+"""HTTP for schedulers.
+
+extender.py   the extender API of kube-scheduler, v1
+"""

@@ -1,0 +1,312 @@
+"""The reconciler: every TrainingJob object becomes what it asks for, and says what became of it.
+
+A watch fills a map of the objects as they are; whatever changes, in the cluster or in a job, puts the object's name
+into a queue, and a few workers take names from it, each name by one at a time. A name whose turn failed comes again
+later, later each time. Only the leading jobmaster acts; the others watch, so that they know all when they come to lead.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from recmesh.runtime.bucket import Bucket
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
+from recmesh.runtime.kube import Listing
+from recmesh.runtime.telemetry import get_logger
+from services.jobmaster.app.jobs import SCALABLE, pinned_of, wanted_of
+from services.jobmaster.app.objects import ObjectJobs, ref_of
+from services.jobmaster.app.run import Run
+from services.jobmaster.domain import objects as rules
+from services.jobmaster.domain.job import ObjectRef
+from services.jobmaster.domain.objects import Counts, Synced
+from services.jobmaster.domain.phase import ENDED
+from services.jobmaster.peers.objects import Object
+
+logger = get_logger(__name__)
+
+WORKERS = 8
+LOOK_S = 1.0
+"""Jobs are looked at for news so often."""
+PROGRESS_S = 10.0
+"""What changes all the time is told so often; all else at once."""
+LINGER_S = 0.5
+"""An object that waits for the end of its job's processes is looked at so often."""
+FIRST_AGAIN_S, LAST_AGAIN_S = 0.5, 60.0
+EVENTS_PER_S, EVENTS_BURST = 1 / 15, 25.0
+"""Of one object; what comes faster is left out, and stays in the job's own history (client-go: 25, then 1/300)."""
+EVENTS_SINCE_S = 120.0
+"""A jobmaster that begins to lead tells Events of this age at most: older ones were told, or are of no more use."""
+
+Key = tuple[str, str]
+"""(namespace, name)"""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is remembered of one object beside the object itself."""
+
+    told_at: float = float("-inf")
+    failures: int = 0
+    refused: tuple[str, int] = ("", 0)
+    """The object and its generation that was refused: it would be again."""
+    synced: Synced = field(default_factory=Synced)
+    events: Bucket = field(default_factory=lambda: Bucket(per_s=EVENTS_PER_S, burst=EVENTS_BURST))
+    seen: set[str] = field(default_factory=set)
+    """Lines of the job's history that were told, or left out."""
+
+
+class Reconciler:
+    """A component: it watches from its start, and acts while its jobmaster leads."""
+
+    name = "objects"
+
+    def __init__(self, jobs: ObjectJobs, *, clock: Clock, progress_s: float = PROGRESS_S) -> None:
+        self._jobs, self._clock, self._progress_s = jobs, clock, progress_s
+        self.objects: dict[Key, Object] = {}
+        self._known: dict[Key, Known] = {}
+        self._queue: asyncio.Queue[Key] = asyncio.Queue()
+        self._queued: set[Key] = set()
+        self._busy: set[Key] = set()
+        self._again: dict[Key, float] = {}
+        self._listed = False
+        self._led_since: float | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begins to watch."""
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look())]
+        self._tasks += [asyncio.create_task(self._work()) for _ in range(WORKERS)]
+
+    async def stop(self) -> None:
+        """Whatever is under way is begun anew by the next leader, where there can be one."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._jobs.go_with_namespace(self.objects.values())
+
+    async def wait(self) -> None:
+        """Raises what ended one of its tasks."""
+        await asyncio.gather(*(asyncio.shield(task) for task in self._tasks))
+
+    # -- what changes ------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        async with contextlib.aclosing(self._jobs.objects.follow()) as changes:      # type: ignore[type-var]  # it is a generator
+            async for change in changes:
+                if isinstance(change, Listing):
+                    found = {_key(thing): thing for thing in change.objects}
+                    gone = self.objects.keys() - found.keys()
+                    self.objects, self._listed = found, True
+                    for key in (*found, *gone):
+                        self._put(key)
+                    continue
+                key = _key(change.object)
+                if change.kind == "DELETED":
+                    self.objects.pop(key, None)
+                else:
+                    self.objects[key] = change.object
+                self._put(key)
+
+    async def _look(self) -> None:
+        """Jobs change without their objects; and a jobmaster comes to lead."""
+        while True:
+            await self._clock.sleep(LOOK_S)
+            now = self._clock.monotonic()
+            if not self._jobs.is_leading or not self._listed:
+                self._led_since = None
+                continue
+            if self._led_since is None:
+                self._led_since = self._clock.now()
+                for key in self.objects:
+                    self._put(key)
+            for key, due in list(self._again.items()):
+                if now >= due:
+                    del self._again[key]
+                    self._put(key)
+            runs = self._jobs.runs()
+            for key, thing in self.objects.items():
+                if _is_over(thing) and (thing.get("status") or {}).get("job_id") not in runs:
+                    self._put(key)
+            for run in runs.values():
+                if run.job.object is not None:
+                    key = (run.job.object.namespace, run.job.object.name)
+                    known = self.objects.get(key)
+                    if known is None or self._has_news(key, known, run):
+                        self._put(key)
+
+    def _put(self, key: Key) -> None:
+        if key not in self._queued:
+            self._queued.add(key)
+            self._queue.put_nowait(key)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            self._queued.discard(key)
+            if key in self._busy:
+                self._again[key] = self._clock.monotonic()      # it is looked at again after this turn
+                continue
+            self._busy.add(key)
+            try:
+                await self._turn(key)
+            finally:
+                self._busy.discard(key)
+
+    async def _turn(self, key: Key) -> None:
+        if not self._jobs.is_leading:
+            return
+        known = self._known.setdefault(key, Known())
+        try:
+            again_s = await self.reconcile(key)
+            known.failures = 0
+        except Aborted:
+            again_s = FIRST_AGAIN_S     # the object was changed meanwhile, and comes by the watch
+        except NotFound:
+            again_s = None
+        except MeshError as error:
+            again_s = min(FIRST_AGAIN_S * 2.0**known.failures, LAST_AGAIN_S)
+            known.failures += 1
+            logger.warning("object %s/%s is tried again in %.1f s: %s", *key, again_s, error)
+        except Exception:
+            again_s = LAST_AGAIN_S
+            logger.exception("object %s/%s is tried again in %.1f s", *key, again_s)
+        if again_s is not None:
+            self._again[key] = self._clock.monotonic() + again_s
+        if key not in self.objects and key not in self._again:
+            self._known.pop(key, None)
+
+    # -- one object --------------------------------------------------------------------------------------
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Look, decide, act; seconds after which to look again, None when only news can change anything."""
+        thing = self.objects.get(key)
+        if thing is None:
+            return await self._without_object(key)
+        run = self._jobs.run_of_object(thing)
+        if thing["metadata"].get("deletionTimestamp"):
+            if run is not None:
+                await self._tell(key, thing, run, Synced())
+            return None if await self._jobs.let_go(thing, run) else LINGER_S
+        if run is None:
+            return await self._begin(key, thing)
+        known = self._known[key]
+        known.synced = await self._jobs.follow_object(thing, run)
+        await self._tell(key, thing, run, known.synced)
+        return None
+
+    async def _begin(self, key: Key, thing: Object) -> float | None:
+        if rules.is_foreign(thing):
+            return None
+        known, generation = self._known[key], int(thing["metadata"].get("generation", 0))
+        before = thing.get("status") or {}
+        if before.get("job_id") and before.get("phase") in ENDED:
+            await self._after_the_end(thing)
+            return None
+        this = (ref_of(thing).uid, generation)
+        if known.refused == this:
+            return None
+        conditions = before.get("conditions") or []
+        try:
+            run = await self._jobs.adopt(thing)
+        except (MeshFault, ResourceExhausted) as error:
+            if isinstance(error, Aborted):
+                raise
+            told = rules.waits(error, generation=generation, before=conditions, now=self._clock.now())
+            await self._tell_if_new(key, thing, told)
+            raise
+        except NotFound:
+            raise
+        except CallerError as error:
+            known.refused = this
+            told = rules.refused(error, generation=generation, before=conditions, now=self._clock.now())
+            logger.info("object %s/%s is refused: %s", *key, error)
+            await self._tell_if_new(key, thing, told)
+            event = rules.Told(f"{ref_of(thing).uid}.{generation}", self._clock.now(), told["reason"],
+                               told["message"][: rules.MAX_MESSAGE], is_warning=True)
+            await self._jobs.objects.tell(ref_of(thing), event)
+            return None
+        logger.info("object %s/%s is job %s", *key, run.job_id)
+        await self._tell(key, thing, run, Synced())
+        return None
+
+    async def _after_the_end(self, thing: Object) -> None:
+        """Its job has ended and is forgotten: so is the object, where that was the job's time to live."""
+        if _is_over(thing):
+            await self._jobs.objects.delete(ref_of(thing))
+
+    async def _without_object(self, key: Key) -> float | None:
+        """The object is gone. Its job goes too: somebody has taken the finalizer away, or jobmaster did at the end."""
+        orphans = [
+            run for run in self._jobs.runs().values()
+            if run.job.object is not None and (run.job.object.namespace, run.job.object.name) == key
+        ]
+        for run in orphans:
+            ref = run.job.object
+            if ref is None or await self._jobs.objects.get(ref) is not None:
+                continue      # it is newer than what the watch has told
+            logger.warning("job %s is deleted: its object %s/%s is gone", run.job_id, *key)
+            await run.wish(lambda intent: intent.model_copy(update={"delete": True, "reason": "its object is gone"}))
+        return LINGER_S if orphans else None
+
+    # -- what is told ------------------------------------------------------------------------------------
+
+    def _status(self, thing: Object, run: Run, synced: Synced) -> dict[str, Any]:
+        wanted, pinned = wanted_of(run), pinned_of(run)
+        return rules.status_of(
+            run.job, run.spec, run.status, run.record,
+            counts={role: Counts(wanted[role], pinned[role]) for role in SCALABLE},
+            generation=int(thing["metadata"].get("generation", 0)), synced=synced,
+            before=(thing.get("status") or {}).get("conditions") or [], now=self._clock.now(),
+        )
+
+    def _has_news(self, key: Key, thing: Object, run: Run) -> bool:
+        known = self._known.get(key)
+        if known is None:
+            return True
+        told, before = self._status(thing, run, known.synced), thing.get("status") or {}
+        history = run.telling.history
+        if rules.is_news(told, before) or (history and history[-1]["id"] not in known.seen):
+            return True
+        return told != before and self._clock.monotonic() >= known.told_at + self._progress_s
+
+    async def _tell(self, key: Key, thing: Object, run: Run, synced: Synced) -> None:
+        told, before = self._status(thing, run, synced), thing.get("status") or {}
+        known = self._known[key]
+        is_due = self._clock.monotonic() >= known.told_at + self._progress_s
+        if told != before and (is_due or rules.is_news(told, before)):
+            await self._tell_if_new(key, thing, told)
+        await self._tell_events(ref_of(thing), run, known)
+
+    async def _tell_if_new(self, key: Key, thing: Object, told: dict[str, Any]) -> None:
+        if told == (thing.get("status") or {}):
+            return
+        written = await self._jobs.objects.tell_status(ref_of(thing), told)
+        self._known[key].told_at = self._clock.monotonic()
+        current = self.objects.get(key)
+        if current is not None and current["metadata"]["resourceVersion"] == thing["metadata"]["resourceVersion"]:
+            self.objects[key] = written       # the watch will say the same
+
+    async def _tell_events(self, ref: ObjectRef, run: Run, known: Known) -> None:
+        since = (self._led_since or 0.0) - EVENTS_SINCE_S
+        for entry in list(run.telling.history):
+            if entry["id"] in known.seen:
+                continue
+            told = rules.event_of(entry)
+            if told is not None and told.at >= since:
+                if known.events.take(self._clock.monotonic(), patience_s=0.0) is not None:
+                    await self._jobs.objects.tell(ref, told)
+            known.seen.add(entry["id"])
+        if len(known.seen) > 2 * len(run.telling.history):
+            known.seen &= {entry["id"] for entry in run.telling.history}
+
+
+def _is_over(thing: Object) -> bool:
+    """Its job has ended and was not to be kept for ever."""
+    ended = (thing.get("status") or {}).get("phase") in ENDED and not thing["metadata"].get("deletionTimestamp")
+    return ended and (thing.get("spec") or {}).get("ttl_after_end_s") is not None
+
+
+def _key(thing: Object) -> Key:
+    return thing["metadata"]["namespace"], thing["metadata"]["name"]

@@ -1,0 +1,1 @@
+"""On a real node: `make test-cluster`."""
