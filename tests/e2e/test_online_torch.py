@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import nats
@@ -164,7 +165,8 @@ def test_workers_and_servers_come_and_go_while_mmoe_learns_two_labels(mesh: Whol
     until(lambda: mesh.job(job_id).progress.samples == topic.sent, timeout_s=STEP_S)
     counts = [(event.data["role"], event.data["to_replicas"]) for event in mesh.events(job_id, "job.scaled")]
     for role in ("worker", "ps"):
-        assert [count for name, count in counts if name == role][-2:] == [2, 1]
+        held = [count for name, count in counts if name == role]
+        assert (2, 1) in pairwise(held), "backlog of a slow machine may call for the second once more"
     assert not mesh.events(job_id, "job.rolled_back"), "nothing was stopped for it"
     assert mesh.job(job_id).gen == 1
     mesh.ok("stop", job_id)

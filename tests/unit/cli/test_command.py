@@ -358,6 +358,6 @@ def test_errors_say_what_to_do_next_where_their_words_do_not(
 
 def test_a_mesh_that_does_not_answer_is_one_block_with_the_next_step(tmp_path: Path) -> None:
     result = recmesh("jobs", home=tmp_path, env={"RECMESH_URL": "http://127.0.0.1:9"})
-    said, then = result.stderr.splitlines()
+    *_, said, then = result.stderr.splitlines()  # before them, on a slow machine: that it tries again
     assert result.returncode == ExitCode.UNREACHABLE and said.startswith("error: http://127.0.0.1:9 cannot be reached")
     assert "`recmesh context list`" in then
