@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recmesh.runtime.contract import read
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.runtime.events import EVENTS, Event, EventType, Payload, contract, decode, encode, token
 from recmesh.runtime.events.asyncapi import document, text
@@ -121,10 +122,10 @@ def test_the_document_has_a_channel_message_and_schema_for_every_event() -> None
     assert all(_resolves(written, ref) for ref in _references(document()))
 
 def test_readers_of_events_can_read_on() -> None:
-    written = contract.read(CONTRACT)
-    assert written, "run: python -m recmesh.runtime.events.contract docs/formats/events.v1.txt"
+    written = read(CONTRACT)
+    assert written, f"run: {contract.COMMAND}"
     assert contract.broken(written, contract.lines()) == []
-    assert contract.lines() == written, "run: python -m recmesh.runtime.events.contract docs/formats/events.v1.txt"
+    assert contract.lines() == written, f"run: {contract.COMMAND}"
 
 
 class Inner(Payload):

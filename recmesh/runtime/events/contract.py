@@ -17,8 +17,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from recmesh.runtime.contract import write
 from recmesh.runtime.events import EVENTS, EventType
 
+COMMAND = "python -m recmesh.runtime.events.contract docs/formats/events.v1.txt"
 _OPTIONAL = "optional"
 
 
@@ -43,13 +45,6 @@ def broken(before: Collection[str], after: Collection[str]) -> list[str]:
         and _parent(_place(line)) not in {_place(other) for other in after if other not in before}
     ]
     return sorted(gone + demanding)
-
-
-def read(path: Path) -> list[str]:
-    """The lines of a contract; none where there is no file yet."""
-    if not path.exists():
-        return []
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
 
 
 def _place(line: str) -> str:
@@ -102,14 +97,7 @@ def _model(field: Mapping[str, Any], models: Mapping[str, Any]) -> Mapping[str, 
 
 def main(path: Path) -> int:
     """Writes the contract; 1 and what would break where it does not hold any more."""
-    found = lines()
-    wrong = broken(read(path), found)
-    if wrong:
-        print("\n".join(["readers of this version would break:", *(f"  {each}" for each in wrong)]), file=sys.stderr)
-        return 1
-    head = "# Generated: python -m recmesh.runtime.events.contract docs/formats/events.v1.txt\n"
-    path.write_text(head + "".join(f"{line}\n" for line in found), encoding="utf-8")
-    return 0
+    return write(path, lines(), broken, command=COMMAND, who="readers")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ unread by those who do not know it, who read a default where it is left out.
 
 import pkgutil
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 import recmesh.pb
+from recmesh.runtime.contract import write
 
+COMMAND = "python -m recmesh.runtime.rpc.contract docs/formats/wire.v1.txt"
 FOREIGN = ("externalscaler", "inference")
 """Contracts of others: KEDA's, and the Open Inference Protocol."""
 _TYPES = {
@@ -42,13 +44,6 @@ def broken(before: Collection[str], after: Collection[str]) -> list[str]:
     """What of the contract `before` does not hold in `after`; empty: neighbouring versions understand each other."""
     kept = set(after)
     return sorted(f"is gone, or another: {line}" for line in before if line not in kept)
-
-
-def read(path: Path) -> list[str]:
-    """The lines of a contract; none where there is no file yet."""
-    if not path.exists():
-        return []
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
 
 
 def _of_file(file: Any) -> Iterator[str]:
@@ -79,17 +74,10 @@ def _of_enum(enum: Any) -> Iterator[str]:
         yield f"{enum.full_name} {value.number} {value.name}"
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(path: Path) -> int:
     """Writes the contract; 1 and what would break where it does not hold any more."""
-    path, found = Path(arguments[0]), lines()
-    wrong = broken(read(path), found)
-    if wrong:
-        print("\n".join(["processes of this version would break:", *(f"  {each}" for each in wrong)]), file=sys.stderr)
-        return 1
-    head = "# Generated: python -m recmesh.runtime.rpc.contract docs/formats/wire.v1.txt\n"
-    path.write_text(head + "".join(f"{line}\n" for line in found), encoding="utf-8")
-    return 0
+    return write(path, lines(), broken, command=COMMAND, who="processes")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(Path(sys.argv[1])))
