@@ -17,6 +17,7 @@ from recmesh.cli import (
     explain_verbs,
     forecast_verbs,
     job_verbs,
+    loan_verbs,
     log_verbs,
     mesh_verbs,
     model_verbs,
@@ -65,6 +66,7 @@ job_verbs.register(app)
 checkpoint_verbs.register(app)
 explain_verbs.register(app)
 forecast_verbs.register(app)
+loan_verbs.register(app)
 model_verbs.register(app)
 partition_verbs.register(app)
 data_verbs.register(app)

@@ -347,6 +347,10 @@ class Client:
         """Health of the services."""
         return self._mapping("GET", "/v1/mesh")
 
+    def loans(self, *, open_only: bool = False, limit: int = 100) -> dict[str, Any]:
+        """What training lends to serving: `enabled`, the `pool` as it is, and the ledger, newest first."""
+        return self._mapping("GET", "/v1/loans", params={"open": str(open_only).lower(), "limit": limit})
+
     def forecasts(self, *, prefix: str = "", limit: int = 100) -> dict[str, Any]:
         """Series of rates that can be forecast."""
         return self._mapping("GET", "/v1/forecasts", params={"prefix": prefix, "limit": limit})

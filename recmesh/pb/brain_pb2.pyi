@@ -1317,6 +1317,8 @@ class PlanServingRequest(google.protobuf.message.Message):
     HOLD_S_FIELD_NUMBER: builtins.int
     DRY_RUN_FIELD_NUMBER: builtins.int
     ELSEWHERE_FIELD_NUMBER: builtins.int
+    LATENCY_S_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     model: builtins.str
     asker: builtins.str
     """the gateway, which decides about its own"""
@@ -1331,6 +1333,9 @@ class PlanServingRequest(google.protobuf.message.Message):
     dry_run: builtins.bool
     elsewhere: builtins.float
     """share of the series that other processes get"""
+    latency_s: builtins.float
+    node: builtins.str
+    """mean of a request in its processes; theirs, empty: several"""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ServingKind]: ...
     def __init__(
@@ -1348,8 +1353,10 @@ class PlanServingRequest(google.protobuf.message.Message):
         hold_s: builtins.float = ...,
         dry_run: builtins.bool = ...,
         elsewhere: builtins.float = ...,
+        latency_s: builtins.float = ...,
+        node: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arrivals_per_s", b"arrivals_per_s", "asker", b"asker", "dry_run", b"dry_run", "elsewhere", b"elsewhere", "hold_s", b"hold_s", "kinds", b"kinds", "model", b"model", "quantile", b"quantile", "series", b"series", "step_s", b"step_s", "target_utilisation", b"target_utilisation", "window_s", b"window_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals_per_s", b"arrivals_per_s", "asker", b"asker", "dry_run", b"dry_run", "elsewhere", b"elsewhere", "hold_s", b"hold_s", "kinds", b"kinds", "latency_s", b"latency_s", "model", b"model", "node", b"node", "quantile", b"quantile", "series", b"series", "step_s", b"step_s", "target_utilisation", b"target_utilisation", "window_s", b"window_s"]) -> None: ...
 
 Global___PlanServingRequest: typing_extensions.TypeAlias = PlanServingRequest
 
@@ -1399,3 +1406,201 @@ class PlanServingReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["decisions", b"decisions"]) -> None: ...
 
 Global___PlanServingReply: typing_extensions.TypeAlias = PlanServingReply
+
+@typing.final
+class LendRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    LEAST_FIELD_NUMBER: builtins.int
+    LENT_FIELD_NUMBER: builtins.int
+    SETTLED_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    least: builtins.int
+    """workers that it may not have fewer of"""
+    lent: builtins.int
+    """workers that it does without already"""
+    settled: builtins.bool
+    """no worker beyond its plan is there any more"""
+    @property
+    def job(self) -> Global___JobMeta: ...
+    @property
+    def worker(self) -> Global___RolePlan:
+        """what it is planned to have now"""
+
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """of its workers"""
+
+    def __init__(
+        self,
+        *,
+        job: Global___JobMeta | None = ...,
+        worker: Global___RolePlan | None = ...,
+        least: builtins.int = ...,
+        lent: builtins.int = ...,
+        settled: builtins.bool = ...,
+        nodes: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["job", b"job", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "least", b"least", "lent", b"lent", "nodes", b"nodes", "settled", b"settled", "worker", b"worker"]) -> None: ...
+
+Global___LendRequest: typing_extensions.TypeAlias = LendRequest
+
+@typing.final
+class LendReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
+    AGAIN_S_FIELD_NUMBER: builtins.int
+    workers: builtins.int
+    """that it is to do without, in all"""
+    explanation: builtins.str
+    again_s: builtins.float
+    """when to ask again"""
+    def __init__(
+        self,
+        *,
+        workers: builtins.int = ...,
+        explanation: builtins.str = ...,
+        again_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["again_s", b"again_s", "explanation", b"explanation", "workers", b"workers"]) -> None: ...
+
+Global___LendReply: typing_extensions.TypeAlias = LendReply
+
+@typing.final
+class LoansRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    open: builtins.bool
+    limit: builtins.int
+    def __init__(
+        self,
+        *,
+        open: builtins.bool = ...,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit", "open", b"open"]) -> None: ...
+
+Global___LoansRequest: typing_extensions.TypeAlias = LoansRequest
+
+@typing.final
+class Loan(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOAN_ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
+    PLANNED_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    DUE_FIELD_NUMBER: builtins.int
+    LENT_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    RENEWALS_FIELD_NUMBER: builtins.int
+    LATE_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    loan_id: builtins.str
+    job_id: builtins.str
+    state: builtins.str
+    cause: builtins.str
+    explanation: builtins.str
+    planned: builtins.float
+    since: builtins.float
+    due: builtins.float
+    lent: builtins.float
+    ended: builtins.float
+    renewals: builtins.int
+    late: builtins.bool
+    node: builtins.str
+    def __init__(
+        self,
+        *,
+        loan_id: builtins.str = ...,
+        job_id: builtins.str = ...,
+        state: builtins.str = ...,
+        cause: builtins.str = ...,
+        explanation: builtins.str = ...,
+        planned: builtins.float = ...,
+        since: builtins.float = ...,
+        due: builtins.float = ...,
+        lent: builtins.float = ...,
+        ended: builtins.float = ...,
+        renewals: builtins.int = ...,
+        late: builtins.bool = ...,
+        node: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "due", b"due", "ended", b"ended", "explanation", b"explanation", "job_id", b"job_id", "late", b"late", "lent", b"lent", "loan_id", b"loan_id", "node", b"node", "planned", b"planned", "renewals", b"renewals", "since", b"since", "state", b"state"]) -> None: ...
+
+Global___Loan: typing_extensions.TypeAlias = Loan
+
+@typing.final
+class LoanPool(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWN_FIELD_NUMBER: builtins.int
+    COMING_FIELD_NUMBER: builtins.int
+    LENT_FIELD_NUMBER: builtins.int
+    RETURNING_FIELD_NUMBER: builtins.int
+    MOST_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    NEEDED_FIELD_NUMBER: builtins.int
+    LATE_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
+    own: builtins.int
+    coming: builtins.int
+    lent: builtins.int
+    returning: builtins.int
+    most: builtins.int
+    used: builtins.int
+    needed: builtins.int
+    """processes of serving now; by its forecast"""
+    late: builtins.int
+    explanation: builtins.str
+    """what was decided last"""
+    def __init__(
+        self,
+        *,
+        own: builtins.int = ...,
+        coming: builtins.int = ...,
+        lent: builtins.int = ...,
+        returning: builtins.int = ...,
+        most: builtins.int = ...,
+        used: builtins.int = ...,
+        needed: builtins.int = ...,
+        late: builtins.int = ...,
+        explanation: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coming", b"coming", "explanation", b"explanation", "late", b"late", "lent", b"lent", "most", b"most", "needed", b"needed", "own", b"own", "returning", b"returning", "used", b"used"]) -> None: ...
+
+Global___LoanPool: typing_extensions.TypeAlias = LoanPool
+
+@typing.final
+class LoansReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    LOANS_FIELD_NUMBER: builtins.int
+    enabled: builtins.bool
+    @property
+    def pool(self) -> Global___LoanPool: ...
+    @property
+    def loans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Loan]: ...
+    def __init__(
+        self,
+        *,
+        enabled: builtins.bool = ...,
+        pool: Global___LoanPool | None = ...,
+        loans: collections.abc.Iterable[Global___Loan] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["enabled", b"enabled", "loans", b"loans", "pool", b"pool"]) -> None: ...
+
+Global___LoansReply: typing_extensions.TypeAlias = LoansReply

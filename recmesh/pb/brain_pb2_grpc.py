@@ -64,6 +64,16 @@ class BrainStub(object):
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.PlanServingRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_brain__pb2.PlanServingReply.FromString,
                 _registered_method=True)
+        self.Lend = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/Lend',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.LendRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.LendReply.FromString,
+                _registered_method=True)
+        self.Loans = channel.unary_unary(
+                '/recmesh.brain.v1.Brain/Loans',
+                request_serializer=recmesh_dot_pb_dot_brain__pb2.LoansRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_brain__pb2.LoansReply.FromString,
+                _registered_method=True)
         self.StreamPlanners = channel.unary_unary(
                 '/recmesh.brain.v1.Brain/StreamPlanners',
                 request_serializer=recmesh_dot_pb_dot_brain__pb2.StreamPlannersRequest.SerializeToString,
@@ -135,6 +145,20 @@ class BrainServicer(object):
 
     def PlanServing(self, request, context):
         """How many CN and HN processes a served model should have now, each kind on its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lend(self, request, context):
+        """What an elastic job is to do without for serving's sake, and what it may have back. Asked by each that trains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Loans(self, request, context):
+        """The ledger of loans, the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,6 +236,16 @@ def add_BrainServicer_to_server(servicer, server):
                     servicer.PlanServing,
                     request_deserializer=recmesh_dot_pb_dot_brain__pb2.PlanServingRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_brain__pb2.PlanServingReply.SerializeToString,
+            ),
+            'Lend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.LendRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.LendReply.SerializeToString,
+            ),
+            'Loans': grpc.unary_unary_rpc_method_handler(
+                    servicer.Loans,
+                    request_deserializer=recmesh_dot_pb_dot_brain__pb2.LoansRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_brain__pb2.LoansReply.SerializeToString,
             ),
             'StreamPlanners': grpc.unary_unary_rpc_method_handler(
                     servicer.StreamPlanners,
@@ -406,6 +440,60 @@ class Brain(object):
             '/recmesh.brain.v1.Brain/PlanServing',
             recmesh_dot_pb_dot_brain__pb2.PlanServingRequest.SerializeToString,
             recmesh_dot_pb_dot_brain__pb2.PlanServingReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/Lend',
+            recmesh_dot_pb_dot_brain__pb2.LendRequest.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.LendReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Loans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.brain.v1.Brain/Loans',
+            recmesh_dot_pb_dot_brain__pb2.LoansRequest.SerializeToString,
+            recmesh_dot_pb_dot_brain__pb2.LoansReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -121,6 +121,38 @@ _BrainPlanServingType = typing_extensions.TypeVar(
     ],
 )
 
+_BrainLendType = typing_extensions.TypeVar(
+    '_BrainLendType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.LendRequest,
+        recmesh.pb.brain_pb2.LendReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.LendRequest,
+        recmesh.pb.brain_pb2.LendReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.LendRequest,
+        recmesh.pb.brain_pb2.LendReply,
+    ],
+)
+
+_BrainLoansType = typing_extensions.TypeVar(
+    '_BrainLoansType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.LoansRequest,
+        recmesh.pb.brain_pb2.LoansReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.LoansRequest,
+        recmesh.pb.brain_pb2.LoansReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.LoansRequest,
+        recmesh.pb.brain_pb2.LoansReply,
+    ],
+)
+
 _BrainStreamPlannersType = typing_extensions.TypeVar(
     '_BrainStreamPlannersType',
     grpc.UnaryUnaryMultiCallable[
@@ -217,7 +249,7 @@ _BrainHistoryType = typing_extensions.TypeVar(
     ],
 )
 
-class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainScheduleType, _BrainPlanServingType, _BrainStreamPlannersType, _BrainConcludeType, _BrainSuspendType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
+class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideType, _BrainFeedType, _BrainScheduleType, _BrainPlanServingType, _BrainLendType, _BrainLoansType, _BrainStreamPlannersType, _BrainConcludeType, _BrainSuspendType, _BrainRecordJobType, _BrainExplainType, _BrainHistoryType]):
     @typing.overload
     def __init__(self: BrainStub[
         grpc.UnaryUnaryMultiCallable[
@@ -243,6 +275,14 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.PlanServingRequest,
             recmesh.pb.brain_pb2.PlanServingReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.LendRequest,
+            recmesh.pb.brain_pb2.LendReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.LoansRequest,
+            recmesh.pb.brain_pb2.LoansReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.StreamPlannersRequest,
@@ -297,6 +337,14 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
             recmesh.pb.brain_pb2.PlanServingReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.LendRequest,
+            recmesh.pb.brain_pb2.LendReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.brain_pb2.LoansRequest,
+            recmesh.pb.brain_pb2.LoansReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.brain_pb2.StreamPlannersRequest,
             recmesh.pb.brain_pb2.StreamPlannersReply,
         ],
@@ -339,6 +387,12 @@ class BrainStub(typing.Generic[_BrainPlanType, _BrainObserveType, _BrainDecideTy
     PlanServing: _BrainPlanServingType
     """How many CN and HN processes a served model should have now, each kind on its own."""
 
+    Lend: _BrainLendType
+    """What an elastic job is to do without for serving's sake, and what it may have back. Asked by each that trains."""
+
+    Loans: _BrainLoansType
+    """The ledger of loans, the newest first."""
+
     StreamPlanners: _BrainStreamPlannersType
     """By which names jobs may be scaled."""
 
@@ -379,6 +433,14 @@ BrainAsyncStub: typing_extensions.TypeAlias = BrainStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.PlanServingRequest,
         recmesh.pb.brain_pb2.PlanServingReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.LendRequest,
+        recmesh.pb.brain_pb2.LendReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.brain_pb2.LoansRequest,
+        recmesh.pb.brain_pb2.LoansReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.brain_pb2.StreamPlannersRequest,
@@ -453,6 +515,22 @@ class BrainServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.brain_pb2.PlanServingReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.PlanServingReply]]:
         """How many CN and HN processes a served model should have now, each kind on its own."""
+
+    @abc.abstractmethod
+    def Lend(
+        self,
+        request: recmesh.pb.brain_pb2.LendRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.LendReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.LendReply]]:
+        """What an elastic job is to do without for serving's sake, and what it may have back. Asked by each that trains."""
+
+    @abc.abstractmethod
+    def Loans(
+        self,
+        request: recmesh.pb.brain_pb2.LoansRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.brain_pb2.LoansReply, collections.abc.Awaitable[recmesh.pb.brain_pb2.LoansReply]]:
+        """The ledger of loans, the newest first."""
 
     @abc.abstractmethod
     def StreamPlanners(

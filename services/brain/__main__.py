@@ -19,14 +19,18 @@ from services.brain.app.book import Book
 from services.brain.app.deciding import Deciding, Policy
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
+from services.brain.app.lending import Lending
 from services.brain.app.scheduling import Scheduling
 from services.brain.app.serving import Serving
 from services.brain.config import BrainSettings
 from services.brain.domain.executors.horizontal import Rule
+from services.brain.domain.loans.interference import Tolerance
+from services.brain.domain.loans.planning import Rules
+from services.brain.domain.loans.pool import Pool
 from services.brain.domain.planning.built_in import PLANNERS
 from services.brain.domain.views import Sizes
 from services.brain.domain.warmstart import WarmStart
-from services.brain.events import Proposals
+from services.brain.events import Ledger, Proposals
 from services.brain.peers.forecaster import GrpcForecaster
 from services.brain.store import SqlStore
 
@@ -92,6 +96,19 @@ def quotas(settings: BrainSettings) -> dict[str, Resources]:
     }
 
 
+def pool(settings: BrainSettings) -> Pool | None:
+    """What may be lent; None: nothing."""
+    chosen = settings.loans
+    if chosen is None:
+        return None
+    names = ("own", "most", "most_draining", "drain_s", "start_s", "return_s", "hold_s", "notice_s", "slack_s")
+    unit = Resources(chosen.unit.cpu, chosen.unit.memory_gib * (1 << 30), chosen.unit.gpus)
+    tolerance = Tolerance(
+        chosen.latency_ms / 1e3, chosen.evict_after_s, chosen.evict_settle_s, clear_s=chosen.admit_after_s
+    )
+    return Pool(Rules(**{name: getattr(chosen, name) for name in names}), unit, chosen.step_s, tolerance)
+
+
 def planner(settings: BrainSettings) -> Planner:
     """The one that the settings name. InvalidArgument when there is none of that name, or it cannot be loaded."""
     try:
@@ -145,9 +162,10 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     scheduling = Scheduling(
         store, GrpcForecaster(forecaster), book, clock=system_clock, seed=settings.seed, told=Proposals(bus)
     )
-    serving = Serving(GrpcForecaster(forecaster), clock=system_clock)
+    lending = Lending(store, pool(settings), book, clock=system_clock, told=Ledger(bus))
+    serving = Serving(GrpcForecaster(forecaster), lending, clock=system_clock)
     placing, extender = await placement(settings)
-    view = ops.View(app, serving, placing, clock=system_clock)
+    view = ops.View(app, serving, lending, placing, clock=system_clock)
 
     async def forget() -> float:
         await app.forget(
@@ -156,11 +174,16 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         )
         return FORGET_EVERY_S
 
+    async def restore() -> None:
+        await app.restore()
+        await lending.restore()
+
+    servicer = rpc.BrainServicer(app, deciding, feeding, scheduling, serving, lending)
     server = RpcServer(
-        "rpc", settings.rpc_address, [rpc.register(rpc.BrainServicer(app, deciding, feeding, scheduling, serving))],
+        "rpc", settings.rpc_address, [rpc.register(servicer)],
         tls=settings.tls, token=settings.token, service_names=[rpc.SERVICE_NAME],
     )
-    database = Database(store, opened=app.restore)
+    database = Database(store, opened=restore)
     ready = Readiness({"the database": database.ping}, known=bus.objection, followers=[server])
     return [
         ops.server(settings, view, ready),
@@ -170,6 +193,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         server,
         *extender,
         Loop("forget", forget),
+        Loop("loans", lending.step),
         bus.service("brain", ops.release(), "What resources each job should have", view.figures),
         ready,
     ]  # fmt: skip

@@ -23,6 +23,51 @@ class OwnerQuota(BaseModel):
     """By kind; a kind that is not named: none."""
 
 
+class LoanUnit(BaseModel):
+    """Room of one HN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    cpu: float = Field(default=1.0, gt=0)
+    memory_gib: float = Field(default=0.0, ge=0)
+    gpus: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """By kind; a share for a slice."""
+
+
+class LoanSettings(BaseModel):
+    """What training lends to serving."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    own: int = Field(ge=0)
+    """HNs that serving has room for without loans."""
+    most: int = Field(ge=1)
+    """HNs that training may make room for at a time."""
+    most_draining: int = Field(default=4, ge=1)
+    """The drain budget: of these, so many at a time."""
+    drain_s: float = Field(default=60.0, gt=0)
+    """Until a worker has left."""
+    start_s: float = Field(default=60.0, ge=0)
+    """Until an HN takes requests."""
+    return_s: float = Field(default=60.0, ge=0)
+    """Until an HN has left."""
+    hold_s: float = Field(default=300.0, ge=0)
+    """Room that is needed again within so long is kept."""
+    notice_s: float = Field(default=300.0, ge=0)
+    """Loans are renewed until so long before they must be on their way back."""
+    slack_s: float = Field(default=900.0, ge=0)
+    """Promised beyond the forecast's end."""
+    step_s: float = Field(default=5.0, gt=0)
+    """Between two looks."""
+    unit: LoanUnit = LoanUnit()
+    latency_ms: float = Field(default=0.0, ge=0)
+    """Workers leave a node where requests take longer than this in HNs; 0: none does."""
+    evict_after_s: float = Field(default=30.0, ge=0)
+    """... for so long."""
+    evict_settle_s: float = Field(default=60.0, ge=0)
+    """Between two that leave a node."""
+    admit_after_s: float = Field(default=300.0, ge=0)
+    """They may come back after requests took less than 0.8 of it for so long."""
+
+
 class BrainSettings(ServiceSettings):
     """Where the config DB is, and how plans are made."""
 
@@ -62,6 +107,8 @@ class BrainSettings(ServiceSettings):
     quotas: dict[str, OwnerQuota] = Field(default_factory=dict)
     """By owner, as JSON: what all their jobs may hold together,
     {"ads": {"cpu": 64, "memory_gib": 256, "gpus": {"a100": 4}}}."""
+    loans: LoanSettings | None = None
+    """Room that training lends to serving, as JSON: {"own": 4, "most": 8, "unit": {"cpu": 2}}; none: nothing."""
     seed: int = 0
     """Of the planner's random choices."""
     profiles_per_job: int = Field(default=2000, ge=1)

@@ -17,8 +17,10 @@ from recmesh.runtime.ops.panels import Choice, Points, Value
 from recmesh.runtime.ops.plots import Axis, Plot
 from recmesh.runtime.readiness import Readiness
 from services.brain.app.jobs import Jobs
+from services.brain.app.lending import Lending
 from services.brain.app.serving import Serving
 from services.brain.config import BrainSettings
+from services.brain.domain.loans.ledger import HELD, State, sums
 from services.brain.domain.model import RolePlan
 from services.brain.domain.serving import Reason, changed
 
@@ -31,6 +33,7 @@ _CHANGES = tables.changes([], words.utc, job=str).columns
 CHART_S = 3600.0
 MAX_CHARTED = 8
 SHOWN = 50
+CHARTED_LOANS = 2000
 SURPRISES = (Reason.SATURATED, Reason.LIMIT)
 
 
@@ -50,9 +53,12 @@ def shape(roles: Sequence[RolePlan]) -> str:
 class View:
     """What the page shows; it asks the app, which asks the database, only while someone looks."""
 
-    def __init__(self, app: Jobs, serving: Serving, placing: "Placing | None" = None, *, clock: Clock) -> None:
+    def __init__(
+        self, app: Jobs, serving: Serving, lending: Lending, placing: "Placing | None" = None, *, clock: Clock
+    ) -> None:
         """placing: None where no scheduler asks."""
         self._app, self._serving, self._placing, self._clock = app, serving, placing, clock
+        self._lending = lending
 
     def page(self) -> Page:
         """What a person sees."""
@@ -68,6 +74,7 @@ class View:
                     "Processes of served models", ["at", "model", "requests/s", "kind", "processes", "reason", "why"],
                     self._served, empty="no gateway has asked for a change yet",
                 ),
+                *self._loans(),
                 *self._placement(),
                 Chart("Throughput per job", self._throughput, unit="samples/s", wide=True),
                 Table(
@@ -77,6 +84,17 @@ class View:
                 Log("Log"),
             ],
         )  # fmt: skip
+
+    def _loans(self) -> list[Chart | Table]:
+        if self._lending.pool is None:
+            return []
+        return [
+            Chart("Room lent to serving", self._lent, unit="HNs", wide=True),
+            Table(
+                "Loans", ["planned", "job", "state", "since", "due", "renewed", "cause", "why"], self._ledger,
+                empty="nothing was lent yet",
+            ),
+        ]  # fmt: skip
 
     def _placement(self) -> list[Table]:
         if self._placing is None:
@@ -98,7 +116,18 @@ class View:
             Tile("from similar jobs", similar, tone=Tone.OK if similar else Tone.PLAIN),
             Tile("profiles", counts["profiles"], note="since the start"),
             Tile("jobs recorded", counts["histories"], note="since the start"),
+            *self._loan_tiles(),
             *self._placement_tiles(),
+        ]
+
+    def _loan_tiles(self) -> list[Tile]:
+        if self._lending.pool is None:
+            return []
+        count, standing = sums(self._lending.open, self._clock.now()), self._lending.standing()
+        return [
+            Tile("HNs' room lent", count.lent, note=f"{count.coming} coming, {count.returning} returning"),
+            Tile("HNs", standing.used, note=f"{standing.own} of serving's own room, {standing.needed} needed"),
+            Tile("loans overdue", count.late, tone=Tone.WARN if count.late else Tone.PLAIN),
         ]
 
     def _placement_tiles(self) -> list[Tile]:
@@ -157,6 +186,27 @@ class View:
                     Cell(one.reason, Tone.WARN if one.reason in SURPRISES else Tone.OK), one.why,
                 ]  # fmt: skip
 
+    async def _ledger(self) -> Iterable[Sequence[Value]]:
+        now = self._clock.now()
+        return [
+            [
+                words.utc(loan.planned), loan.lender, Cell(loan.state, _tone(loan.state, loan.is_late(now))),
+                words.utc(loan.since), words.utc(loan.due) if loan.due else "", loan.renewals, loan.cause, loan.why,
+            ]
+            for loan in await self._lending.ledger(is_open=False, limit=SHOWN)
+        ]  # fmt: skip
+
+    async def _lent(self) -> Mapping[str, Points]:
+        """Of the last hour, by the ledger: when serving could use how many, and what training had given up."""
+        now = self._clock.now()
+        loans = await self._lending.ledger(is_open=False, limit=CHARTED_LOANS)
+        steps = [now - CHART_S + place * CHART_S / 120 for place in range(121)]
+        lent: Points = [(at, sum(bool(loan.lent) and loan.lent <= at < (loan.ended or now + 1) for loan in loans))
+                        for at in steps]  # fmt: skip
+        gone: Points = [(at, sum(loan.planned <= at < (loan.ended or now + 1) for loan in loans
+                                 if loan.state in HELD or loan.lent)) for at in steps]  # fmt: skip
+        return {"usable by serving": lent, "given up by training": gone}
+
     def _placed(self) -> Iterable[Sequence[Value]]:
         """Answers to the scheduler, newest first."""
         for each in list(reversed(self._placing.decisions))[:SHOWN] if self._placing else []:
@@ -180,6 +230,12 @@ class View:
             ]
             for past in await self._app.history(limit=SHOWN)
         ]  # fmt: skip
+
+
+def _tone(state: State, is_late: bool) -> Tone:
+    if is_late:
+        return Tone.BAD
+    return Tone.OK if state is State.LENT else Tone.IDLE if state in (State.RETURNED, State.CANCELLED) else Tone.WARN
 
 
 def _link(job_id: str) -> Cell:

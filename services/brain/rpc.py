@@ -11,20 +11,26 @@ from services.brain import wire
 from services.brain.app.deciding import Deciding
 from services.brain.app.feeding import Feeding
 from services.brain.app.jobs import Jobs
+from services.brain.app.lending import Lending
 from services.brain.app.scheduling import Scheduling, planners
 from services.brain.app.serving import Serving
+from services.brain.domain.loans.ledger import sums
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Brain"].full_name
+
+DEFAULT_LOANS = 100
+"""Of the ledger, where no number is asked for."""
 
 
 class BrainServicer(pb_grpc.BrainServicer):
     """One line per method; anything longer belongs in app.py."""
 
     def __init__(
-        self, app: Jobs, deciding: Deciding, feeding: Feeding, scheduling: Scheduling, serving: Serving
-    ) -> None:
+        self, app: Jobs, deciding: Deciding, feeding: Feeding, scheduling: Scheduling, serving: Serving,
+        lending: Lending,
+    ) -> None:  # fmt: skip
         self._app, self._deciding, self._feeding, self._scheduling = app, deciding, feeding, scheduling
-        self._serving = serving
+        self._serving, self._lending = serving, lending
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanReply:
         """A first plan."""
@@ -38,7 +44,7 @@ class BrainServicer(pb_grpc.BrainServicer):
 
     async def Decide(self, request: pb.DecideRequest, context: Any) -> pb.DecideReply:
         """A better plan, or none."""
-        return wire.decide_reply(*await self._deciding.decide(wire.ask(request)))
+        return wire.decide_reply(*await self._deciding.decide(self._lending.kept(wire.ask(request))))
 
     async def Feed(self, request: pb.FeedRequest, context: Any) -> pb.FeedReply:
         """How many data executors."""
@@ -52,6 +58,21 @@ class BrainServicer(pb_grpc.BrainServicer):
         """How many processes of a served model."""
         return wire.serving_reply(await self._serving.plan(wire.serving_ask(request)))
 
+    async def Lend(self, request: pb.LendRequest, context: Any) -> pb.LendReply:
+        """What an elastic job is to do without."""
+        owed = await self._lending.lend(wire.lend_ask(request))
+        return pb.LendReply(workers=owed.workers, explanation=owed.why, again_s=owed.again_s)
+
+    async def Loans(self, request: pb.LoansRequest, context: Any) -> pb.LoansReply:
+        """The ledger, and what is lent now."""
+        now = self._lending.now
+        found = await self._lending.ledger(is_open=request.open, limit=request.limit or DEFAULT_LOANS)
+        return pb.LoansReply(
+            enabled=self._lending.pool is not None,
+            pool=wire.pool_message(self._lending.standing(), sums(self._lending.open, now)),
+            loans=[wire.loan_message(each, now=now) for each in found],
+        )
+
     async def StreamPlanners(self, request: pb.StreamPlannersRequest, context: Any) -> pb.StreamPlannersReply:
         """Their names."""
         return pb.StreamPlannersReply(names=planners())
@@ -64,12 +85,14 @@ class BrainServicer(pb_grpc.BrainServicer):
     async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.SuspendReply:
         """A job holds nothing until its next first plan."""
         await self._app.suspend(request.job_id)
+        await self._lending.leave(request.job_id)
         self._forget(request.job_id)
         return pb.SuspendReply()
 
     async def RecordJob(self, request: pb.JobHistory, context: Any) -> pb.RecordReply:
         """A job ended."""
         await self._app.record(wire.history(request))
+        await self._lending.leave(request.job.job_id)
         self._forget(request.job.job_id)
         return pb.RecordReply()
 

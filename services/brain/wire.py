@@ -1,10 +1,14 @@
 """Protobuf in, domain out, and back."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from recmesh.pb import brain_pb2 as pb
+from recmesh.plugins.planning import Resources
 from services.brain.domain import serving
 from services.brain.domain.executors.horizontal import Verdict
+from services.brain.domain.loans.ledger import Loan, Sums
+from services.brain.domain.loans.lenders import Lender
+from services.brain.domain.loans.pool import LendAsk, Standing
 from services.brain.domain.model import (
     Ask,
     Change,
@@ -20,6 +24,7 @@ from services.brain.domain.model import (
     RoleUse,
 )
 from services.brain.domain.online import Demand, OnlineAsk, Rules
+from services.brain.domain.views import UNLIMITED_CPU, total
 
 _JOB = (
     "job_id", "owner", "model", "framework", "dense_parameters", "tables", "dim", "batch_size", "data_rows",
@@ -156,7 +161,7 @@ def serving_ask(request: pb.PlanServingRequest) -> serving.ServingAsk:
     rules = serving.Rules(request.target_utilisation, request.quantile, request.hold_s)
     return serving.ServingAsk(
         request.model, request.series, request.step_s, request.arrivals_per_s, request.window_s, kinds, rules,
-        request.asker, request.dry_run, request.elsewhere,
+        request.asker, request.dry_run, request.elsewhere, request.latency_s, request.node,
     )  # fmt: skip
 
 
@@ -170,6 +175,36 @@ def serving_reply(look: serving.Look) -> pb.PlanServingReply:
             )
             for each in look.chosen
         ]
+    )  # fmt: skip
+
+
+def lend_ask(request: pb.LendRequest) -> LendAsk:
+    """An elastic job."""
+    worker = request.worker
+    one = total([role_plan(worker)]) if worker.replicas else Resources()
+    each = Resources().plus(one, 1.0 / worker.replicas) if worker.replicas else one
+    each = each if each.cpu else replace(each, cpu=UNLIMITED_CPU)
+    lender = Lender(
+        request.job.job_id, request.job.priority, worker.replicas, request.least, each, request.lent,
+        request.job.deadline, tuple(request.nodes),
+    )  # fmt: skip
+    return LendAsk(lender, request.settled)
+
+
+def loan_message(value: Loan, *, now: float) -> pb.Loan:
+    """A line of the ledger."""
+    return pb.Loan(
+        loan_id=value.loan_id, job_id=value.lender, state=value.state, cause=value.cause, explanation=value.why,
+        planned=value.planned, since=value.since, due=value.due, lent=value.lent, ended=value.ended,
+        renewals=value.renewals, late=value.is_late(now), node=value.node,
+    )  # fmt: skip
+
+
+def pool_message(standing: Standing, count: Sums) -> pb.LoanPool:
+    """What serving has and needs, and what is lent."""
+    return pb.LoanPool(
+        own=standing.own, coming=count.coming, lent=count.lent, returning=count.returning, most=standing.most,
+        used=standing.used, needed=standing.needed, late=count.late, explanation=standing.why,
     )  # fmt: skip
 
 

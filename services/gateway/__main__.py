@@ -108,7 +108,9 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         {name: getattr(config, name) for name in PEERS}, token=config.token, tls=config.tls,
         present_s=config.peer_wait_s,
     )  # fmt: skip
-    planning = PlanningPeer(mesh, rate_step_s=config.rate_step_s)
+    planning = PlanningPeer(
+        mesh, rate_step_s=config.rate_step_s, node=socket.gethostname() if config.runtime == "local" else ""
+    )
     scaling = Scaling(
         runtimes, observation, planned=planning.processes, tell=facts.scaling, clock=system_clock,
         step_s=config.scaling_step_s,

@@ -40,6 +40,8 @@ from services.jobmaster.peers.planning import (
     FeedAsk,
     JobEnd,
     JobProfile,
+    LendAsk,
+    Owed,
     PlanAsk,
     Planned,
     RoleBounds,
@@ -333,10 +335,20 @@ class FakeBrain:
         self.schedules: list[ScheduleAsk] = []
         self.scheduled: list[int] = []
         """How many workers are answered to the next questions."""
+        self.lends: list[LendAsk] = []
+        self.owed = 0
+        """Workers that a job is to do without, in all."""
         self.outcomes: list[Outcome] = []
         self.ends: list[JobEnd] = []
         self.lives: list[str] = []
         """Jobs that were planned and suspended, in order."""
+
+    async def lend(self, ask: LendAsk) -> Owed:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("no brain")
+        self.lends.append(ask)
+        return Owed(self.owed, "serving needs room", 1.0)
 
     async def plan(self, facts: JobFacts, bounds: Sequence[RoleBounds], *, free: Capacity) -> Planned:
         await asyncio.sleep(0)

@@ -458,6 +458,23 @@ class PlanProposed(Payload):
     samples_per_s: float | None = None
 
 
+class LoanChanged(Payload):
+    """Room that training lends to serving."""
+
+    job_id: str
+    """The lender."""
+    state: str
+    """planned, draining, lent, returning, returned or cancelled."""
+    cause: str
+    due: float
+    """Promised to be back by then, unix seconds; 0: nothing is promised."""
+    renewals: int = 0
+    late: bool = False
+    node: str = ""
+    """That the work had to leave; empty: any."""
+    reason: str = ""
+
+
 class RateObserved(Payload):
     """Rates of a series, as measured by whoever measures them."""
 
@@ -495,6 +512,9 @@ class ForecastUpdated(Payload):
 
 
 PLAN_PROPOSED = EVENTS.add(EventType("plan.proposed", "brain", PlanProposed, "Resources for a job."))
+LOAN_CHANGED = EVENTS.add(
+    EventType("loan.changed", "brain", LoanChanged, "Room lent by training to serving has come to another state.")
+)
 RATE_OBSERVED = EVENTS.add(
     EventType("rate.observed", "forecaster", RateObserved, "Measured rates of a series, from anywhere.", anyone=True)
 )

@@ -8,7 +8,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from recmesh.plugins.planning import INTERVAL_S, Resources
@@ -47,6 +47,8 @@ class Book:
         self._ended: dict[str, float] = {}
         """By job: when it ended. Names may be used again, and some call may have come before the end."""
         self.waiting = Waiting(clock)
+        self.lent = Resources()
+        """What training has lent to serving: of what is free it is kept back."""
         self._lock = threading.Lock()
         self.choosing = asyncio.Lock()
 
@@ -110,6 +112,8 @@ class Book:
             math.inf if free.cpu is None else free.cpu,
             math.inf if free.memory_bytes is None else free.memory_bytes, gpus,
         )  # fmt: skip
+        known = {kind: many for kind, many in self.lent.gpus.items() if kind in room.gpus}
+        room = room.plus(replace(self.lent, gpus=known), -1.0)
         with self._lock:
             for job_id, entry in self._entries.items():
                 if job_id != but:

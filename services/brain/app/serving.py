@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
 from recmesh.runtime.telemetry import Metrics
+from services.brain.app.lending import KIND, Lending
 from services.brain.domain import serving
-from services.brain.domain.serving import Coming, Decision, Kind, Look, Service, ServingAsk, changed
+from services.brain.domain.loans.pool import Served
+from services.brain.domain.serving import Coming, Decision, Kind, Look, Need, Reason, Service, ServingAsk, changed
 from services.brain.peers import Forecaster
 
 MAX_MODELS = 10_000
@@ -37,8 +39,9 @@ class Serving:
     """What a request takes, and what was needed lately, is kept in memory: after a restart it is learned again, and
     nothing is taken away for as long as the model's `hold_s`."""
 
-    def __init__(self, forecaster: Forecaster, *, clock: Clock) -> None:
-        self._forecaster, self._clock = forecaster, clock
+    def __init__(self, forecaster: Forecaster, lending: Lending | None = None, *, clock: Clock) -> None:
+        """lending: who knows of how much room serving has; None: there is enough."""
+        self._forecaster, self._lending, self._clock = forecaster, lending, clock
         self._seen: dict[tuple[str, str], dict[str, _Seen]] = {}
         self._told: dict[tuple[str, str], Look] = {}
         """The last of `looks` of each of `_seen`."""
@@ -75,6 +78,10 @@ class Serving:
         while len(seen.looks) > 1 and seen.looks[1][0] <= now - ask.rules.hold_s:
             seen.looks.popleft()
         decision = serving.decide(kind, need, list(seen.looks), now=now, rules=ask.rules)
+        if self._lending is not None and not ask.dry_run:
+            if kind.name == KIND:
+                self._lending.saw(ask.asker, ask.model, _told(ask, kind, need, decision, coming, now))
+            decision = self._lending.bounded(ask.asker, ask.model, kind, decision)
         _decisions.labels(kind.name, decision.reason).inc()
         return decision
 
@@ -82,6 +89,7 @@ class Serving:
         if not ask.series:
             return Coming((), ask.step_s, "no series is named")
         ahead_s = max(kind.start_s for kind in ask.kinds) + max(ask.rules.hold_s, ask.step_s)
+        ahead_s = max(ahead_s, self._lending.horizon_s if self._lending is not None else 0.0)
         steps = min(MOST_STEPS, max(2, math.ceil(ahead_s / ask.step_s)))
         step_s = ask.step_s * math.ceil(ahead_s / (steps * ask.step_s)) if steps == MOST_STEPS else ask.step_s
         level = max(0.5, 2 * ask.rules.quantile - 1)     # the upper end of an interval is the quantile (1 + level) / 2
@@ -93,6 +101,18 @@ class Serving:
             return Coming((), ask.step_s, error.message)
         rates = high if ask.rules.quantile > 0.5 else mean
         return Coming([max(0.0, float(value)) * (1 - ask.elsewhere) for value in rates], step_s, model)
+
+
+def _told(
+    ask: ServingAsk, kind: Kind, need: Need, decision: Decision, coming: Coming, now: float
+) -> Served:
+    """What loans are planned by: as many as are there where it is not known what a request takes."""
+    one = need.capacity_per_s
+    measured = serving.units(kind, ask.arrivals_per_s, one) if one > 0 else kind.replicas
+    if decision.reason is Reason.SATURATED:
+        measured = max(measured, decision.replicas)
+    needs = tuple(serving.units(kind, demand, one) for demand in coming.demand) if one > 0 else ()
+    return Served(now, kind.replicas, needs, coming.step_s, measured, ask.latency_s, ask.node, ask.window_s)
 
 
 def _steps(look: Look) -> list[tuple[str, int, int]]:
@@ -111,6 +131,8 @@ def _check(ask: ServingAsk) -> None:
         wrong.append(Violation("kinds", "are missing"))
     if not 0 <= ask.arrivals_per_s < math.inf:
         wrong.append(Violation("arrivals_per_s", f"{ask.arrivals_per_s} is not a number from 0 up"))
+    if not 0 <= ask.latency_s < math.inf:
+        wrong.append(Violation("latency_s", f"{ask.latency_s} is not a number from 0 up"))
     if not 0 <= ask.elsewhere <= 1:
         wrong.append(Violation("elsewhere", f"{ask.elsewhere} is not from 0 to 1"))
     if not 0.5 <= ask.rules.quantile < 1:

@@ -46,6 +46,8 @@ class Reason(StrEnum):
     """What a request takes has not been seen yet."""
     LIMIT = "LIMIT"
     """More are needed than the model may have."""
+    ROOM = "ROOM"
+    """More are needed than serving has room for, its own and what training lends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,10 @@ class ServingAsk:
     dry_run: bool = False
     elsewhere: float = 0.0
     """Share of the series' requests that others of the asker's processes get."""
+    latency_s: float = 0.0
+    """Mean time of a request within its processes, over the window."""
+    node: str = ""
+    """On which they run; empty: on several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +204,11 @@ def needed(kind: Kind, service_s: float | None, arrivals_per_s: float, coming: C
     return Need(
         count, count, Reason.SATURATED, f"{late} in spite of what is known: {found.why}", demand, found.capacity_per_s
     )
+
+
+def units(kind: Kind, demand_per_s: float, one_per_s: float) -> int:
+    """Processes for so many requests per second, where one bears `one_per_s`; within the model's limits."""
+    return min(max(kind.least, _count(demand_per_s / one_per_s, 1 + BAND)), kind.most)
 
 
 def decide(kind: Kind, need: Need, recently: Sequence[tuple[float, int]], *, now: float, rules: Rules) -> Decision:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
+from services.brain.domain.loans.ledger import Cause, Loan, State
 from services.brain.domain.model import (
     Change,
     Fit,
@@ -23,7 +24,7 @@ from services.brain.domain.model import (
 T = TypeVar("T")
 
 
-def to_document(value: History | Plan | Profile | Look | Change) -> dict[str, Any]:
+def to_document(value: History | Plan | Profile | Look | Change | Loan) -> dict[str, Any]:
     """Plain JSON types only."""
     return asdict(value)
 
@@ -78,3 +79,9 @@ def to_change(document: Mapping[str, Any]) -> Change:
     for name in ("before", "after"):
         plain[name] = tuple(RolePlan(**_known(RolePlan, each)) for each in plain[name])
     return Change(**plain)
+
+
+def to_loan(document: Mapping[str, Any]) -> Loan:
+    """From `to_document`."""
+    plain = _known(Loan, document)
+    return Loan(**plain | {"state": State(plain["state"]), "cause": Cause(plain["cause"])})

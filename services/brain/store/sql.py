@@ -9,9 +9,18 @@ from sqlalchemy import ColumnElement, Engine, Table, delete, desc, func, select,
 from sqlalchemy.dialects import postgresql, sqlite
 
 from recmesh.runtime.sql import migrate, open_engine, reading, writing
+from services.brain.domain.loans.ledger import Loan
 from services.brain.domain.model import Change, History, Look, Plan, Profile
-from services.brain.store.documents import to_change, to_document, to_history, to_look, to_plan, to_profile
-from services.brain.store.tables import VERSION_TABLE, changes, decisions, jobs, looks, plans, profiles
+from services.brain.store.documents import (
+    to_change,
+    to_document,
+    to_history,
+    to_loan,
+    to_look,
+    to_plan,
+    to_profile,
+)
+from services.brain.store.tables import VERSION_TABLE, changes, decisions, jobs, loans, looks, plans, profiles
 
 REVISIONS = Path(__file__).parent / "revisions"
 
@@ -174,6 +183,24 @@ class SqlStore:
         with reading(self.engine) as connection:
             return [to_change(document) for (document,) in connection.execute(query)]
 
+    def put_loans(self, made: Sequence[Loan]) -> None:
+        """Insert or replace them, all or none."""
+        with writing(self.engine) as connection:
+            for loan in made:
+                row = {
+                    "loan_id": loan.loan_id, "is_open": loan.is_open, "planned": loan.planned,
+                    "document": to_document(loan),
+                }  # fmt: skip
+                connection.execute(self._upserting(loans, ["loan_id"], row))
+
+    def loans(self, *, is_open: bool = False, limit: int = 100) -> list[Loan]:
+        """The newest first; is_open: those alone that are not back."""
+        query = select(loans.c.document).order_by(desc(loans.c.planned), loans.c.loan_id).limit(limit)
+        if is_open:
+            query = query.where(loans.c.is_open)
+        with reading(self.engine) as connection:
+            return [to_loan(document) for (document,) in connection.execute(query)]
+
     def throughput(self, *, since: float, limit: int = 2000) -> list[tuple[str, float, float]]:
         """(job, at, samples/s) of the newest profiles since then, oldest first."""
         query = (
@@ -198,7 +225,8 @@ class SqlStore:
         self, *, before: float, profiles_per_job: int, per_counts: int = 60, histories_before: float = -math.inf
     ) -> int:
         """Remove what is older than `before`, histories of jobs that ended before `histories_before`, and all but the
-        newest profiles of each job: so many in all, and in any case some of each number of workers and servers."""
+        newest profiles of each job: so many in all, and in any case some of each number of workers and servers.
+        A loan that is not back stays."""
         newest = func.row_number().over(partition_by=profiles.c.job_id, order_by=desc(profiles.c.at)).label("of_all")
         ranked = select(profiles.c.job_id, profiles.c.at, newest, _newest_of_its_counts()).subquery()
         surplus = select(ranked.c.job_id, ranked.c.at).where(
@@ -208,6 +236,7 @@ class SqlStore:
         with writing(self.engine) as connection:
             for table in (profiles, plans, looks, changes, decisions):
                 removed += connection.execute(delete(table).where(table.c.at < before)).rowcount
+            removed += connection.execute(delete(loans).where(loans.c.planned < before, ~loans.c.is_open)).rowcount
             if histories_before > -math.inf:
                 removed += connection.execute(delete(jobs).where(jobs.c.ended < histories_before)).rowcount
             removed += connection.execute(

@@ -1,6 +1,6 @@
 """The schema as SQLAlchemy sees it; `revisions/` is how a database gets there, and a test compares them."""
 
-from sqlalchemy import JSON, Column, Float, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
 VERSION_TABLE = "brain_schema"
 metadata = MetaData()
@@ -71,4 +71,15 @@ decisions = Table(
     Column("document", JSON, nullable=False),
     Index("brain_decisions_job", "job_id", "at"),
     Index("brain_decisions_at", "at"),
+)
+
+loans = Table(
+    "brain_loans",
+    metadata,
+    Column("loan_id", String(64), primary_key=True),
+    Column("is_open", Boolean, nullable=False),
+    Column("planned", Float(53), nullable=False),
+    Column("document", JSON, nullable=False),
+    Index("brain_loans_open", "is_open", "planned"),
+    Index("brain_loans_planned", "planned"),
 )

@@ -107,7 +107,7 @@ class Scaling:
         seen = self._seen.setdefault(key, _Seen(deque(maxlen=KEPT)))
         loads = await self._fleets.measured(key)
         spent = self._spent(own, seen)
-        measured = self._measured(key, own, seen, loads)
+        measured = self._measured(key, own, seen, loads, latency_s=spent.means["infer"])
         if measured is None:
             return loads                         # from here on there is something to compare with
         look = Look(
@@ -131,7 +131,9 @@ class Scaling:
             )
         return loads
 
-    def _measured(self, key: str, own: Own, seen: _Seen, loads: Mapping[str, Load]) -> Measured | None:
+    def _measured(
+        self, key: str, own: Own, seen: _Seen, loads: Mapping[str, Load], *, latency_s: float
+    ) -> Measured | None:
         """What came since the last look; None at the first one."""
         now, came = self._clock.monotonic(), self._observation.came_of(own.model)
         new = {version: count - seen.came.get(version, 0) for version, count in came.items()}
@@ -142,7 +144,7 @@ class Scaling:
             return None
         if everywhere >= ENOUGH:                 # of fewer it would be chance
             seen.elsewhere = 1 - here / everywhere
-        return Measured(key, own.model, own.rules, loads, here / window_s, window_s, seen.elsewhere)
+        return Measured(key, own.model, own.rules, loads, here / window_s, window_s, seen.elsewhere, latency_s)
 
     def _spent(self, own: Own, seen: _Seen) -> Phases:
         """By requests for their versions since the last look."""

@@ -62,6 +62,8 @@ class Measured:
     window_s: float
     elsewhere: float = 0.0
     """Share of the model's requests that other processes got."""
+    latency_s: float = 0.0
+    """Mean time of a request in its processes, waiting for them left out."""
 
 
 @dataclass(frozen=True, slots=True)

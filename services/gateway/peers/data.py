@@ -56,8 +56,9 @@ class DataPeer:
 class PlanningPeer:
     """Forecasts and plans. Unavailable, soon, where the service that knows them is away."""
 
-    def __init__(self, mesh: Mesh, *, rate_step_s: float = 10.0) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: Mesh, *, rate_step_s: float = 10.0, node: str = "") -> None:
+        """node: on which models' processes run; empty: on several."""
+        self._mesh, self._node = mesh, node
         self._rate_step_s = rate_step_s
         self._asker = uuid.uuid4().hex
         """Each gateway process has models' processes of its own."""
@@ -114,7 +115,7 @@ class PlanningPeer:
                 for kind, load in loads.items()
             ],
             target_utilisation=rules.target_utilisation, quantile=rules.quantile, hold_s=rules.hold_s,
-            dry_run=rules.dry_run,
+            dry_run=rules.dry_run, latency_s=measured.latency_s, node=self._node,
         )  # fmt: skip
         reply = await stub.PlanServing(request, timeout=QUICK_S)
         return [
@@ -123,6 +124,11 @@ class PlanningPeer:
             )
             for each in reply.decisions if each.kind in loads
         ]  # fmt: skip
+
+    async def loans(self, *, is_open: bool, limit: int) -> Document:
+        """What training lends to serving: the pool as it is, and the ledger, by brain."""
+        stub = brain_pb2_grpc.BrainStub(await self._mesh.present("brain"))
+        return document(await stub.Loans(brain_pb2.LoansRequest(open=is_open, limit=limit), timeout=QUICK_S))
 
     async def explain(self, job_id: str) -> Document:
         """Why a job has the resources it has, by brain."""

@@ -104,6 +104,17 @@ def router(planning: PlanningPeer, mesh: Mesh, *, dashboards: Mapping[str, str],
         """The plan, where it came from, and the profiles since."""
         return await planning.explain(job_id)
 
+    @routes.get(
+        "/loans", tags=["planning"], operation_id="listLoans", summary="What training lends to serving",
+        responses=openapi.problems(400),
+    )  # fmt: skip
+    async def loans(
+        open_only: Annotated[bool, Query(alias="open", description="Those alone that are not back")] = False,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Document:
+        """The pool as it is now, and the ledger, newest first."""
+        return await planning.loans(is_open=open_only, limit=limit)
+
     @routes.get("/mesh", tags=["mesh"], operation_id="mesh", summary="The services and how they are",
                 responses=openapi.problems())  # fmt: skip
     async def services() -> Document:

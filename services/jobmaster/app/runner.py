@@ -22,6 +22,7 @@ from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app import ending, generation, moving, planning, publishing, queue, snapshots, suspending
 from services.jobmaster.app.acts import Acts
 from services.jobmaster.app.feeding import Feeder
+from services.jobmaster.app.lending import Lender
 from services.jobmaster.app.memory import MemoryWatch
 from services.jobmaster.app.profile import Profiler
 from services.jobmaster.app.run import LostRun, Run
@@ -83,7 +84,7 @@ class Runner:
         works = (
             self._loop(), watch.watch(), self.run.telling.send_all(), self._profiler.tell(),
             StragglerWatch(self.run).watch(), MemoryWatch(self.run).watch(), Tuner(self.run).watch(),
-            Feeder(self.run).watch(), Scaler(self.run).watch(),
+            Feeder(self.run).watch(), Scaler(self.run).watch(), Lender(self.run).watch(),
         )
         for work in works:
             self._tasks.append(asyncio.create_task(work, context=contextvars.Context()))

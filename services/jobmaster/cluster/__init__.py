@@ -94,6 +94,8 @@ class RoleProcess:
     """Why it does not run yet, in the cluster's own words; empty when it runs, or is about to."""
     begun: bool = True
     """False while a cluster looks for its place, or fetches what it needs."""
+    node: str = ""
+    """Where it runs; empty: not known."""
 
 
 class Controller(Protocol):

@@ -11,6 +11,7 @@ The kernel tells of an end (a pidfd becomes readable), so nobody polls while pro
 import asyncio
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from services.jobmaster.domain.exits import Exit
 logger = get_logger(__name__)
 
 TAIL_BYTES = 256 * 1024
+NODE = socket.gethostname()
 ROLE_COMMAND = (sys.executable, "-m", "recmesh.trainer")
 _RECORD_WAIT_S = 0.02
 """Between the end of a process and its shim's record lie milliseconds."""
@@ -188,7 +190,7 @@ class LocalController:
                 record.exit_code, record.signal, record.oom, record.reason, self._last_line(handle), known, batch
             )
         note = "" if handle.limits_enforced or not _has_limits(handle) else handle.limits_reason
-        return RoleProcess(job_id, handle.name, str(handle.pid), end, limits_note=note)
+        return RoleProcess(job_id, handle.name, str(handle.pid), end, limits_note=note, node=NODE)
 
     def usage(self, job_id: str, name: str) -> tuple[int, float]:
         """(resident bytes, CPU seconds) of a living process; zeros otherwise."""

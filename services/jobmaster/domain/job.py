@@ -319,6 +319,8 @@ class JobStatus(Stored):
     """What brain has not been told yet, the oldest first."""
     asked_plan_at: float = 0.0
     """When brain was last asked for a better plan."""
+    lent: int = 0
+    """Workers that it does without for serving's sake; they are not in its plan."""
     roles: tuple[RoleState, ...] = ()
     failures: int = 0
     """Uncommanded ends of roles that count against `backoff_limit`."""

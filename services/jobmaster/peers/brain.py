@@ -15,6 +15,8 @@ from services.jobmaster.peers.planning import (
     FeedAsk,
     JobEnd,
     JobProfile,
+    LendAsk,
+    Owed,
     PlanAsk,
     Planned,
     RoleBounds,
@@ -85,6 +87,15 @@ class GrpcBrain:
         )
         reply = await self._stub.Schedule(request, timeout=10.0)
         return Scheduled(_roles(reply.roles), reply.planner, reply.reason, reply.explanation)
+
+    async def lend(self, ask: LendAsk) -> Owed:
+        """See `peers.planning.Brain`."""
+        request = brain_pb2.LendRequest(
+            job=_meta(ask.facts), worker=_role_messages({"worker": ask.worker})[0], least=ask.least, lent=ask.lent,
+            settled=ask.settled, nodes=ask.nodes,
+        )
+        reply = await self._stub.Lend(request, timeout=5.0)
+        return Owed(reply.workers, reply.explanation, reply.again_s)
 
     async def stream_planners(self) -> Sequence[str]:
         """See `peers.planning.Brain`."""

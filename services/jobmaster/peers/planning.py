@@ -184,6 +184,33 @@ class Scheduled:
     explanation: str
 
 
+@dataclass(frozen=True, slots=True)
+class LendAsk:
+    """What brain is told of a job that could do with fewer workers for a while."""
+
+    facts: JobFacts
+    worker: RolePlan
+    """That it is planned to have now."""
+    least: int
+    lent: int
+    """Workers that it does without already."""
+    settled: bool
+    """No worker beyond its plan is there any more."""
+    nodes: tuple[str, ...] = ()
+    """Of its workers, where they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What the job is to do without."""
+
+    workers: int
+    """In all."""
+    explanation: str
+    again_s: float
+    """When to ask again."""
+
+
 class Brain(Protocol):
     """brain."""
 
@@ -205,6 +232,10 @@ class Brain(Protocol):
 
     async def schedule(self, ask: ScheduleAsk) -> Scheduled:
         """How many workers an online job should have now."""
+        ...
+
+    async def lend(self, ask: LendAsk) -> Owed:
+        """What an elastic job is to do without for serving's sake, and what it may have back."""
         ...
 
     async def stream_planners(self) -> Sequence[str]:

@@ -209,7 +209,8 @@ async def test_an_hn_comes_with_load_and_goes_with_it_and_no_request_fails(runti
 
 async def test_brain_is_asked_over_the_wire_for_each_kind() -> None:
     unused: Any = None
-    servicer = brain_rpc.BrainServicer(unused, unused, unused, unused, Planner(NoForecaster(), clock=system_clock))
+    planner = Planner(NoForecaster(), clock=system_clock)
+    servicer = brain_rpc.BrainServicer(unused, unused, unused, unused, planner, unused)
     server = RpcServer("rpc", "127.0.0.1:0", [brain_rpc.register(servicer)])
     await server.start()
     mesh = Mesh({"brain": f"127.0.0.1:{server.port}"}, token=None, tls=None)

@@ -124,7 +124,7 @@ def test_a_newer_database_that_lets_nobody_older_in_is_refused_by_name(database_
     with pytest.raises(FailedPrecondition) as caught:
         store.open()
     assert caught.value.reason == "SCHEMA"
-    assert "has revision 0099, this release knows 0003 at most" in str(caught.value)
+    assert "has revision 0099, this release knows 0004 at most" in str(caught.value)
     assert "Start the newer release" in str(caught.value)
     store.close()
 

@@ -59,7 +59,7 @@ class Loan:
     lender: str
     """The job."""
     due: float
-    """Promised to be back by then; renewed while there is time for a notice."""
+    """Promised to be back by then; renewed while there is time for a notice. 0: nothing is promised."""
     planned: float
     state: State = State.PLANNED
     cause: Cause = Cause.FORECAST
@@ -72,6 +72,8 @@ class Loan:
     renewals: int = 0
     node: str = ""
     """From which the work had to go; empty: from any."""
+    released: bool = False
+    """Its lender is gone: the room goes back to whoever needs it."""
 
     @property
     def is_open(self) -> bool:
@@ -81,7 +83,7 @@ class Loan:
     def is_late(self, now: float) -> bool:
         """Back after its due time, or not back though that is over."""
         over = self.ended if self.ended else now
-        return self.state is not State.CANCELLED and over > self.due
+        return self.state is not State.CANCELLED and 0 < self.due < over
 
     def moved(self, state: State, now: float) -> "Loan":
         """In its next state. ValueError where the table has no such step."""
@@ -91,6 +93,13 @@ class Loan:
             self, state=state, since=now, lent=now if state is State.LENT else self.lent,
             ended=0.0 if state in OPEN else now,
         )  # fmt: skip
+
+    def without_lender(self, now: float) -> "Loan":
+        """Its lender has ended or rests: what it was giving up is free, what it had not heard of never comes."""
+        if self.state is State.PLANNED:
+            return self.moved(State.CANCELLED, now)
+        freed = self.moved(State.LENT, now) if self.state is State.DRAINING else self
+        return replace(freed, released=True)
 
     def renewed(self, due: float) -> "Loan":
         """Due later. ValueError where it is not open or that is no later time."""

@@ -32,7 +32,9 @@ def workers_for(units: int, worker: Resources, unit: Resources) -> int:
 
     ValueError where workers hold nothing of what a unit needs.
     """
-    shares = [(unit.cpu, worker.cpu), (unit.memory_bytes, worker.memory_bytes)]
+    shares = [(unit.cpu, worker.cpu)]
+    # A worker without a limit of memory gives up what it uses, which is not known: then cores and GPUs tell.
+    shares += [(unit.memory_bytes, worker.memory_bytes)] if worker.memory_bytes > 0 else []
     shares += [(many, worker.gpus.get(kind, 0.0)) for kind, many in unit.gpus.items()]
     wanted = [(needs, has) for needs, has in shares if needs > 0]
     if any(has <= 0 for _, has in wanted):

@@ -372,5 +372,6 @@ class KubernetesController:
 def _view(pod: Pod) -> RoleProcess:
     waits = pod.exit is None and not pod.begun
     return RoleProcess(
-        pod.job_id, pod.name, pod.pod, pod.exit, waiting=pod.waiting if waits else "", begun=not waits
-    )
+        pod.job_id, pod.name, pod.pod, pod.exit, waiting=pod.waiting if waits else "", begun=not waits,
+        node=pod.node,
+    )  # fmt: skip
