@@ -112,7 +112,11 @@ def _env_name(name: str, field: FieldInfo) -> str:
 
 def _is_json(field: FieldInfo) -> bool:
     kinds = [field.annotation, *get_args(field.annotation)]
-    return any((get_origin(kind) or kind) in (list, tuple, dict, set, frozenset) for kind in kinds)
+    found = [get_origin(kind) or kind for kind in kinds]
+    return any(
+        kind in (list, tuple, dict, set, frozenset) or (isinstance(kind, type) and issubclass(kind, BaseModel))
+        for kind in found
+    )
 
 
 def _violation(variables: Mapping[str, str], item: Any) -> Violation:

@@ -4,7 +4,7 @@ import pytest
 
 from recmesh.plugins.planning import Resources
 from recmesh.runtime.errors import InvalidArgument
-from services.brain.__main__ import planner, policy, quotas
+from services.brain.__main__ import planner, policy, pool, quotas
 from services.brain.config import BrainSettings
 
 
@@ -42,4 +42,26 @@ def test_a_planner_that_is_not_there_is_refused_with_those_that_are() -> None:
 def test_wrong_quotas_are_refused_by_their_field(given: str, path: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         settings(QUOTAS=given)
+    assert [violation.path for violation in refused.value.violations] == [path]
+
+
+def test_what_may_be_lent_comes_as_json_and_nothing_is_lent_without() -> None:
+    assert pool(settings()) is None
+    made = pool(settings(LOANS='{"own": 4, "most": 8, "unit": {"gpus": {"a100": 0.25}}, "latency_ms": 25}'))
+    assert made is not None
+    assert (made.rules.own, made.rules.most, made.rules.most_draining) == (4, 8, 4)
+    assert made.unit == Resources(1.0, 0.0, {"a100": 0.25})
+    assert made.tolerance.goal_s == 0.025
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ('{"own": -1, "most": 1}', "RECMESH_LOANS.own"), ('{"own": 1}', "RECMESH_LOANS.most"),
+        ('{"own": 1, "most": 1, "unit": {"cpu": 0}}', "RECMESH_LOANS.unit.cpu"), ("4", "RECMESH_LOANS"),
+    ],
+)  # fmt: skip
+def test_wrong_rules_of_loans_are_refused_by_their_field(given: str, path: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        settings(LOANS=given)
     assert [violation.path for violation in refused.value.violations] == [path]

@@ -140,6 +140,7 @@ def _renewals(loans: Sequence[Loan], outlook: Outlook, rules: Rules, now: float)
         until = now + outlook.last_above(rules.own + place) + rules.return_s
         in_time = now <= loan.due - rules.return_s - rules.notice_s
         soon = now >= loan.due - rules.return_s - rules.notice_s - rules.slack_s
-        if in_time and soon and until > loan.due - rules.notice_s:
-            found.append((loan.loan_id, max(until, loan.due) + rules.slack_s))
+        longer = max(until, loan.due) + rules.slack_s
+        if in_time and soon and until > loan.due - rules.notice_s and longer > loan.due:
+            found.append((loan.loan_id, longer))
     return tuple(found)

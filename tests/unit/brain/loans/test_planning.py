@@ -76,12 +76,13 @@ def test_the_due_time_covers_the_need_and_the_way_back() -> None:
 @given(
     st.lists(st.integers(0, 30), min_size=10, max_size=80),
     st.integers(0, 6), st.integers(0, 10), st.integers(1, 4), st.integers(0, 12), st.integers(0, 8),
+    st.sampled_from((0.0, 300.0)),
 )  # fmt: skip
 def test_budgets_are_never_passed_and_no_unit_goes_two_ways(
-    needs: list[int], own: int, most: int, draining: int, available: int, drain_steps: int
+    needs: list[int], own: int, most: int, draining: int, available: int, drain_steps: int, slack_s: float
 ) -> None:
     """Over a whole day of decisions, whatever is needed and however long drains take."""
-    rules = replace(RULES, own=own, most=most, most_draining=draining)
+    rules = replace(RULES, own=own, most=most, most_draining=draining, slack_s=slack_s)
     loans: dict[str, Loan] = {}
     ready: dict[str, int] = {}
     made = 0
