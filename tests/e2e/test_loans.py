@@ -48,7 +48,7 @@ def elastic(mesh: WholeMesh) -> dict[str, Any]:
 
 def workers(mesh: WholeMesh, job_id: str) -> int:
     job = mesh.job(job_id)
-    return sum(role.role == "worker" and role.stage == "running" for role in job.roles)
+    return sum(role.role == "worker" and role.state == "running" for role in job.roles)
 
 
 def loans(mesh: WholeMesh) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def season(now: float, *, peak_at: float) -> list[tuple[float, float]]:
 
 def test_a_job_shrinks_ahead_of_a_forecast_peak_an_hn_takes_the_room_and_gives_it_back(mesh: WholeMesh) -> None:
     serving = {"scaling": {"hn": {"min": 1, "max": 2}, "hold_s": 5}, "split": "always"}
-    folder = torch_model(mesh.folder / "served", post=True)
+    folder = torch_model(mesh.home.root / "storage" / "served", post=True)
     mesh.asked(lambda client: client.register_model(
         {"name": "served", "uri": str(folder), "framework": "torch", "serving": serving}
     ))  # fmt: skip

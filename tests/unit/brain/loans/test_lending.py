@@ -1,11 +1,14 @@
 """Loans from the ask of a gateway to the workers of a job and back, over restarts of brain."""
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recmesh.plugins.planning import Resources
 from recmesh.runtime.errors import InvalidArgument
+from recmesh.runtime.ops import Chart, Table, Tone
 from services.brain.app.book import Book
 from services.brain.app.lending import GONE_S, STALE_S, Lending
 from services.brain.domain.loans.interference import Tolerance
@@ -15,6 +18,7 @@ from services.brain.domain.loans.planning import Rules
 from services.brain.domain.loans.pool import LendAsk, Owed, Pool, Served
 from services.brain.domain.model import Ask, Free, Job, RoleLimits, RolePlan
 from services.brain.domain.serving import Decision, Kind, Reason
+from services.brain.ops import View
 from services.brain.store import SqlStore
 from tests.support.forecasts import SetClock
 
@@ -230,3 +234,27 @@ async def test_a_wrong_ask_names_its_fields(world: World) -> None:
     with pytest.raises(InvalidArgument) as refused:
         await world.lending.lend(LendAsk(Lender("", 0, 0, 2, WORKER), settled=True))
     assert {each.path for each in refused.value.violations} == {"job.job_id", "worker.replicas", "least"}
+
+
+@pytest.mark.asyncio
+async def test_the_page_shows_the_ledger_and_how_much_is_lent(world: World) -> None:
+    await world.lent()
+    unused: Any = None
+    view = View(unused, unused, world.lending, clock=world.clock)
+    panels = {panel.title: panel for panel in view.page().panels}
+    table, chart = panels["Loans"], panels["Room lent to serving"]
+    assert isinstance(table, Table) and isinstance(chart, Chart)
+    rows: Any = await called(table.rows)
+    assert [(row[1], row[2].text, row[2].tone) for row in rows] == [("ads", "lent", Tone.OK)] * 2
+    lines: Any = await called(chart.series)
+    assert [points[-1][1] for points in lines.values()] == [2, 2]
+    assert [points[0][1] for points in lines.values()] == [0, 0]
+    without = View(unused, unused, Lending(world.store, None, world.book, clock=world.clock, told=unused),
+                   clock=world.clock)  # fmt: skip
+    assert "Loans" not in {panel.title for panel in without.page().panels}
+
+
+async def called(provider: Any) -> Any:
+    """What a panel asks for when somebody looks."""
+    found = provider()
+    return await found if inspect.isawaitable(found) else found
