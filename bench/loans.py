@@ -1,8 +1,8 @@
-"""Units lent from training to serving ahead of promotion peaks, on simulated days of public traces: brain's planner
-beside fixed pools, a reactive loan and hindsight; and how many GPUs a peak borrows when HN slices alone move.
+"""Units lent from training to serving ahead of promotion peaks, against fixed pools, a reactive loan and hindsight.
 
-The planner and its ledger are the product's; the fleet is simulated (`--mesh` is no part of this bench: one machine has
-no fleet to lend; `tests/e2e/brain/test_loans.py` carries a loan out for real).
+On simulated days of public traces; and how many GPUs a peak borrows when HN slices alone move. The planner and its
+ledger's states are the product's, the fleet is simulated: one machine has none to lend. `tests/e2e/test_loans.py`
+carries a loan out for real.
 """
 
 from collections.abc import Mapping

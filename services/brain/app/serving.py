@@ -106,13 +106,17 @@ class Serving:
 def _told(
     ask: ServingAsk, kind: Kind, need: Need, decision: Decision, coming: Coming, now: float
 ) -> Served:
-    """What loans are planned by: as many as are there where it is not known what a request takes."""
+    """What loans are planned by: as many as are there where it is not known what a request takes, and some come."""
     one = need.capacity_per_s
+    if one <= 0 and not ask.arrivals_per_s and max(coming.demand, default=0.0) < 1 / ask.window_s:
+        one = math.inf
     measured = serving.units(kind, ask.arrivals_per_s, one) if one > 0 else kind.replicas
     if decision.reason is Reason.SATURATED:
         measured = max(measured, decision.replicas)
     needs = tuple(serving.units(kind, demand, one) for demand in coming.demand) if one > 0 else ()
-    return Served(now, kind.replicas, needs, coming.step_s, measured, ask.latency_s, ask.node, ask.window_s)
+    return Served(
+        now, kind.replicas, needs, coming.step_s, measured, ask.latency_s, ask.node, ask.window_s, is_known=one > 0
+    )
 
 
 def _steps(look: Look) -> list[tuple[str, int, int]]:

@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recmesh.pb import brain_pb2 as pb
-from recmesh.plugins.planning import Floats
+from recmesh.plugins.planning import Floats, Resources
 from recmesh.runtime.errors import InvalidArgument, MeshError, Unavailable
 from services.brain import wire
+from services.brain.app.book import Book
+from services.brain.app.lending import Lending
 from services.brain.app.serving import Serving
+from services.brain.domain.loans.planning import Rules as LoanRules
+from services.brain.domain.loans.pool import Pool, outlook
 from services.brain.domain.serving import (
     Coming,
     Decision,
@@ -23,6 +28,7 @@ from services.brain.domain.serving import (
     decide,
     needed,
 )
+from services.brain.store import SqlStore
 
 RULES = Rules(target=0.5, quantile=0.9, hold_s=60.0)
 HN = Kind("hn", 2, 1, 4, busy=0.4, answered_per_s=80.0, start_s=20.0)
@@ -221,3 +227,32 @@ def test_the_wire_keeps_every_field() -> None:
     [told] = wire.serving_reply(Look(1.0, "ctr", 140.0, [HN], [found], False)).decisions
     assert (told.kind, told.replicas, told.reason, told.explanation) == ("hn", 3, "MEASURED", found.why)
     assert (told.demand_per_s, told.capacity_per_s) == (140.0, pytest.approx(50.0))
+
+
+@pytest.mark.asyncio
+async def test_what_loans_are_planned_by_is_what_the_forecast_needs_of_hns(tmp_path: Path) -> None:
+    clock, store = Clock(), SqlStore(f"sqlite:///{tmp_path}/brain.sqlite")
+    store.open()
+    pool = Pool(LoanRules(own=2, most=4), Resources(cpu=1.0))
+    lending = Lending(store, pool, Book(clock=clock), clock=clock, told=lambda loan, now: None)
+    app = Serving(Forecaster(200.0), lending, clock=clock)
+    [unknown] = (await app.plan(ask(kinds=[replace(HN, answered_per_s=0.0, busy=0.0)]))).chosen
+    assert unknown.reason is Reason.UNKNOWN and not outlook(lending._fresh().values()).is_known
+    [bounded] = (await app.plan(ask(kinds=[HN]))).chosen
+    assert (bounded.replicas, bounded.reason) == (2, Reason.ROOM)
+    seen = outlook(lending._fresh().values())
+    assert seen.is_known and max(seen.needs) == 4 and len(seen.needs) * seen.step_s >= lending.horizon_s
+    dry = (await app.plan(ask(kinds=[HN], dry_run=True))).chosen
+    assert dry[0].replicas == 4, "a dry run takes no room, and is bounded by none"
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_nobody_asks_keeps_no_room(tmp_path: Path) -> None:
+    clock, store = Clock(), SqlStore(f"sqlite:///{tmp_path}/brain.sqlite")
+    store.open()
+    pool = Pool(LoanRules(own=2, most=4), Resources(cpu=1.0))
+    lending = Lending(store, pool, Book(clock=clock), clock=clock, told=lambda loan, now: None)
+    app = Serving(Forecaster(0.0), lending, clock=clock)
+    await app.plan(ask(kinds=[replace(HN, answered_per_s=0.0, busy=0.0)], arrivals_per_s=0.0))
+    seen = outlook(lending._fresh().values())
+    assert seen.is_known and set(seen.needs) == {1} and seen.measured == 1

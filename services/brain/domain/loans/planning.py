@@ -57,6 +57,8 @@ class Outlook:
     step_s: float
     measured: int = 0
     """By what comes now."""
+    is_known: bool = True
+    """False: what some of serving needs cannot be told, and is taken to be what it has."""
 
     def most_until(self, ahead_s: float) -> int:
         """The largest need until then."""
@@ -108,6 +110,8 @@ def decide(loans: Sequence[Loan], outlook: Outlook, rules: Rules, *, available: 
     cancel = tuple(loan.loan_id for loan in planned[len(planned) - min(spare, len(planned)) :])
     returns = min(spare - len(cancel), max(0, rules.most_draining - has.returning))
     give_back = tuple(loan.loan_id for loan in lent[: max(0, returns)])
+    if not outlook.is_known:      # nothing is known that would break the promise
+        give_back = tuple(loan.loan_id for loan in lent if now >= loan.due - rules.return_s)[: rules.most_draining]
     # 3. What stays longer than was promised.
     going = {*cancel, *give_back}
     staying = [loan for loan in loans if loan.loan_id not in going and loan.state is not State.RETURNING]
@@ -125,6 +129,8 @@ def _wanted(committed: int, outlook: Outlook, rules: Rules) -> tuple[int, Cause,
         if begin_s <= outlook.step_s and need > best:
             best, at_s = need, step * outlook.step_s
     now_needed = min(outlook.measured, most)
+    if not outlook.is_known and rules.own + committed >= max(best, now_needed):
+        return max(best, now_needed), Cause.FORECAST, "what serving needs is not known yet: loans go back when due"
     if now_needed > max(best, rules.own + committed):
         return now_needed, Cause.MEASURED, f"{outlook.measured} units are needed now, {best} were forecast"
     wanted = max(min(best, most), now_needed)

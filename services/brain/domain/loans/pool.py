@@ -35,6 +35,8 @@ class Served:
     node: str = ""
     window_s: float = 10.0
     """It tells so often."""
+    is_known: bool = True
+    """False: what a request takes is not known, and `measured` is what there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +81,4 @@ def outlook(served: Iterable[Served]) -> Outlook:
             at = int(place * step_s // each.step_s)
             last = each.needs[-1] if each.needs else each.measured
             needs[place] += each.needs[at] if at < len(each.needs) else last
-    return Outlook(needs, step_s, sum(each.measured for each in told))
+    return Outlook(needs, step_s, sum(each.measured for each in told), all(each.is_known for each in told))

@@ -63,6 +63,14 @@ def test_a_longer_peak_renews_in_time_for_a_notice_and_not_after_it() -> None:
     assert (too_late.renew, too_late.give_back) == ((), ())
 
 
+def test_where_the_need_is_not_known_a_loan_goes_back_when_it_is_due_and_nothing_more_is_lent() -> None:
+    unknown = Outlook((), 60.0, measured=5, is_known=False)
+    assert decide(lent("a", due=400.0), unknown, RULES, available=8, now=0.0).give_back == ()
+    due = decide(lent("a", due=400.0), unknown, RULES, available=8, now=340.0)
+    assert (due.give_back, due.lend, due.renew) == (("a",), 0, ())
+    assert "not known" in due.why
+
+
 def test_the_due_time_covers_the_need_and_the_way_back() -> None:
     """Of two units the one that is needed for a shorter time is due earlier."""
     outlook = Outlook([6] * 10 + [5] * 10 + [4] * 20, 60.0, measured=6)
