@@ -118,9 +118,14 @@ class Run:
 
     @property
     def why_scaled(self) -> str:
-        """Why counts change: a plan under trial, or what a user said."""
+        """Why counts change: a plan under trial, a loan to serving, or what a user said."""
         trial = self.status.trial
-        return self.job.intent.reason if trial is None else trial.taken_back or trial.why
+        if trial is not None:
+            return trial.taken_back or trial.why
+        last = self.status.timeline[-1] if self.status.timeline else None
+        if last is not None and last.matter == "loan" and not last.done:
+            return f"loan: {last.seen}"
+        return self.job.intent.reason
 
     # -- waking ------------------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ async def test_it_shrinks_tells_when_it_has_and_gets_its_workers_back(world: Job
     assert (status.plan["worker"].replicas, status.lent, status.rollbacks) == (3, 2, 0)
     line = next(item for item in status.timeline if item.matter == "loan")
     assert line.decided == "worker 5 → 3: it lends 2, 2 are lent now" and "3 workers are there" in line.done
+    scaled = [(data.from_replicas, data.to_replicas, data.reason) for data in world.told("job.scaled")]
+    assert scaled[-1] == (5, 3, "loan: serving needs room")
     world.brain.owed = 0
     await world.until(lambda: alive(world, job_id) == 5)
     assert world.jobs.run_of(job_id).status.lent == 0
