@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from bench.figures import Result
 from bench.mesh import ROOT, Mesh, mesh, say, scratch
+from bench.peers.asking import free_port
 from recmesh.pb import jobmaster_pb2 as pb
 from recmesh.pb.jobmaster_pb2_grpc import JobsStub
 from recmesh.runtime.errors import MeshError
