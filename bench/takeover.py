@@ -150,17 +150,20 @@ async def until_all(client: KubeClient, jobs: int) -> None:
 async def until_shared(victim: psutil.Process, other: psutil.Process) -> str:
     """A job of the victim's, once each holds half of the buckets."""
     deadline = time.monotonic() + PATIENCE_S
+    replies: list[pb.ListReply | None] = []
     while time.monotonic() < deadline:
         replies = [await own_jobs(process) for process in (victim, other)]
         if all(reply is not None and len(reply.buckets) == BUCKETS // 2 for reply in replies) and replies[0]:
             return str(replies[0].jobs[0].job_id)
         await asyncio.sleep(0.2)
-    raise TimeoutError("the two do not share the jobs")
+    held = [len(reply.buckets) if reply is not None else "no answer" for reply in replies]
+    raise TimeoutError(f"the two do not share the jobs: of {BUCKETS} buckets they hold {held}")
 
 
 async def own_jobs(process: psutil.Process) -> pb.ListReply | None:
     """Of one jobmaster; None while it does not answer."""
-    async with channel(process.environ()["RECMESH_RPC_ADDRESS"]) as open_channel:
+    env = process.environ()
+    async with channel(env["RECMESH_RPC_ADDRESS"], token=env.get("RECMESH_TOKEN")) as open_channel:
         request: Any = pb.ListRequest()
         try:
             reply: pb.ListReply = await JobsStub(open_channel).List(
