@@ -62,7 +62,7 @@ def run(*, quick: bool) -> Result:
             kubectl(folder, "wait", "--for=condition=Established", "--timeout=30s", "crd/trainingjobs.recmesh.dev")
             with mesh(settings=settings) as made, another(made, folder) as second:
                 first = made.services()["jobmaster"]
-                found = asyncio.run(measure(folder, first, second, jobs=jobs, rounds=rounds))
+                found = asyncio.run(measure(folder, first, second, made.token, jobs=jobs, rounds=rounds))
         finally:
             control("down")
     return Result("takeover", {
@@ -97,7 +97,7 @@ def another(made: Mesh, folder: Path) -> Iterator[psutil.Process]:
 
 
 async def measure(
-    folder: Path, first: psutil.Process, second: psutil.Process, *, jobs: int, rounds: int
+    folder: Path, first: psutil.Process, second: psutil.Process, token: str, *, jobs: int, rounds: int
 ) -> dict[str, Any]:
     """Seconds of each round; the two lead in turn."""
     data = folder / "rows.parquet"
@@ -114,7 +114,7 @@ async def measure(
         takes = []
         for number in range(rounds):
             victim, other = (first, second) if number % 2 == 0 else (second, first)
-            name = await until_shared(victim, other)
+            name = await until_shared(victim, other, token)
             takes.append(await one_round(client, victim, name, replicas=2 + number))
             say(f"  {other.pid} has taken over {name} from {victim.pid} after {takes[-1]:.1f} s")
         return {"takes": takes, "accepted_per_s": jobs / accepted_s}
@@ -147,12 +147,12 @@ async def until_all(client: KubeClient, jobs: int) -> None:
         await asyncio.sleep(0.5)
 
 
-async def until_shared(victim: psutil.Process, other: psutil.Process) -> str:
+async def until_shared(victim: psutil.Process, other: psutil.Process, token: str) -> str:
     """A job of the victim's, once each holds half of the buckets."""
     deadline = time.monotonic() + PATIENCE_S
     replies: list[pb.ListReply | None] = []
     while time.monotonic() < deadline:
-        replies = [await own_jobs(process) for process in (victim, other)]
+        replies = [await own_jobs(process, token) for process in (victim, other)]
         if all(reply is not None and len(reply.buckets) == BUCKETS // 2 for reply in replies) and replies[0]:
             return str(replies[0].jobs[0].job_id)
         await asyncio.sleep(0.2)
@@ -160,10 +160,9 @@ async def until_shared(victim: psutil.Process, other: psutil.Process) -> str:
     raise TimeoutError(f"the two do not share the jobs: of {BUCKETS} buckets they hold {held}")
 
 
-async def own_jobs(process: psutil.Process) -> pb.ListReply | None:
+async def own_jobs(process: psutil.Process, token: str) -> pb.ListReply | None:
     """Of one jobmaster; None while it does not answer."""
-    env = process.environ()
-    async with channel(env["RECMESH_RPC_ADDRESS"], token=env.get("RECMESH_TOKEN")) as open_channel:
+    async with channel(process.environ()["RECMESH_RPC_ADDRESS"], token=token) as open_channel:
         request: Any = pb.ListRequest()
         try:
             reply: pb.ListReply = await JobsStub(open_channel).List(
