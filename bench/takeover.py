@@ -1,9 +1,9 @@
 """How long jobs are without a jobmaster when the one that leads is gone, and another has to find that out.
 
-Two jobmasters follow TrainingJob objects of one real API server (kube-cluster of shared/tools); all jobs are suspended,
-so that nothing but jobmaster works. The leader is stopped (SIGSTOP: a death that nobody sees, as of another machine; of
-a dead process of its own machine a jobmaster knows at once), then an object is changed, and the clock runs until the
-other one has carried that out and said so in the object's status.
+Two jobmasters share the TrainingJob objects of one real API server (kube-cluster of shared/tools); all jobs are
+suspended, so that nothing but jobmaster works. One is stopped (SIGSTOP: a death that nobody sees, as of another
+machine; of a dead process of its own machine a jobmaster knows at once), then an object of its buckets is changed, and
+the clock runs until the other one has carried that out and said so in the object's status.
 """
 
 import asyncio
@@ -24,7 +24,14 @@ import pyarrow.parquet as pq
 
 from bench.figures import Result
 from bench.mesh import ROOT, Mesh, mesh, say, scratch
+from bench.peers.asking import free_port
+from recmesh.pb import jobmaster_pb2 as pb
+from recmesh.pb.jobmaster_pb2_grpc import JobsStub
+from recmesh.runtime.errors import MeshError
 from recmesh.runtime.kube import Access, KubeClient, connect, recmesh_resource
+from recmesh.runtime.rpc import channel
+from services.jobmaster.domain.shards import BUCKETS
+from services.jobmaster.rpc.front import PASSED_ON
 
 JOBS, QUICK_JOBS = 500, 50
 ROUNDS, QUICK_ROUNDS = 10, 4
@@ -55,7 +62,7 @@ def run(*, quick: bool) -> Result:
             kubectl(folder, "wait", "--for=condition=Established", "--timeout=30s", "crd/trainingjobs.recmesh.dev")
             with mesh(settings=settings) as made, another(made, folder) as second:
                 first = made.services()["jobmaster"]
-                found = asyncio.run(measure(folder, first, second, jobs=jobs, rounds=rounds))
+                found = asyncio.run(measure(folder, first, second, made.token, jobs=jobs, rounds=rounds))
         finally:
             control("down")
     return Result("takeover", {
@@ -78,7 +85,7 @@ def kubectl(folder: Path, *args: str) -> None:
 def another(made: Mesh, folder: Path) -> Iterator[psutil.Process]:
     """A jobmaster beside the mesh's own, on the same stores."""
     env = made.services()["jobmaster"].environ()
-    env |= {"RECMESH_RPC_ADDRESS": "127.0.0.1:0", "RECMESH_HTTP_ADDRESS": "127.0.0.1:0"}
+    env |= {"RECMESH_RPC_ADDRESS": f"127.0.0.1:{free_port()}", "RECMESH_HTTP_ADDRESS": "127.0.0.1:0"}
     with (folder / "second.log").open("wb") as log:
         command = [sys.executable, "-m", "services.jobmaster"]
         process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
@@ -90,7 +97,7 @@ def another(made: Mesh, folder: Path) -> Iterator[psutil.Process]:
 
 
 async def measure(
-    folder: Path, first: psutil.Process, second: psutil.Process, *, jobs: int, rounds: int
+    folder: Path, first: psutil.Process, second: psutil.Process, token: str, *, jobs: int, rounds: int
 ) -> dict[str, Any]:
     """Seconds of each round; the two lead in turn."""
     data = folder / "rows.parquet"
@@ -106,10 +113,10 @@ async def measure(
         say(f"{jobs} jobs are accepted and suspended after {accepted_s:.1f} s")
         takes = []
         for number in range(rounds):
-            leader, other = (first, second) if number % 2 == 0 else (second, first)
-            takes.append(await one_round(client, leader, number % jobs, replicas=2 + number // jobs))
-            say(f"  {other.pid} has taken over from {leader.pid} after {takes[-1]:.1f} s")
-            await asyncio.sleep(2.0)        # the former leader hears of it, and follows
+            victim, other = (first, second) if number % 2 == 0 else (second, first)
+            name = await until_shared(victim, other, token)
+            takes.append(await one_round(client, victim, name, replicas=2 + number))
+            say(f"  {other.pid} has taken over {name} from {victim.pid} after {takes[-1]:.1f} s")
         return {"takes": takes, "accepted_per_s": jobs / accepted_s}
     finally:
         await client.close()
@@ -140,10 +147,35 @@ async def until_all(client: KubeClient, jobs: int) -> None:
         await asyncio.sleep(0.5)
 
 
-async def one_round(client: KubeClient, leader: psutil.Process, number: int, *, replicas: int) -> float:
-    """From the stop of the leader until the other one has carried out a change."""
-    name = f"job-{number}"
-    os.kill(leader.pid, signal.SIGSTOP)
+async def until_shared(victim: psutil.Process, other: psutil.Process, token: str) -> str:
+    """A job of the victim's, once each holds half of the buckets."""
+    deadline = time.monotonic() + PATIENCE_S
+    replies: list[pb.ListReply | None] = []
+    while time.monotonic() < deadline:
+        replies = [await own_jobs(process, token) for process in (victim, other)]
+        if all(reply is not None and len(reply.buckets) == BUCKETS // 2 for reply in replies) and replies[0]:
+            return str(replies[0].jobs[0].job_id)
+        await asyncio.sleep(0.2)
+    held = [len(reply.buckets) if reply is not None else "no answer" for reply in replies]
+    raise TimeoutError(f"the two do not share the jobs: of {BUCKETS} buckets they hold {held}")
+
+
+async def own_jobs(process: psutil.Process, token: str) -> pb.ListReply | None:
+    """Of one jobmaster; None while it does not answer."""
+    async with channel(process.environ()["RECMESH_RPC_ADDRESS"], token=token) as open_channel:
+        request: Any = pb.ListRequest()
+        try:
+            reply: pb.ListReply = await JobsStub(open_channel).List(
+                request, timeout=2.0, metadata=((PASSED_ON, "1"),)
+            )
+        except MeshError:
+            return None
+        return reply
+
+
+async def one_round(client: KubeClient, victim: psutil.Process, name: str, *, replicas: int) -> float:
+    """From the stop of the one that runs the job until the other one has carried out a change."""
+    os.kill(victim.pid, signal.SIGSTOP)
     began = time.perf_counter()
     try:
         body = {"spec": {"roles": {"worker": {"replicas": replicas}}}}
@@ -155,4 +187,4 @@ async def one_round(client: KubeClient, leader: psutil.Process, number: int, *, 
             await asyncio.sleep(0.05)
         raise TimeoutError(f"nobody took over within {PATIENCE_S:g} s")
     finally:
-        os.kill(leader.pid, signal.SIGCONT)
+        os.kill(victim.pid, signal.SIGCONT)

@@ -109,16 +109,22 @@ class ListReply(google.protobuf.message.Message):
 
     JOBS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    BUCKETS_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Job]: ...
+    @property
+    def buckets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """among jobmasters: of names whose jobs these are"""
+
     def __init__(
         self,
         *,
         jobs: collections.abc.Iterable[Global___Job] | None = ...,
         next_page_token: builtins.str = ...,
+        buckets: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "next_page_token", b"next_page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["buckets", b"buckets", "jobs", b"jobs", "next_page_token", b"next_page_token"]) -> None: ...
 
 Global___ListReply: typing_extensions.TypeAlias = ListReply
 

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import random
+import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,14 @@ from recmesh.runtime.variables import PREFIX, complaint, unknown
 from recmesh.spec.dataset import TOPIC_VARIABLES
 from services.jobmaster import events, ops, rpc
 from services.jobmaster.app.context import Addresses, Context
+from services.jobmaster.app.fence import Fence
 from services.jobmaster.app.jobs import Jobs
-from services.jobmaster.app.leader import Leadership
 from services.jobmaster.app.roles import Roles
+from services.jobmaster.app.sharing import Sharing
 from services.jobmaster.app.tracking import Tracking
 from services.jobmaster.cluster import Controller
 from services.jobmaster.cluster.accelerators import accelerators
+from services.jobmaster.cluster.fenced import FencedController
 from services.jobmaster.cluster.local import LocalController
 from services.jobmaster.cluster.plugged import Place, options, plugged
 from services.jobmaster.cluster.several import Member, SeveralClusters
@@ -218,26 +221,35 @@ def check(settings: JobmasterSettings) -> None:
         raise InvalidArgument(f"roles cannot run {where}", reason="BAD_CONFIG", violations=wrong)
 
 
-class Leading:
-    """The leadership's loop; its start waits a moment, so that a single jobmaster is ready when it leads."""
+class Part:
+    """This jobmaster's part of the jobs; its start waits a moment, so that it is ready when it holds it."""
 
-    name = "leadership"
+    name = "shards"
 
-    def __init__(self, leadership: Leadership, jobs: Jobs) -> None:
-        self._leadership, self._jobs = leadership, jobs
-        self._loop = Loop("leadership", leadership.step)
+    def __init__(self, sharing: Sharing, address: Callable[[], str]) -> None:
+        self._sharing, self._address = sharing, address
+        self._loops = Loop("session", sharing.renew), Loop("shards", sharing.balance)
 
     async def start(self) -> None:
-        """Begins to try."""
-        await self._loop.start()
+        """Begins to take buckets."""
+        self._sharing.address = self._address()
+        for loop in self._loops:
+            await loop.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
-                await self._jobs.led.wait()
+                await self._sharing.joined.wait()
 
     async def stop(self) -> None:
-        """Lets go of the jobs, whose processes go on, and of the lease."""
-        await self._loop.stop()
-        await self._leadership.resign()
+        """Hands the jobs over, whose processes go on."""
+        for loop in self._loops:
+            await loop.stop()
+        await self._sharing.resign()
+
+
+def reachable(address: str) -> str:
+    """An address of this machine for others, where a server listens at all of them."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]", "") else address
 
 
 async def jobs_of(
@@ -261,8 +273,8 @@ class Channels:
 
     name = "channels"
 
-    def __init__(self, channels: Sequence[grpc.aio.Channel], servers: GrpcServers) -> None:
-        self._channels, self._servers = channels, servers
+    def __init__(self, channels: Sequence[grpc.aio.Channel], servers: GrpcServers, front: rpc.Front) -> None:
+        self._channels, self._servers, self._front = channels, servers, front
 
     async def start(self) -> None:
         """Channels connect when they are first used."""
@@ -270,6 +282,7 @@ class Channels:
     async def stop(self) -> None:
         """Closes them all."""
         await self._servers.close()
+        await self._front.close()
         for item in self._channels:
             await item.close(grace=None)
 
@@ -311,12 +324,13 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         tensorboard=settings.tensorboard_uri or str(settings.data_dir.absolute() / "tensorboard"),
         mlflow=settings.mlflow_uri,
     )
+    fence, documents = Fence(system_clock), bus.kv(BUCKET)
     context = Context(
-        store=JobStore(bus.kv(BUCKET)),
+        store=JobStore(documents, fence=fence.check),
         peers=Peers(
             GrpcShards(shardsvc), GrpcCheckpoints(ckptcache), servers, GrpcBrain(brain), GrpcModels(gateway)
         ),
-        cluster=controller,
+        cluster=FencedController(controller, fence.check),
         clock=system_clock,
         rng=random.Random(),
         publish=bus.publish,
@@ -328,41 +342,42 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         role_env=role_environment(env, settings),
         topics_env={name: value for name, value in env.items() if name.startswith(TOPIC_VARIABLES)},
         mesh_topics_env={name: env[name] for name in (NATS_URL, NATS_TOKEN) if env.get(name)},
+        may_write=fence.check,
         lease_ttl_s=settings.lease_ttl_s,
         max_live_jobs=settings.max_live_jobs,
         untracked=tracker.refusals,
     )
     jobs, reconcilers = await jobs_of(settings, context, kube)
-    leases = bus.kv(LEADER_BUCKET, ttl_s=settings.leader_ttl_s)
-    leadership = Leadership(
-        jobs, leases, clock=system_clock, ttl_s=settings.leader_ttl_s, identity=uuid.uuid4().hex
+    sharing = Sharing(
+        jobs, bus.kv(LEADER_BUCKET, ttl_s=settings.leader_ttl_s), documents, fence, clock=system_clock,
+        ttl_s=settings.leader_ttl_s, name=uuid.uuid4().hex,
     )
+    front = rpc.Front(sharing, connect, clock=system_clock)
+    routed = rpc.RoutedJobs(front, rpc.JobsServicer(jobs))
     server = RpcServer(
         "rpc", settings.rpc_address,
-        rpc.registrations(
-            rpc.JobsServicer(jobs), rpc.RunsServicer(Roles(jobs), now=system_clock.now)
-        ),
+        rpc.registrations(routed, rpc.RoutedRuns(front, rpc.RunsServicer(Roles(jobs), now=system_clock.now))),
         tls=settings.tls, token=settings.token, service_names=rpc.SERVICE_NAMES,
     )
-    micro = bus.service("jobmaster", ops.release(), "The life of training jobs", lambda: ops.figures(jobs))
+    micro = bus.service("jobmaster", ops.release(), "The life of training jobs", lambda: ops.figures(jobs, sharing))
     charts = ops.recorder(jobs)
     tracking = Tracking(lambda: jobs.runs().values(), tracker.tell, clock=system_clock)
     ready = Readiness({}, known=bus.objection, followers=[server])
     return [
         bus,
-        Channels([shardsvc, ckptcache, brain, gateway], servers),
+        Channels([shardsvc, ckptcache, brain, gateway], servers, front),
         *servers_of_clusters,       # their connections end after the watches by them
         Cluster(controller),
         *role_logs(settings, controller),
         server,
-        Leading(leadership, jobs),
+        Part(sharing, lambda: settings.jobmaster_peer or reachable(server.address)),
         *reconcilers,
-        *events.consumers(bus, jobs),
+        *events.consumers(bus, rpc.Desk(routed)),
         micro,
         charts,
         tracker,
         Loop("tracking", tracking.look),
-        ops.server(settings, jobs, bus, charts),
+        ops.server(settings, jobs, bus, charts, sharing),
         ready,
     ]
 

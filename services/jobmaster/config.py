@@ -167,7 +167,10 @@ class JobmasterSettings(ServiceSettings):
     effect_s: float = Field(default=30.0, ge=0)
     """So long after a decision was carried out, the job's progress is compared with that of before."""
     leader_ttl_s: float = Field(default=6.0, ge=1.0)
-    """A jobmaster that has not renewed its lease for so long is replaced by another."""
+    """The jobs of a jobmaster that has not renewed its lease for so long are taken by the others."""
+    jobmaster_peer: str = ""
+    """host:port by which the other jobmasters reach this one; empty: as it listens (RECMESH_RPC_ADDRESS), with the
+    machine's name where that is all of its addresses."""
     max_live_jobs: int = Field(default=1000, gt=0)
     """Submissions beyond it are refused."""
     tensorboard_uri: str = ""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -11,7 +11,6 @@ from recmesh.runtime.errors import CallerError, InvalidArgument, ResourceExhaust
 from recmesh.runtime.events import Event, EventType, access, catalog
 from recmesh.runtime.lifecycle import Component
 from recmesh.runtime.telemetry import get_logger
-from services.jobmaster.app.jobs import Jobs
 
 logger = get_logger(__name__)
 
@@ -29,6 +28,35 @@ MAX_TEXT = 600
 ENDED = "JOB_ENDED"
 
 
+class Accepted(Protocol):
+    """A job, as far as commands look at it."""
+
+    @property
+    def job_id(self) -> str:
+        """Its id."""
+        ...
+
+
+class UseCases(Protocol):
+    """What commands ask for, of jobs wherever they run."""
+
+    async def submit(self, spec_json: str, *, request_id: str, submitter: str, dry_run: bool) -> Accepted:
+        """A new job, or the one that this request made before."""
+        ...
+
+    async def stop(self, job_id: str, *, reason: str, finish: bool) -> object:
+        """Stops the job."""
+        ...
+
+    async def suspend(self, job_id: str, *, reason: str) -> object:
+        """Sets it aside."""
+        ...
+
+    async def resume(self, job_id: str) -> object:
+        """Goes on with it."""
+        ...
+
+
 class Commands:
     """Handles commands. The event's id stands for a missing request id: a redelivery is no second job.
 
@@ -37,7 +65,7 @@ class Commands:
     command that was carried out or refused is told by `audit.recorded`, once in the same sense.
     """
 
-    def __init__(self, jobs: Jobs, *, publish: Publish) -> None:
+    def __init__(self, jobs: UseCases, *, publish: Publish) -> None:
         self._jobs = jobs
         self._publish = publish
 
@@ -51,7 +79,7 @@ class Commands:
                 submitter=command.submitter or event.source, dry_run=False,
             )
         except (Unavailable, ResourceExhausted):
-            raise  # another jobmaster leads, a service is away, or too many jobs live: delivered again
+            raise  # the job changes hands, a service is away, or too many jobs live: delivered again
         except CallerError as error:
             await self._refuse(event, error)
             raise InvalidArgument(error.message, reason=error.reason, violations=error.violations) from error
@@ -115,7 +143,7 @@ def _id(what: str, event: Event[Any]) -> str:
     return f"{what}.{hashlib.sha256(f'{event.source}/{event.id}'.encode()).hexdigest()[:32]}"
 
 
-def consumers(bus: Bus, jobs: Jobs) -> Sequence[Component]:
+def consumers(bus: Bus, jobs: UseCases) -> Sequence[Component]:
     """The components that listen."""
     commands = Commands(jobs, publish=bus.publish)
     return [

@@ -1,6 +1,6 @@
 """The ops page of jobmaster: jobs, their roles and what a step is made of, throughput, decisions, transitions."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -25,9 +25,11 @@ from recmesh.runtime.ops.panels import Points, Value
 from recmesh.runtime.telemetry import Metrics
 from services.jobmaster.app.jobs import Jobs, wanted_of
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.sharing import Sharing
 from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.domain.minutes import MINUTE_S
 from services.jobmaster.domain.phase import Phase
+from services.jobmaster.domain.shards import BUCKETS
 from services.jobmaster.domain.vitals import Serving, StepTimes, mean_step
 from services.jobmaster.gauges import SHOWN_AFTER_END_S, JobFigures, RoleFigures, register
 
@@ -48,19 +50,22 @@ def release() -> str:
         return "0"
 
 
-def server(settings: JobmasterSettings, jobs: Jobs, bus: Bus, charts: Recorder) -> OpsServer:
+def server(
+    settings: JobmasterSettings, jobs: Jobs, bus: Bus, charts: Recorder, sharing: Sharing
+) -> OpsServer:
     """The component that serves the page, probes and metrics."""
     watch_metrics(jobs)
     return OpsServer(
-        "jobmaster", settings.http_address, page(jobs, charts), readiness=lambda: _not_ready(jobs, bus),
+        "jobmaster", settings.http_address, page(jobs, charts, lambda: len(sharing.members)),
+        readiness=lambda: _not_ready(sharing, bus),
         token=settings.token, version=release(), grafana=settings.grafana_url,
     )
 
 
-def _not_ready(jobs: Jobs, bus: Bus) -> str:
+def _not_ready(sharing: Sharing, bus: Bus) -> str:
     if reason := bus.objection():
         return reason
-    return "" if jobs.is_leading else "another jobmaster leads"
+    return "" if sharing.joined.is_set() else "its part of the jobs is not held yet"
 
 
 def watch_metrics(jobs: Jobs) -> None:
@@ -82,7 +87,7 @@ def watch_metrics(jobs: Jobs) -> None:
 
 
 def job_figures(jobs: Jobs) -> Iterator[JobFigures]:
-    """Of jobs that live, and of those that ended a while ago. A jobmaster that does not lead has none."""
+    """Of jobs that live, and of those that ended a while ago. Of those that this jobmaster holds."""
     for run in _runs(jobs):
         status = run.status
         if status.has_ended and run.context.clock.now() - status.ended > SHOWN_AFTER_END_S:
@@ -116,12 +121,12 @@ def _count(jobs: Jobs, phase: Phase) -> float:
     return float(sum(run.status.phase is phase for run in _runs(jobs)))
 
 
-def page(jobs: Jobs, charts: Recorder) -> Page:
-    """What a person sees."""
+def page(jobs: Jobs, charts: Recorder, jobmasters: Callable[[], int] = lambda: 1) -> Page:
+    """What a person sees. jobmasters: that share the jobs."""
     return Page(
         "jobmaster", subtitle="the life of training jobs",
         panels=[
-            Tiles("Now", lambda: _tiles(jobs)),
+            Tiles("Now", lambda: _tiles(jobs, jobmasters())),
             Table(
                 "Jobs",
                 ["job", "owner", "phase", "progress", "samples/s", "loss", "AUC", "workers", "PS", "gen",
@@ -152,11 +157,13 @@ def page(jobs: Jobs, charts: Recorder) -> Page:
     )
 
 
-def figures(jobs: Jobs) -> Mapping[str, Any]:
+def figures(jobs: Jobs, sharing: Sharing) -> Mapping[str, Any]:
     """For $SRV.STATS."""
     runs = _runs(jobs)
     return {
         "leading": jobs.is_leading,
+        "buckets": len(jobs.buckets),
+        "jobmasters": len(sharing.members),
         "jobs": len(runs),
         "live": sum(not run.status.has_ended for run in runs),
         "samples_per_s": sum(run.status.samples_per_s for run in _training(jobs)),
@@ -172,7 +179,7 @@ def _training(jobs: Jobs) -> list[Run]:
     return [run for run in _runs(jobs) if not run.status.has_ended and run.record.phase == "open"]
 
 
-def _tiles(jobs: Jobs) -> list[Tile]:
+def _tiles(jobs: Jobs, jobmasters: int) -> list[Tile]:
     runs = _runs(jobs)
     live = [run for run in runs if not run.status.has_ended]
     failed = sum(run.status.phase is Phase.FAILED for run in runs)
@@ -184,8 +191,8 @@ def _tiles(jobs: Jobs) -> list[Tile]:
         Tile("processes", processes, note="parameter servers, workers, others"),
         Tile("failed jobs", failed, tone=Tone.BAD if failed else Tone.PLAIN),
         Tile(
-            "leads", "yes" if jobs.is_leading else "no", tone=Tone.OK if jobs.is_leading else Tone.IDLE,
-            note="one jobmaster runs the jobs",
+            "buckets of jobs", len(jobs.buckets), tone=Tone.OK if jobs.is_leading else Tone.IDLE,
+            note=f"of {BUCKETS}, over {jobmasters} jobmaster(s)",
         ),
     ]
 

@@ -7,11 +7,15 @@
     events.<id>         the newest events, bounded
     request.<hash>      which job a submission became
     version.<model>     the highest version given to a model
-    leader              which jobmaster runs the jobs                  (in a bucket whose keys expire)
+    shards              which jobmaster holds which bucket of jobs
+    session.<member>    a jobmaster that lives                         (in a bucket whose keys expire)
+    leader              that jobs are shared                           (there, too; of older releases: who leads)
+
+What is of one job is written by the holder of its bucket alone, within its lease: `fence` is asked before each write.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -22,6 +26,7 @@ from services.jobmaster.domain.job import AcceptedJob, JobStatus
 from services.jobmaster.domain.record import RunRecord
 
 BUCKET = "recmesh_jobs"
+SHARDS = "shards"
 LEADER_BUCKET = "recmesh_jobmaster_leader"
 MAX_EVENTS = 300
 """Per job; at most 1 KiB each, so that the value stays under the bus's 1 MiB."""
@@ -74,8 +79,9 @@ class Keys(Protocol):
 class JobStore:
     """Jobs by id. Revisions travel inside the documents, so that an old document cannot overwrite a newer."""
 
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
+    def __init__(self, keys: Keys, *, fence: Callable[[str], None] = lambda job_id: None) -> None:
+        """fence: raises for jobs that this jobmaster may not write."""
+        self._keys, self._fence = keys, fence
 
     async def job_ids(self) -> list[str]:
         """All jobs, by name."""
@@ -87,10 +93,12 @@ class JobStore:
 
     async def create_job(self, job: AcceptedJob) -> AcceptedJob:
         """AlreadyExists when the id is taken."""
+        self._fence(job.job_id)
         return await self._create(f"job.{job.job_id}", job)
 
     async def save_job(self, job: AcceptedJob) -> AcceptedJob:
         """Aborted when it was changed since it was read."""
+        self._fence(job.job_id)
         return await self._save(f"job.{job.job_id}", job)
 
     async def status(self, job_id: str) -> JobStatus | None:
@@ -99,6 +107,7 @@ class JobStore:
 
     async def save_status(self, status: JobStatus) -> JobStatus:
         """Aborted when somebody else wrote it."""
+        self._fence(status.job_id)
         return await self._save(f"status.{status.job_id}", status)
 
     async def record(self, job_id: str) -> RunRecord | None:
@@ -107,6 +116,7 @@ class JobStore:
 
     async def save_record(self, record: RunRecord) -> RunRecord:
         """The compare-and-set that everything rests on; Aborted when it was lost."""
+        self._fence(record.job_id)
         return await self._save(f"record.{record.job_id}", record)
 
     async def manifest(self, job_id: str, snapshot: int) -> dict[str, Any] | None:
@@ -115,11 +125,12 @@ class JobStore:
         return None if entry is None else dict(orjson.loads(entry.value))
 
     async def save_manifest(self, job_id: str, snapshot: int, manifest: dict[str, Any]) -> None:
-        """Replaces what an earlier attempt left."""
-        await self._keys.put(f"manifest.{job_id}.{snapshot}", orjson.dumps(manifest))
+        """Replaces what an earlier attempt left. Aborted when another writes it at the same time."""
+        await self._replace(job_id, f"manifest.{job_id}.{snapshot}", orjson.dumps(manifest))
 
     async def delete_manifest(self, job_id: str, snapshot: int) -> None:
         """Of a snapshot that retention has deleted."""
+        self._fence(job_id)
         await self._keys.delete(f"manifest.{job_id}.{snapshot}")
 
     async def events(self, job_id: str) -> list[dict[str, Any]]:
@@ -128,8 +139,8 @@ class JobStore:
         return [] if entry is None else list(orjson.loads(entry.value))
 
     async def save_events(self, job_id: str, events: Sequence[dict[str, Any]]) -> None:
-        """Replaces the list, cut to the newest."""
-        await self._keys.put(f"events.{job_id}", orjson.dumps(list(events)[-MAX_EVENTS:]))
+        """Replaces the list, cut to the newest. Aborted when another writes it at the same time."""
+        await self._replace(job_id, f"events.{job_id}", orjson.dumps(list(events)[-MAX_EVENTS:]))
 
     async def claim_request(self, request_id: str, job_id: str) -> str:
         """The job id that this submission has: the given one, or the one of an earlier try."""
@@ -167,6 +178,7 @@ class JobStore:
 
     async def delete(self, job_id: str) -> None:
         """Everything of the job; the job itself last, so that a half-done deletion is seen and repeated."""
+        self._fence(job_id)
         try:
             job = await self.job(job_id)
         except ValueError:  # it cannot be read
@@ -178,6 +190,18 @@ class JobStore:
         if job is not None and job.request_id:
             await self._keys.delete(_request_key(job.request_id))
         await self._keys.delete(f"job.{job_id}")
+
+    async def _replace(self, job_id: str, key: str, value: bytes) -> None:
+        """As put, but never over what was written after this began."""
+        entry = await self._keys.get(key)
+        self._fence(job_id)
+        if entry is not None:
+            await self._keys.update(key, value, entry.revision)
+            return
+        try:
+            await self._keys.create(key, value)
+        except AlreadyExists as error:
+            raise Aborted(f"{key} exists already", reason="LOST_RACE") from error
 
     async def _load(self, key: str, kind: type[Document]) -> Document | None:
         entry = await self._keys.get(key)

@@ -116,7 +116,7 @@ class JobWorld:
             for lane in runner._lanes:
                 if lane.task is not None:
                     lane.task.cancel()
-        self.jobs.led.clear()
+        self.jobs.buckets = frozenset()
         await asyncio.sleep(0)
         self.jobs, self.roles = self._jobmaster()
         await self.jobs.lead()

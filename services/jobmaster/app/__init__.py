@@ -10,5 +10,5 @@
     queue       progress of shardsvc's queue, releases of dead workers
     tuning      better plans while a job trains: asked for, carried out, measured, kept or taken back
     telling     events, their history, profiles for brain
-    leader      which of several jobmasters runs the jobs
+    sharing     which of several jobmasters runs which jobs; `fence` keeps out whoever has not heard of it yet
 """

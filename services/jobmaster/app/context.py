@@ -44,6 +44,8 @@ class Context:
     """What processes that read topics have in addition: variables that `servers` and `options` may name."""
     mesh_topics_env: Mapping[str, str] = field(default_factory=dict)
     """What those have that read topics of the mesh's own NATS."""
+    may_write: Callable[[str], None] = lambda job_id: None
+    """Raises for jobs whose lease this jobmaster has lost; asked before what is written beside store and cluster."""
     lease_ttl_s: float = 30.0
     untracked: Callable[[TrainingJob], list[Violation]] = lambda spec: []
     """Why metrics of a job cannot go where it asks."""

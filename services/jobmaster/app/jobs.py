@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,13 @@ from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, ObjectRef, Size
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
+from services.jobmaster.domain.shards import BUCKETS, bucket_of
 from services.jobmaster.domain.suspension import resumed, suspended
 
 logger = get_logger(__name__)
 
 READS_AT_ONCE = 32
-"""Of the store, by a jobmaster that begins to lead: its jobs are without one meanwhile."""
+"""Of the store, by a jobmaster that takes buckets: their jobs are without one meanwhile."""
 RELOAD_S = 1.0
 MAX_RELOAD_S = 10.0
 DELETE_WAIT_S = 45.0
@@ -51,8 +52,16 @@ class Tail:
     lines: tuple[str, ...]
 
 
+class NotHeld(Unavailable):
+    """Another jobmaster runs this job, or will in a moment: ask that one, or again. Nothing was done."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"this jobmaster does not run job {job_id} (yet)", reason="NOT_HELD")
+        self.job_id = job_id
+
+
 class Jobs:
-    """Users' use cases. Only the leading jobmaster answers; another says so, and callers try again."""
+    """Users' use cases. A jobmaster answers for the jobs of the buckets that it holds, and of others with `NotHeld`."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -60,22 +69,78 @@ class Jobs:
         self.unreadable: dict[str, Run] = {}
         """Jobs whose documents this version cannot read: shown as failed, and otherwise left alone."""
         self._reloading: set[str] = set()
-        self.led = asyncio.Event()
-        """Set while this jobmaster leads."""
+        self.buckets: frozenset[int] = frozenset()
+        """Whose jobs this jobmaster runs."""
+        self.live_elsewhere: Callable[[], int] = lambda: 0
+        """Jobs that live by other jobmasters, as far as it is known."""
         self._submitting = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
+        self._missed: frozenset[str] = frozenset()
 
     @property
     def is_leading(self) -> bool:
-        """This jobmaster runs the jobs."""
-        return self.led.is_set()
+        """This jobmaster runs jobs, or would."""
+        return bool(self.buckets)
 
-    # -- leadership --------------------------------------------------------------------------------------
+    @property
+    def live(self) -> int:
+        """Jobs here that have not ended."""
+        return sum(not runner.run.status.has_ended for runner in self.runners.values())
+
+    def holds(self, name: str) -> bool:
+        """Jobs of this name, or id, are run here."""
+        return bucket_of(name) in self.buckets
+
+    def check_holds(self, name: str) -> None:
+        """NotHeld, or nothing."""
+        if not self.holds(name):
+            raise NotHeld(name)
+
+    # -- buckets -----------------------------------------------------------------------------------------
 
     async def lead(self) -> None:
-        """Holds all jobs from now on; their processes are found by the runners."""
+        """Holds all jobs from now on; for a jobmaster that is alone."""
+        await self.hold(range(BUCKETS))
+
+    async def follow(self) -> None:
+        """Lets go of all jobs; their processes go on."""
+        await self.release(self.buckets)
+
+    async def hold(self, buckets: Iterable[int]) -> None:
+        """Runs the jobs of these buckets, too, from now on; their processes are found by the runners."""
+        new = frozenset(buckets) - self.buckets
         await self.context.cluster.find_again()
-        ids = await self.context.store.job_ids()
+        ids = [job_id for job_id in await self.context.store.job_ids() if bucket_of(job_id) in new]
+        await self._take_in(ids)
+        self.buckets |= new
+        self.context.cluster.watch(self._on_change)
+        logger.info("%d bucket(s) taken, %d job(s) in them; held: %d", len(new), len(ids), len(self.buckets))
+
+    async def release(self, buckets: Iterable[int]) -> None:
+        """Lets go of the jobs of these buckets; their processes go on. What is being written for them is waited for."""
+        old = frozenset(buckets)
+        self.buckets -= old
+        async with self._submitting:            # what is being accepted is stored, and will be found by the next holder
+            runners = [runner for job_id, runner in self.runners.items() if bucket_of(job_id) in old]
+            for runner in runners:
+                del self.runners[runner.run.job_id]
+            self.unreadable = {job_id: run for job_id, run in self.unreadable.items() if bucket_of(job_id) not in old}
+        await asyncio.gather(*(runner.stop() for runner in runners))
+        if old:
+            logger.info("%d bucket(s) let go, %d job(s) in them; held: %d", len(old), len(runners), len(self.buckets))
+
+    async def sweep(self) -> None:
+        """Takes in jobs of held buckets that were stored by a jobmaster which held them before, after this one had
+        looked: twice seen, and not known here."""
+        known = self.runners.keys() | self.unreadable.keys() | self._reloading
+        missed = frozenset(
+            job_id for job_id in await self.context.store.job_ids() if self.holds(job_id) and job_id not in known
+        )
+        late, self._missed = missed & self._missed, missed
+        async with self._submitting:
+            await self._take_in([job_id for job_id in late if self.holds(job_id) and job_id not in self.runners])
+
+    async def _take_in(self, ids: Sequence[str]) -> None:
         turns = asyncio.Semaphore(READS_AT_ONCE)
         read = await asyncio.gather(*(self._read_in_turn(job_id, turns) for job_id in ids), return_exceptions=True)
         for job_id, found in zip(ids, read, strict=True):
@@ -87,16 +152,6 @@ class Jobs:
             except (InvalidArgument, ValueError, TypeError) as error:
                 logger.exception("job %s cannot be read; it is left alone", job_id)
                 self.unreadable[job_id] = unreadable.stand_in(self.context, job_id, why=str(error))
-        self.led.set()
-        self.context.cluster.watch(self._on_change)
-        logger.info("this jobmaster leads; %d jobs", len(self.runners))
-
-    async def follow(self) -> None:
-        """Lets go of all jobs; their processes go on."""
-        self.led.clear()
-        runners, self.runners = list(self.runners.values()), {}
-        self.unreadable = {}
-        await asyncio.gather(*(runner.stop() for runner in runners))
 
     def _on_change(self, job_id: str) -> None:
         runner = self.runners.get(job_id)
@@ -132,7 +187,7 @@ class Jobs:
             self._keep(runner.stop())
 
     def _lost(self, run: Run) -> None:
-        """Somebody else wrote the job's documents. If this jobmaster still leads, it reads them again."""
+        """Somebody else wrote the job's documents. If this jobmaster still holds it, it reads them again."""
         runner = self.runners.get(run.job_id)
         if runner is not None and runner.run is run:
             del self.runners[run.job_id]
@@ -147,7 +202,7 @@ class Jobs:
                 await self.context.clock.sleep(delay_s)
                 try:
                     found = await self._read(job_id)
-                    if found is None or not self.is_leading or job_id in self.runners:
+                    if found is None or not self.holds(job_id) or job_id in self.runners:
                         return
                     self._run(*found)
                     return
@@ -163,8 +218,8 @@ class Jobs:
         task.add_done_callback(self._background.discard)
 
     def run_of(self, job_id: str) -> Run:
-        """NotFound; Unavailable when another jobmaster leads, or while the job is read again."""
-        self._check_leading()
+        """NotFound; NotHeld when another jobmaster runs it; Unavailable while it is read again."""
+        self.check_holds(job_id)
         runner = self.runners.get(job_id)
         if runner is None:
             if job_id in self._reloading:
@@ -185,15 +240,10 @@ class Jobs:
             raise Unavailable(f"job {job_id} cannot be read", reason="UNREADABLE")
         return run
 
-    def _check_leading(self) -> None:
-        if not self.is_leading:
-            raise Unavailable("this jobmaster does not lead (yet)", reason="NOT_LEADING")
-
     # -- use cases ---------------------------------------------------------------------------------------
 
     async def submit(self, spec_json: str, *, request_id: str, submitter: str, dry_run: bool) -> Run:
-        """A new job, or the one that this request made before."""
-        self._check_leading()
+        """A new job, or the one that this request made before. NotHeld names what another jobmaster is to be asked."""
         if not dry_run:
             earlier = await self.earlier(request_id, spec_json)
             if earlier is not None:
@@ -222,7 +272,8 @@ class Jobs:
             earlier = await self._made_by(request_id, spec_digest)
             if earlier is not None:
                 return earlier
-            live = sum(not runner.run.status.has_ended for runner in self.runners.values())
+            self.check_holds(checked.spec.name if object is None else object.name)
+            live = self.live + self.live_elsewhere()
             if live >= self.context.max_live_jobs:
                 raise ResourceExhausted(f"{live} jobs live already", reason="TOO_MANY_JOBS")
             job, record = await submission.create(
@@ -232,6 +283,7 @@ class Jobs:
             existing = self.runners.get(job.job_id)
             if existing is not None:
                 return existing.run
+            self.check_holds(job.job_id)
             run = self._run(job, JobStatus(job_id=job.job_id, notes=checked.notes), record)
         run.telling.submitted(
             name=checked.spec.name, owner=checked.spec.owner, submitter=submitter, request_id=request_id
@@ -254,8 +306,8 @@ class Jobs:
     def page(
         self, *, owner: str = "", phase: str = "", labels: Mapping[str, str], limit: int, page_token: str
     ) -> tuple[Sequence[Run], str]:
-        """The newest first; and the token of the next page. InvalidArgument for a phase that there is not."""
-        self._check_leading()
+        """Of the jobs here, the newest first; and the token of the next page. InvalidArgument for a phase that there
+        is not."""
         if phase and phase.lower() not in (known.lower() for known in Phase):
             reason = f"there is no phase {phase}; there are {', '.join(Phase)}"
             raise InvalidArgument("the jobs cannot be listed", violations=[Violation("phase", reason)])

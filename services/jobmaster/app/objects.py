@@ -45,6 +45,11 @@ def ref_of(thing: Object) -> ObjectRef:
     return ObjectRef(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
 
 
+def name_of(thing: Object) -> str:
+    """By which its bucket is found: its job's, which is its own unless that was taken."""
+    return str((thing.get("status") or {}).get("job_id") or thing["metadata"]["name"])
+
+
 class ObjectJobs(Jobs):
     """`Jobs`, with the object as the place where intent is written."""
 
@@ -57,12 +62,12 @@ class ObjectJobs(Jobs):
 
     async def submit(self, spec_json: str, *, request_id: str, submitter: str, dry_run: bool) -> Run:
         """See Jobs; the object is there before the job."""
-        self._check_leading()
         if dry_run:
             return await super().submit(spec_json, request_id=request_id, submitter=submitter, dry_run=True)
         if (earlier := await self.earlier(request_id, spec_json)) is not None:
             return earlier
         checked = await submission.check(self.context, spec_json)
+        self.check_holds(checked.spec.name)
         digest = submission.digest(spec_json)
         request_id = request_id or f"object/{self.context.rng.getrandbits(128):032x}"
         thing = await self._write(spec_json, request_id=request_id, submitter=submitter, digest=digest)
@@ -130,7 +135,7 @@ class ObjectJobs(Jobs):
     # -- what the reconciler does with one object --------------------------------------------------------
 
     def run_of_object(self, thing: Object) -> Run | None:
-        """The object's job; None when there is none. Unavailable while it is read again, or nobody leads here."""
+        """The object's job; None when there is none. Unavailable while it is read again, or another runs it."""
         ref, job_id = ref_of(thing), str((thing.get("status") or {}).get("job_id") or "")
         if job_id:
             try:
@@ -140,7 +145,7 @@ class ObjectJobs(Jobs):
             else:
                 if run.job.object is not None and run.job.object.uid == ref.uid:
                     return run
-        self._check_leading()
+        self.check_holds(name_of(thing))
         if self._reloading:
             raise Unavailable("some job is being read again", reason="RELOADING")
         return next((run for run in self.runs().values() if run.job.object == ref), None)
@@ -149,6 +154,7 @@ class ObjectJobs(Jobs):
         """The object becomes a job, or is found to be one. Errors as of `submit`."""
         ref, notes = ref_of(thing), _annotations(thing)
         if FINALIZER not in thing["metadata"].get("finalizers", []):
+            self.context.may_write(name_of(thing))
             await self.objects.hold(thing, held=True)      # before anything is there that it must remove
         spec_json = orjson.dumps(shapes.job_document(thing)).decode()
         checked = await submission.check(self.context, spec_json)
@@ -200,6 +206,7 @@ class ObjectJobs(Jobs):
                 await run.wish(lambda intent: intent.model_copy(update={"delete": True, "reason": "deleted"}))
                 return False
         if FINALIZER in thing["metadata"].get("finalizers", []):
+            self.context.may_write(name_of(thing))
             await self.objects.hold(thing, held=False)
         return True
 
@@ -231,8 +238,3 @@ class ObjectJobs(Jobs):
 
 def _annotations(thing: Object) -> Mapping[str, Any]:
     return thing["metadata"].get("annotations") or {}
-
-
-def _check_trains(run: Run) -> None:
-    if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
-        raise FailedPrecondition(f"job {run.job_id} trains no more", reason="JOB_ENDED")

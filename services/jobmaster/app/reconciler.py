@@ -2,7 +2,8 @@
 
 A watch fills a map of the objects as they are; whatever changes, in the cluster or in a job, puts the object's name
 into a queue, and a few workers take names from it, each name by one at a time. A name whose turn failed comes again
-later, later each time. Only the leading jobmaster acts; the others watch, so that they know all when they come to lead.
+later, later each time. A jobmaster acts on objects of its own buckets; it watches all, so that it knows them when it
+takes more.
 """
 
 import asyncio
@@ -16,12 +17,13 @@ from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, N
 from recmesh.runtime.kube import Listing
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.jobs import SCALABLE, pinned_of, wanted_of
-from services.jobmaster.app.objects import ObjectJobs, ref_of
+from services.jobmaster.app.objects import ObjectJobs, name_of, ref_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import objects as rules
 from services.jobmaster.domain.job import ObjectRef
 from services.jobmaster.domain.objects import Counts, Synced
 from services.jobmaster.domain.phase import ENDED
+from services.jobmaster.domain.shards import bucket_of
 from services.jobmaster.peers.objects import Object
 
 logger = get_logger(__name__)
@@ -37,7 +39,7 @@ FIRST_AGAIN_S, LAST_AGAIN_S = 0.5, 60.0
 EVENTS_PER_S, EVENTS_BURST = 1 / 15, 25.0
 """Of one object; what comes faster is left out, and stays in the job's own history (client-go: 25, then 1/300)."""
 EVENTS_SINCE_S = 120.0
-"""A jobmaster that begins to lead tells Events of this age at most: older ones were told, or are of no more use."""
+"""A jobmaster that takes a bucket tells Events of this age at most: older ones were told, or are of no more use."""
 
 Key = tuple[str, str]
 """(namespace, name)"""
@@ -58,7 +60,7 @@ class Known:
 
 
 class Reconciler:
-    """A component: it watches from its start, and acts while its jobmaster leads."""
+    """A component: it watches from its start, and acts on what its jobmaster holds."""
 
     name = "objects"
 
@@ -71,7 +73,8 @@ class Reconciler:
         self._busy: set[Key] = set()
         self._again: dict[Key, float] = {}
         self._listed = False
-        self._led_since: float | None = None
+        self._since: dict[int, float] = {}
+        """When each bucket that is held was taken."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -80,7 +83,7 @@ class Reconciler:
         self._tasks += [asyncio.create_task(self._work()) for _ in range(WORKERS)]
 
     async def stop(self) -> None:
-        """Whatever is under way is begun anew by the next leader, where there can be one."""
+        """Whatever is under way is begun anew by the next holder, where there can be one."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -110,24 +113,21 @@ class Reconciler:
                 self._put(key)
 
     async def _look(self) -> None:
-        """Jobs change without their objects; and a jobmaster comes to lead."""
+        """Jobs change without their objects; and buckets come and go."""
         while True:
             await self._clock.sleep(LOOK_S)
             now = self._clock.monotonic()
-            if not self._jobs.is_leading or not self._listed:
-                self._led_since = None
+            if not self._listed:
                 continue
-            if self._led_since is None:
-                self._led_since = self._clock.now()
-                for key in self.objects:
-                    self._put(key)
+            self._see_buckets()
             for key, due in list(self._again.items()):
                 if now >= due:
                     del self._again[key]
                     self._put(key)
             runs = self._jobs.runs()
             for key, thing in self.objects.items():
-                if _is_over(thing) and (thing.get("status") or {}).get("job_id") not in runs:
+                is_here = _is_over(thing) and self._jobs.holds(name_of(thing))
+                if is_here and (thing.get("status") or {}).get("job_id") not in runs:
                     self._put(key)
             for run in runs.values():
                 if run.job.object is not None:
@@ -135,6 +135,20 @@ class Reconciler:
                     known = self.objects.get(key)
                     if known is None or self._has_news(key, known, run):
                         self._put(key)
+
+    def _see_buckets(self) -> None:
+        held = self._jobs.buckets
+        new = held - self._since.keys()
+        if new or len(held) < len(self._since):
+            now = self._clock.now()
+            self._since = {bucket: self._since.get(bucket, now) for bucket in held}
+            for key, thing in self.objects.items():
+                bucket = bucket_of(name_of(thing))
+                if bucket not in held:
+                    self._known.pop(key, None)
+                    self._again.pop(key, None)
+                elif bucket in new:
+                    self._put(key)
 
     def _put(self, key: Key) -> None:
         if key not in self._queued:
@@ -155,7 +169,8 @@ class Reconciler:
                 self._busy.discard(key)
 
     async def _turn(self, key: Key) -> None:
-        if not self._jobs.is_leading:
+        thing = self.objects.get(key)
+        if thing is not None and not self._jobs.holds(name_of(thing)):
             return
         known = self._known.setdefault(key, Known())
         try:
@@ -234,6 +249,7 @@ class Reconciler:
     async def _after_the_end(self, thing: Object) -> None:
         """Its job has ended and is forgotten: so is the object, where that was the job's time to live."""
         if _is_over(thing):
+            self._jobs.context.may_write(name_of(thing))
             await self._jobs.objects.delete(ref_of(thing))
 
     async def _without_object(self, key: Key) -> float | None:
@@ -282,6 +298,7 @@ class Reconciler:
     async def _tell_if_new(self, key: Key, thing: Object, told: dict[str, Any]) -> None:
         if told == (thing.get("status") or {}):
             return
+        self._jobs.context.may_write(name_of(thing))
         written = await self._jobs.objects.tell_status(ref_of(thing), told)
         self._known[key].told_at = self._clock.monotonic()
         current = self.objects.get(key)
@@ -289,13 +306,14 @@ class Reconciler:
             self.objects[key] = written       # the watch will say the same
 
     async def _tell_events(self, ref: ObjectRef, run: Run, known: Known) -> None:
-        since = (self._led_since or 0.0) - EVENTS_SINCE_S
+        since = self._since.get(bucket_of(run.job_id), 0.0) - EVENTS_SINCE_S
         for entry in list(run.telling.history):
             if entry["id"] in known.seen:
                 continue
             told = rules.event_of(entry)
             if told is not None and told.at >= since:
                 if known.events.take(self._clock.monotonic(), patience_s=0.0) is not None:
+                    self._jobs.context.may_write(run.job_id)
                     await self._jobs.objects.tell(ref, told)
             known.seen.add(entry["id"])
         if len(known.seen) > 2 * len(run.telling.history):

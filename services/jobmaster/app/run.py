@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from recmesh.runtime.errors import Aborted, MeshFault, ResourceExhausted
+from recmesh.runtime.errors import Aborted, MeshFault, ResourceExhausted, Unavailable
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.app.context import Context
@@ -34,6 +34,9 @@ from services.jobmaster.peers import QueueProgress
 
 logger = get_logger(__name__)
 
+WISH_S = 3.0
+"""So long what is being stored for users is waited for when a run is closed."""
+
 Document = TypeVar("Document", AcceptedJob, JobStatus, RunRecord)
 Result = TypeVar("Result")
 
@@ -49,7 +52,7 @@ class Pending:
 
 
 class LostRun(Exception):
-    """Somebody else has written what only this job's runner writes: another jobmaster leads."""
+    """Somebody else has written what only this job's runner writes: another jobmaster holds it."""
 
 
 class Run:
@@ -63,6 +66,7 @@ class Run:
             status, now=context.clock.now(), longest_pause_s=context.limits.retry_ceiling_s
         ).model_copy(update={"revision": 0})
         self.record = record
+        self._wishing, self._closed = asyncio.Lock(), False
         self.vitals = Vitals()
         self.minutes = Minutes(self.spec.data.label_columns if self.spec.data is not None else ())
         self.steady = SteadyRate()
@@ -243,7 +247,13 @@ class Run:
     # -- users' wishes -----------------------------------------------------------------------------------
 
     async def wish(self, change: Callable[[Intent], Intent]) -> None:
-        """Changes what users want of the job; durable when this returns."""
+        """Changes what users want of the job; durable when this returns. Unavailable once the run is closed."""
+        async with self._wishing:
+            if self._closed:
+                raise Unavailable(f"job {self.job_id} is being handed over", reason="NOT_HELD")
+            await self._wish(change)
+
+    async def _wish(self, change: Callable[[Intent], Intent]) -> None:
         store, job_id = self.context.store, self.job_id
         while True:
             intent = change(self.job.intent)
@@ -297,7 +307,12 @@ class Run:
         task.add_done_callback(self._kept.discard)
 
     async def close(self) -> None:
-        """Ends what runs beside the runner."""
+        """Ends what runs beside the runner. What users want is stored before, or refused."""
+        try:
+            async with asyncio.timeout(WISH_S), self._wishing:
+                self._closed = True
+        except TimeoutError:
+            self._closed = True
         tasks = [*self._kept]
         if self.queue_opening is not None:
             tasks.append(self.queue_opening)

@@ -24,6 +24,7 @@ from services.jobmaster.domain.job import AcceptedJob, Intent, ObjectRef
 from services.jobmaster.domain.models import evaluation_violations, model_violations
 from services.jobmaster.domain.record import RunRecord
 from services.jobmaster.domain.serving import unservable
+from services.jobmaster.domain.shards import bucket_of
 
 logger = get_logger(__name__)
 
@@ -248,9 +249,12 @@ def _check_digest(job: AcceptedJob, spec_digest: str | None) -> None:
 
 
 def other_name(context: Context, name: str) -> str:
-    """Where the name is taken."""
-    suffix = "".join(context.rng.choice(SUFFIX_LETTERS) for _ in range(5))
-    return f"{name[: MAX_NAME - 6].rstrip('-')}-{suffix}"
+    """Where the name is taken: another one of the same bucket, so that one jobmaster has all that are called so."""
+    while True:
+        suffix = "".join(context.rng.choice(SUFFIX_LETTERS) for _ in range(5))
+        found = f"{name[: MAX_NAME - 6].rstrip('-')}-{suffix}"
+        if bucket_of(found) == bucket_of(name):
+            return found
 
 
 def first_record(job: AcceptedJob) -> RunRecord:

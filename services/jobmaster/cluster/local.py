@@ -80,9 +80,17 @@ class LocalController:
 
     async def find_again(self) -> None:
         """See `Controller`."""
-        for handle in await asyncio.to_thread(find, self._run_root, recursive=True):
-            if (handle.run_dir.name, handle.name) not in self._handles:
-                self._adopt(handle.run_dir.name, handle)
+        before = set(self._handles)
+        found = await asyncio.to_thread(find, self._run_root, recursive=True)
+        there = {(handle.run_dir.name, handle.name): handle for handle in found}
+        for key in before & self._handles.keys():
+            known, now = self._handles[key], there.get(key)
+            is_other = now is None or now.id != known.id     # forgotten, and perhaps begun again, by another jobmaster
+            if is_other and key not in self._launching and not known.alive():
+                del self._handles[key]
+        for key, handle in there.items():
+            if key not in self._handles:
+                self._adopt(key[0], handle)
 
     async def stop_watching(self) -> None:
         """Stops looking; the processes go on."""

@@ -51,6 +51,8 @@ class SeveralClusters:
         self._unknown: set[str] = set(self._members)
         """Of these it is not known what runs there."""
         self._locks: dict[str, asyncio.Lock] = {}
+        self._starting: list[str] = []
+        """Jobs of which a process is being started."""
         self._asker: asyncio.Task[None] | None = None
         self._on_change: Callable[[str], None] = lambda job_id: None
 
@@ -72,6 +74,7 @@ class SeveralClusters:
 
     async def _find(self, member: Member) -> str:
         """Why it could not be asked; empty when it was."""
+        begun = set(self._starting)
         try:
             async with asyncio.timeout(ANSWER_S):
                 await member.controller.find_again()
@@ -81,8 +84,10 @@ class SeveralClusters:
             logger.warning("cluster %s does not answer: %s", member.name, error)
             return f"{member.name}: {error}"
         self._unknown.discard(member.name)
+        begun |= set(self._starting)            # their first process may not be seen yet
         for job_id in [job for job, home in self._homes.items() if home == member.name and job not in jobs]:
-            del self._homes[job_id]
+            if job_id not in begun:
+                del self._homes[job_id]
         for job_id in jobs:
             home = self._homes.setdefault(job_id, member.name)
             if home != member.name:
@@ -143,7 +148,11 @@ class SeveralClusters:
         async with self._locks.setdefault(order.job_id, asyncio.Lock()):
             home = self._home(order.job_id) or await self._choose(order)
             self._homes[order.job_id] = home.name
-        return _named(home, await home.controller.start(replace(order, env={**home.env, **order.env})))
+        self._starting.append(order.job_id)
+        try:
+            return _named(home, await home.controller.start(replace(order, env={**home.env, **order.env})))
+        finally:
+            self._starting.remove(order.job_id)
 
     async def _choose(self, order: StartOrder) -> Member:
         able = list(self._members.values())

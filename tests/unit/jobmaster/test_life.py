@@ -250,7 +250,7 @@ async def test_a_role_that_died_while_no_jobmaster_lived_is_judged_by_the_truth(
     world.shards.total = 2000
     job_id = await world.submit(spec())
     await world.until(lambda: world.phase(job_id) == "Running")
-    world.jobs.led.clear()
+    world.jobs.buckets = frozenset()
     world.cluster.watch(lambda job_id: None)
     world.cluster.kill(job_id, "worker-1-1", Exit(oom=True, signal=9, reason="out of memory: limit 64 MiB"))
     await world.restart_jobmaster()

@@ -48,11 +48,17 @@ class JobsServicer(jobmaster_pb2_grpc.JobsServicer):
 
     async def List(self, request: jobmaster_pb2.ListRequest, context: Any) -> jobmaster_pb2.ListReply:
         """Jobs, the newest first."""
+        return self.page(request)
+
+    def page(self, request: jobmaster_pb2.ListRequest) -> jobmaster_pb2.ListReply:
+        """Of the jobs of this jobmaster."""
         runs, token = self._jobs.page(
             owner=request.owner, phase=request.phase, labels=dict(request.labels), limit=request.limit,
             page_token=request.page_token,
         )
-        return jobmaster_pb2.ListReply(jobs=[job_message(run) for run in runs], next_page_token=token)
+        return jobmaster_pb2.ListReply(
+            jobs=[job_message(run) for run in runs], next_page_token=token, buckets=sorted(self._jobs.buckets)
+        )
 
     async def Stop(self, request: jobmaster_pb2.StopRequest, context: Any) -> jobmaster_pb2.Job:
         """Stop, or finish early."""
@@ -166,7 +172,9 @@ class RunsServicer(jobmaster_pb2_grpc.RunsServicer):
         return jobmaster_pb2.ReportReply()
 
 
-def registrations(jobs: JobsServicer, runs: RunsServicer) -> list[Callable[[grpc.aio.Server], None]]:
+def registrations(
+    jobs: jobmaster_pb2_grpc.JobsServicer, runs: jobmaster_pb2_grpc.RunsServicer
+) -> list[Callable[[grpc.aio.Server], None]]:
     """What the server serves."""
     return [
         lambda server: jobmaster_pb2_grpc.add_JobsServicer_to_server(jobs, server),
