@@ -3,9 +3,10 @@
 import asyncio
 import json
 import ssl
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,23 @@ class ApiProxy:
             if request.transport is not None:
                 self._watches.discard(request.transport)
         return told
+
+
+@contextmanager
+def proxied(kubeconfig: Path, folder: Path) -> Iterator[ApiProxy]:
+    """One in a thread of its own, for other processes."""
+    proxy, ends, begun = ApiProxy(kubeconfig, folder), threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with proxy.serving():
+            begun.set()
+            await asyncio.to_thread(ends.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="api-proxy")
+    thread.start()
+    try:
+        assert begun.wait(10.0)
+        yield proxy
+    finally:
+        ends.set()
+        thread.join()
