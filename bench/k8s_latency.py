@@ -5,6 +5,7 @@ are changed by kubectl, and what became of them is read from pods and from the A
 here but a job of each round, and its file.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import subprocess
 import time
 import uuid
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
@@ -49,14 +50,29 @@ def run(*, quick: bool) -> Result:
 
 def kubectl(*arguments: str, given: str = "") -> str:
     """In the mesh's namespace; RuntimeError has kubectl's own words."""
-    program = os.environ.get("KUBECTL") or shutil.which("kubectl")
-    if program is None or not os.environ.get("KUBECONFIG"):
-        raise RuntimeError("give KUBECONFIG (and KUBECTL) of a cluster that has the dev overlay")
-    done = subprocess.run([program, "-n", "recmesh", *arguments], input=given, capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
+    done = subprocess.run([*_kubectl(), *arguments], input=given, capture_output=True, text=True, timeout=120,
+                          check=False)  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"kubectl {' '.join(arguments[:3])}: {done.stderr.strip()}")
     return done.stdout
+
+
+@contextlib.contextmanager
+def kubectl_lines(*arguments: str) -> Iterator[Iterator[str]]:
+    """What it writes, as it comes; ended with the block."""
+    process = subprocess.Popen([*_kubectl(), *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        yield iter(process.stdout or ())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _kubectl() -> list[str]:
+    program = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if program is None or not os.environ.get("KUBECONFIG"):
+        raise RuntimeError("give KUBECONFIG (and KUBECTL) of a cluster that has the dev overlay")
+    return [program, "-n", "recmesh"]
 
 
 def since(began: float, condition: Callable[[], object]) -> float:

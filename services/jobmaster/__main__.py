@@ -30,7 +30,7 @@ from services.jobmaster.app.tracking import Tracking
 from services.jobmaster.cluster import Controller
 from services.jobmaster.cluster.accelerators import accelerators
 from services.jobmaster.cluster.fenced import FencedController
-from services.jobmaster.cluster.local import LocalController
+from services.jobmaster.cluster.local import FORK_COMMAND, LocalController
 from services.jobmaster.cluster.plugged import Place, options, plugged
 from services.jobmaster.cluster.several import Member, SeveralClusters
 from services.jobmaster.config import JobmasterSettings
@@ -126,7 +126,9 @@ async def cluster(
     """Where roles run."""
     if settings.jobmaster_cluster == "local":
         gpus = settings.accelerators or accelerators()
-        return LocalController(settings.data_dir.absolute(), cores=settings.cores, gpus=gpus)
+        return LocalController(
+            settings.data_dir.absolute(), cores=settings.cores, gpus=gpus, fork_command=FORK_COMMAND
+        )
     if yarn is not None:
         return await yarn_cluster(settings, yarn)
     if settings.jobmaster_cluster != "kubernetes" or kube is None:

@@ -41,10 +41,18 @@ class KubeCluster:
             pytest.skip(f"{verb} is for a cluster of the test's own, and KUBECONFIG names another")
         return _run(verb, str(self.folder), *args)
 
+    def follow(self, *args: str) -> "subprocess.Popen[str]":
+        """kubectl with --watch, whose output is the caller's to read and whose end to bring about."""
+        command = [self._program, "--kubeconfig", str(self.kubeconfig), *args, "--watch"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    @property
+    def _program(self) -> str:
+        return str(self.folder / "bin" / "kubectl") if self.folder else "kubectl"
+
     def kubectl(self, *args: str, body: object = None, fails: bool = False) -> str:
         """What it prints; with `fails` what it complains of. `body`: an object for its standard input."""
-        program = str(self.folder / "bin" / "kubectl") if self.folder else "kubectl"
-        command = [program, "--kubeconfig", str(self.kubeconfig), *args]
+        command = [self._program, "--kubeconfig", str(self.kubeconfig), *args]
         text = json.dumps(body) if body is not None else None
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
         assert (done.returncode != 0) == fails, f"kubectl {' '.join(args)}: {done.stdout}{done.stderr}"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import psutil
 
 from recmesh.pb import jobmaster_pb2 as pb
 from recmesh.pb.jobmaster_pb2_grpc import JobsStub
 from recmesh.runtime.errors import MeshError
+from recmesh.runtime.process import find
 from recmesh.runtime.rpc import sync_channel
 from tests.support.servers import NatsServer, ValkeyServer, free_port
 from tests.support.service_process import ServiceProcess
@@ -59,11 +59,8 @@ class TrainingMesh:
         """Kills everything, the roles of all jobs included."""
         for item in self.services.values():
             item.kill()
-        for process in psutil.process_iter(["pid", "environ"]):
-            environ = process.info["environ"] or {}
-            if environ.get("RECMESH_WORK_DIR", "").startswith(str(self.folder)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.info["pid"], signal.SIGKILL)
+        for handle in find(self.folder / "run" / "jobs", recursive=True):
+            handle.kill()
         self._channel.close()
         self.nats.kill()
         self.valkey.kill()

@@ -10,12 +10,14 @@ time, so that a reused pid is never taken for it, let alone signalled.
     for handle in find(run): ...
 """
 
+from recmesh.runtime.process.forkserver import ForkServer
 from recmesh.runtime.process.identity import ProcessId
 from recmesh.runtime.process.launcher import ProcessHandle, Usage, find, launch, terminate_all
 from recmesh.runtime.process.records import ExitRecord, StartRecord
 
 __all__ = [
     "ExitRecord",
+    "ForkServer",
     "ProcessHandle",
     "ProcessId",
     "StartRecord",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from recmesh.runtime.process import cgroup
+from recmesh.runtime.process.forkserver import ForkServer
 from recmesh.runtime.process.identity import ProcessId, boot_id
 from recmesh.runtime.process.records import (
     EXIT_SUFFIX,
@@ -181,13 +182,15 @@ def launch(
     memory_bytes: int | None = None,
     oom_score_adj: int = 0,
     tag: str = "",
+    server: ForkServer | None = None,
 ) -> ProcessHandle:
     """Starts the command and returns when it runs (or could not be executed: FailedPrecondition).
 
     `env` is the whole environment (None: the own one); it is handed over in memory and never written down.
     `name` is unique among the living in `run_dir`: AlreadyExists otherwise; records of an ended process of
     that name are replaced. `tag` comes back in `handle.start.tag`. Limits that cannot be enforced do not fail
-    the start: see `handle.limits_enforced`. A higher `oom_score_adj` lets the kernel choose it earlier.
+    the start: see `handle.limits_enforced`. A higher `oom_score_adj` lets the kernel choose it earlier. `server`:
+    forks itself instead of the command, which it stands for, once it is ready and where this environment allows it.
     """
     if not _NAME.match(name):
         raise InvalidArgument(f"{name!r} cannot name a process")
@@ -222,7 +225,7 @@ def launch(
         },
     }
     try:
-        start = _run_shim(order, dict(os.environ if env is None else env))
+        start = _start(order, dict(os.environ if env is None else env), server)
     except FailedPrecondition:
         for folder in limits.folders:
             cgroup.remove(folder)
@@ -271,30 +274,43 @@ def _load(path: Path) -> ProcessHandle | None:
     return None if start is None else ProcessHandle(path.parent, start)
 
 
-def _run_shim(order: dict[str, object], env: dict[str, str]) -> StartRecord:
+def _start(order: dict[str, object], env: dict[str, str], server: ForkServer | None) -> StartRecord:
     """Starts the shim and waits for its one line about the start."""
-    name = order["name"]
+    line = b""
+    if server is not None and server.fits(env):
+        line = _line(lambda status: server.start(order | {"status_fd": status}, env))
+    # Of a fork server that died before it could fork nobody holds the pipe any more: nothing was started.
+    values = json.loads(line or _line(lambda status: _run_shim(order | {"status_fd": status}, env)) or b"{}")
+    if "pid" not in values:
+        said = values.get("error", "the shim said nothing")
+        raise FailedPrecondition(f"{order['name']} cannot be started: {said}", reason="LAUNCH_FAILED")
+    return StartRecord(**values)
+
+
+def _line(start: Callable[[int], object]) -> bytes:
+    """What comes through a pipe whose other end `start` gets; empty when all who have it are gone."""
     reader, writer = os.pipe()
     try:
-        command = [sys.executable, "-S", "-E", str(_SHIM), json.dumps(order | {"status_fd": writer})]
         try:
-            starter = subprocess.Popen(
-                command, env=env, pass_fds=(writer,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, cwd="/",
-            )
-        except OSError as error:
-            raise FailedPrecondition(f"{name} cannot be started: {error}", reason="LAUNCH_FAILED") from error
+            start(writer)
         finally:
             os.close(writer)
-        line = _read_line(reader, time.monotonic() + _START_TIMEOUT_S)
-        with suppress(subprocess.TimeoutExpired):
-            starter.wait(5.0)  # it forks and leaves at once; the shim proper is not our child
+        return _read_line(reader, time.monotonic() + _START_TIMEOUT_S)
     finally:
         os.close(reader)
-    values = json.loads(line) if line else {"error": "the shim said nothing"}
-    if "error" in values:
-        raise FailedPrecondition(f"{name} cannot be started: {values['error']}", reason="LAUNCH_FAILED")
-    return StartRecord(**values)
+
+
+def _run_shim(order: dict[str, object], env: dict[str, str]) -> None:
+    command = [sys.executable, "-S", "-E", str(_SHIM), json.dumps(order)]
+    try:
+        starter = subprocess.Popen(
+            command, env=env, pass_fds=(int(str(order["status_fd"])),), stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+        )
+    except OSError as error:
+        raise FailedPrecondition(f"{order['name']} cannot be started: {error}", reason="LAUNCH_FAILED") from error
+    with suppress(subprocess.TimeoutExpired):
+        starter.wait(5.0)  # it forks and leaves at once; the shim proper is not our child
 
 
 def _read_line(descriptor: int, deadline: float) -> bytes:

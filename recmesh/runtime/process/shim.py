@@ -11,6 +11,9 @@ starter's death. ORDER is a JSON object:
 
 The command gets the shim's environment, /dev/null as input, the log as output, and a process group of its
 own; what is left of the group when it ends is killed. SIGTERM and SIGINT are forwarded.
+
+A fork server (`forkserver.py`) calls `main` in a fork of itself: the command is then no other program, but its own
+child, in which `main` returns True.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def main(order: dict[str, Any]) -> None:
-    """Runs the order; the first process returns at once, so that the starter has no child to reap."""
+def main(order: dict[str, Any], *, forked: bool = False) -> bool:
+    """Runs the order; the first process returns at once, so that the starter has no child to reap. forked: nothing is
+    executed; True in the process that is to be the command, False in the shim, after its end."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -37,10 +41,12 @@ def main(order: dict[str, Any]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until there is somebody to forward to
     counters = _oom_kills(order["cgroups"])
     try:
-        pid = _start(order)
+        pid = _start(order, forked)
     except OSError as error:
         _report(order, {"error": str(error)})
         os._exit(1)
+    if pid == 0:
+        return True
     for number in forwarded:
         signal.signal(number, lambda number, _frame: _kill(pid, number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -82,10 +88,11 @@ def main(order: dict[str, Any]) -> None:
                 break
             time.sleep(min(attempt * 0.1, 1.0))
     _remove(order["cgroups"])
+    return False
 
 
-def _start(order: dict[str, Any]) -> int:
-    """Forks and executes the command; OSError when it cannot be executed."""
+def _start(order: dict[str, Any], forked: bool) -> int:
+    """Forks and executes the command; OSError when it cannot be executed. 0: in the child, where nothing is."""
     log = os.open(order["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     told, tell = os.pipe()  # both close on exec: nothing told means the command runs
@@ -106,12 +113,17 @@ def _start(order: dict[str, Any]) -> int:
             os.dup2(null, 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            if forked:
+                for descriptor in (null, log, told, tell, order["status_fd"]):
+                    os.close(descriptor)
+                return 0
             os.set_inheritable(order["status_fd"], False)
             os.execvp(order["command"][0], order["command"])
         except OSError as error:
             what = error.filename or order["command"][0]
             os.write(tell, f"{error.errno} {error.strerror}: {what}".encode())
-        finally:
+            os._exit(127)
+        except BaseException:  # nothing else may go on as the command
             os._exit(127)
     os.close(tell)
     failure = os.read(told, 4096).decode(errors="replace")

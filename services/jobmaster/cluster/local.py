@@ -22,7 +22,7 @@ import psutil
 
 from recmesh.formats import inhand
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, Violation
-from recmesh.runtime.process import ProcessHandle, find, launch
+from recmesh.runtime.process import ForkServer, ProcessHandle, find, launch
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import RoleName, TrainingJob
 from services.jobmaster.cluster import Capacity, RoleProcess, StartOrder, logs
@@ -33,6 +33,9 @@ logger = get_logger(__name__)
 TAIL_BYTES = 256 * 1024
 NODE = socket.gethostname()
 ROLE_COMMAND = (sys.executable, "-m", "recmesh.trainer")
+FORK_COMMAND = (sys.executable, "-m", "recmesh.trainer.forkserver")
+IDLE_S = 60.0
+"""So long after the last process has ended its fork server does."""
 _RECORD_WAIT_S = 0.02
 """Between the end of a process and its shim's record lie milliseconds."""
 _NO_PIDFD_POLL_S = 0.1
@@ -43,15 +46,17 @@ class LocalController:
 
     def __init__(
         self, data_dir: Path, *, command: Sequence[str] = ROLE_COMMAND, cores: float = 0.0,
-        gpus: Mapping[str, float] | None = None,
+        gpus: Mapping[str, float] | None = None, fork_command: Sequence[str] = (),
     ) -> None:
         """cores: what all jobs may have together, by their limits; 0: the machine's, less its load. gpus: by kind;
-        None: nobody tells."""
+        None: nobody tells. fork_command: a fork server that stands for the command; none: it is executed each time."""
         self._cores, self._gpus = cores, dict(gpus or {})
         self._run_root = data_dir / "run" / "jobs"
         self._log_root = data_dir / "logs" / "jobs"
         self._work_root = data_dir / "work" / "jobs"
         self._command = tuple(command)
+        self._server = ForkServer(fork_command, data_dir / "run" / "forkserver") if fork_command else None
+        self._idling: asyncio.TimerHandle | None = None
         self._handles: dict[tuple[str, str], ProcessHandle] = {}
         self._quotas: dict[tuple[str, str], float] = {}
         self._memory: dict[tuple[str, str], int] = {}
@@ -98,6 +103,10 @@ class LocalController:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._idling is not None:
+            self._idling.cancel()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
 
     def work_dir(self, job_id: str, role: str, index: int) -> Path:
         """The place's working folder."""
@@ -132,17 +141,21 @@ class LocalController:
             work_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FailedPrecondition(f"{work_dir} cannot be made: {error}") from error
+        env = dict(order.env) | {
+            "RECMESH_WORK_DIR": str(work_dir), inhand.VARIABLE: str(self._in_hand(order.job_id, order.name)),
+        }
+        if self._server is not None:
+            self._server.warm_up(env)       # for those that come later: this one does not wait for it
         return launch(
             order.name, self._command,
             run_dir=self._run_root / order.job_id,
             log_path=self._log_root / order.job_id / f"{order.role}-{order.index}.log",
-            env=dict(order.env) | {
-                "RECMESH_WORK_DIR": str(work_dir), inhand.VARIABLE: str(self._in_hand(order.job_id, order.name)),
-            },
+            env=env,
             cwd=work_dir,
             cpu_cores=order.cpu or None,
             memory_bytes=order.memory_bytes or None,
             oom_score_adj=500,  # before any service of the mesh
+            server=self._server,
         )
 
     def _adopt(self, job_id: str, handle: ProcessHandle) -> None:
@@ -159,6 +172,14 @@ class LocalController:
         finally:
             self._watchers.pop((job_id, handle.name), None)
         self._on_change(job_id)
+        if self._server is not None and not self._watchers:
+            if self._idling is not None:
+                self._idling.cancel()
+            self._idling = asyncio.get_running_loop().call_later(IDLE_S, self._rest, self._server)
+
+    def _rest(self, server: ForkServer) -> None:
+        if not self._watchers and not self._launching:
+            server.close()
 
     async def stop(self, job_id: str, name: str, *, grace_s: float) -> None:
         """See `Controller`."""

@@ -205,3 +205,42 @@ async def test_what_is_free_is_what_no_limit_has_promised(tmp_path: Path) -> Non
         assert (await made.capacity()).cpu == 4.0
     finally:
         await made.stop_watching()
+
+
+SERVER = """
+import sys, time
+from recmesh.runtime.process.forkserver import serve
+serve(int(sys.argv[1]))
+print("forked", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_fork_server_begins_with_the_first_process_and_ends_behind_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.jobmaster.cluster.local.IDLE_S", 0.1)
+    made = LocalController(
+        tmp_path, command=(sys.executable, "-c", ROLE), fork_command=(sys.executable, "-c", SERVER)
+    )
+    server = made._server
+    assert server is not None and server.pid is None
+    try:
+        await made.start(order())
+        assert server.pid is not None and "I am worker" in (await last(made, "worker-0-1"))[0]
+        await until(lambda: server.fits(order().env))
+        await made.start(order("worker-1-1"))
+        assert await last(made, "worker-1-1") == ["forked"], "it did not execute the command"
+        for name in ("worker-0-1", "worker-1-1"):
+            await made.stop("ads", name, grace_s=0)
+            assert (await until_ended(made, name)).signal == signal.SIGKILL
+        await until(lambda: server.pid is None)
+    finally:
+        await made.stop_watching()
+
+
+async def last(made: LocalController, name: str) -> list[str]:
+    async with asyncio.timeout(30):
+        while not (lines := await made.tail("ads", name, lines=1)):  # noqa: ASYNC110  # a process writes it
+            await asyncio.sleep(0.01)
+    return lines
