@@ -42,26 +42,33 @@ class ServingPods:
         self._changed = asyncio.Event()
         self._listed = asyncio.Event()
         self._claiming = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        """Of its whole life: the watch and the sweep."""
+        self._asides: set[asyncio.Task[None]] = set()
+        """Of single pods."""
         self._detached = False
 
     async def start(self) -> None:
         """Unavailable when the cluster does not list its pods."""
-        self._aside(self._follow())
+        self._tasks.append(asyncio.create_task(self._follow()))
         try:
             async with asyncio.timeout(LISTED_S):
                 await self._listed.wait()
         except TimeoutError:
             raise Unavailable(f"Kubernetes has not listed its pods within {LISTED_S:g} s") from None
         await self._look_for_gateways()
-        self._aside(self._sweep())
+        self._tasks.append(asyncio.create_task(self._sweep()))
+
+    async def wait(self) -> None:
+        """Raises when the watch or the sweep ended by itself: a mistake of ours."""
+        await asyncio.gather(*map(asyncio.shield, self._tasks))
 
     async def stop(self) -> None:
         """Pods go on."""
         self._detached = True
-        for task in self._tasks:
+        for task in (*self._tasks, *self._asides):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._asides, return_exceptions=True)
         await self._client.close()
 
     def detach(self) -> None:
@@ -237,8 +244,8 @@ class ServingPods:
                 _log.warning("%s", error)
 
         task = asyncio.create_task(quietly())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
 
 
 class LanePods:
