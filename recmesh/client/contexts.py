@@ -1,7 +1,7 @@
 """Named meshes: where each is and which file holds its key, in one file of the user's.
 
     {"current": "prod", "contexts": {"prod": {"url": "https://recmesh.example", "api_key_file": "~/.secrets/recmesh"},
-                                     "laptop": {"home": "~/work/.recmesh"},
+                                     "laptop": {"home": "~/mesh"},
                                      "lab": {"kube_context": "lab", "namespace": "recmesh"}}}
 
 Keys themselves are not in it.
