@@ -46,7 +46,7 @@ class Mesh(TrainingMesh):
     """All services, and two gateways."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, services=SERVICES, RECMESH_GATEWAY_LINGER_S="1.5", RECMESH_GATEWAY_PEER_WAIT_S="25")
+        super().__init__(folder, services=SERVICES, RECMESH_GATEWAY_LINGER_S="1.5", RECMESH_GATEWAY_PEER_WAIT_S="50")
         for name in SERVICES:
             address = self.env[f"RECMESH_{name.upper()}_RPC"]
             database = {"RECMESH_DATABASE_URL": f"sqlite:///{folder}/{name}.sqlite"}
@@ -182,7 +182,7 @@ def test_a_rolling_update_of_the_whole_mesh_loses_no_job_no_request_and_no_comma
     mesh.until_job(job_id, lambda job: job.progress.samples > 0)
     with Balancer(urls) as balancer:
         until(lambda: len(balancer.ready()) == 2)
-        with Client(balancer.url) as client, Callers(balancer.url) as callers:
+        with Client(balancer.url, timeout_s=60.0) as client, Callers(balancer.url) as callers:
             told = 0
 
             def use(name: str) -> None:
@@ -200,7 +200,7 @@ def test_a_rolling_update_of_the_whole_mesh_loses_no_job_no_request_and_no_comma
                 with ThreadPoolExecutor(1) as pool:
                     using = pool.submit(use, name)      # while it is away
                     mesh.services[name].start()
-                    using.result(60)
+                    using.result(120)
                 assert version(mesh.services[name]) == next_version.VERSION
             for place, gone in enumerate(list(mesh.gateways)):
                 fresh = mesh.gateway(f"next-{place}", program=(*NEXT, "gateway"))
