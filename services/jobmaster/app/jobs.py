@@ -347,10 +347,15 @@ class Jobs:
         return run
 
     async def scale(self, job_id: str, *, role: str, replicas: int, clear: bool) -> Run:
-        """Pins the number of a role's processes, or lifts the pin."""
+        """Pins the number of a role's processes, or lifts the pin: then they stay as many until brain decides anew."""
         run = self.run_of(job_id)
         check_scale(run.spec, role, replicas, clear=clear)
         check_trains(run)
+        fixed, planned = plans.pin(run.spec, run.job.intent, role), run.status.plan.get(role)
+        if clear and fixed is not None and planned is not None and planned.replicas != fixed:
+            # What was planned before the pin is as old as the pin. First, for after the wish that plan would hold.
+            run.update(plan={**run.status.plan, role: planned.model_copy(update={"replicas": fixed})})
+            await run.flush()
 
         def change(intent: Intent) -> Intent:
             pins = {name: count for name, count in intent.replicas.items() if name != role}
