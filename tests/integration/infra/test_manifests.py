@@ -252,6 +252,15 @@ def test_pods_of_models_are_admitted_and_find_what_they_need(cluster: Cluster, o
     assert settings_of(objects, "gateway")["RECMESH_GATEWAY_POD_OWNER"] in map(name_of, of_kind(objects, "Deployment"))
 
 
+def test_images_of_roles_can_be_made(objects: list[Object]) -> None:
+    settings = settings_of(objects, "jobmaster")
+    by_role = json.loads(settings["RECMESH_KUBE_IMAGES"])
+    assert by_role.keys() == {"ps", "data"}
+    for image in (settings["RECMESH_KUBE_IMAGE"], *by_role.values()):
+        assert re.fullmatch(r"recmesh/(\w+):0\.1\.0", image), image
+        assert image.removeprefix("recmesh/").partition(":")[0] in targets()
+
+
 @pytest.mark.parametrize(("source", "target", "port", "may"), [
     ("gateway", "cn", "control", True),
     ("gateway", "hn", "control", True),
