@@ -4,7 +4,6 @@ The object says what is wanted, the store what happened (DESIGN §1). Whatever d
 reconciler, which asks of each object: is there its job, and is it as the object says? All of it may be repeated.
 """
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,17 +11,15 @@ import orjson
 
 from recmesh.crd import objects as shapes
 from recmesh.crd.kinds import FINALIZER
+from recmesh.crd.things import go_with_namespace
 from recmesh.runtime.errors import (
-    Aborted,
     AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
-    MeshError,
     NotFound,
     Unavailable,
     Violation,
 )
-from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.app import submit as submission
 from services.jobmaster.app.context import Context
@@ -32,11 +29,6 @@ from services.jobmaster.domain import objects as rules
 from services.jobmaster.domain.job import ObjectRef
 from services.jobmaster.domain.objects import Scale, Suspend, Synced
 from services.jobmaster.peers.objects import Object, Objects
-
-logger = get_logger(__name__)
-
-LET_GO_TRIES = 5
-"""An object that changes each time between look and touch is left; nobody else changes one at that time."""
 
 
 def ref_of(thing: Object) -> ObjectRef:
@@ -211,29 +203,9 @@ class ObjectJobs(Jobs):
         return True
 
     async def go_with_namespace(self, things: Iterable[Object]) -> None:
-        """Of a jobmaster that ends: where its own namespace is being deleted, objects there lose the finalizer.
-
-        Kubernetes (1.33) ends all pods of a namespace before it deletes anything else, so nobody comes after who could
-        take it away; and what it is there for (pods, leases, snapshots on claims) goes with the namespace.
-        """
-        here = [thing["metadata"]["name"] for thing in things if thing["metadata"]["namespace"] == self._namespace]
-        if not here or not await self.objects.is_ending(self._namespace):
-            return
-        logger.info("namespace %s is being deleted: %d object(s) are let go with it", self._namespace, len(here))
-        await asyncio.gather(*map(self._let_go_now, here))
-
-    async def _let_go_now(self, name: str) -> None:
-        for _ in range(LET_GO_TRIES):
-            try:
-                thing = await self.objects.find(self._namespace, name)
-                if thing is not None and FINALIZER in thing["metadata"].get("finalizers", []):
-                    await self.objects.hold(thing, held=False)
-                return
-            except (Aborted, NotFound):
-                continue        # its status was told meanwhile, or it is gone
-            except MeshError as error:
-                logger.warning("object %s/%s keeps its finalizer: %s", self._namespace, name, error)
-                return
+        """Of a jobmaster that ends: see `recmesh.crd.things.go_with_namespace`; pods, leases and snapshots on claims go
+        with the namespace."""
+        await go_with_namespace(self.objects, things, namespace=self._namespace, finalizer=FINALIZER)
 
 
 def _annotations(thing: Object) -> Mapping[str, Any]:

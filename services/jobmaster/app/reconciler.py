@@ -11,6 +11,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from recmesh.crd.telling import MAX_NOTE, Told
 from recmesh.runtime.bucket import Bucket
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
@@ -238,8 +239,8 @@ class Reconciler:
             told = rules.refused(error, generation=generation, before=conditions, now=self._clock.now())
             logger.info("object %s/%s is refused: %s", *key, error)
             await self._tell_if_new(key, thing, told)
-            event = rules.Told(f"{ref_of(thing).uid}.{generation}", self._clock.now(), told["reason"],
-                               told["message"][: rules.MAX_MESSAGE], is_warning=True)
+            event = Told(f"{ref_of(thing).uid}.{generation}", self._clock.now(), told["reason"],
+                               told["message"][: MAX_NOTE], is_warning=True)
             await self._jobs.objects.tell(ref_of(thing), event)
             return None
         logger.info("object %s/%s is job %s", *key, run.job_id)
