@@ -26,6 +26,7 @@ from services.jobmaster.app.context import Context
 from services.jobmaster.app.jobs import Jobs, check_resize, check_scale, check_trains
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import objects as rules
+from services.jobmaster.domain.datasets import name_in_mesh
 from services.jobmaster.domain.job import ObjectRef
 from services.jobmaster.domain.objects import Scale, Suspend, Synced
 from services.jobmaster.peers.objects import Object, Objects
@@ -148,7 +149,7 @@ class ObjectJobs(Jobs):
         if FINALIZER not in thing["metadata"].get("finalizers", []):
             self.context.may_write(name_of(thing))
             await self.objects.hold(thing, held=True)      # before anything is there that it must remove
-        spec_json = orjson.dumps(shapes.job_document(thing)).decode()
+        spec_json = orjson.dumps(self._document(thing)).decode()
         checked = await submission.check(self.context, spec_json)
         run = await self.accept(
             checked, request_id=notes.get(shapes.REQUEST) or f"object/{ref.uid}", spec_digest=None, object=ref,
@@ -162,12 +163,20 @@ class ObjectJobs(Jobs):
             )
         return run
 
+    def _document(self, thing: Object) -> dict[str, Any]:
+        """What the object asks for; the dataset that it names is one of its own namespace."""
+        found = shapes.job_document(thing)
+        if found.get("dataset"):
+            namespace = thing["metadata"]["namespace"]
+            found["dataset"] = name_in_mesh(found["dataset"], namespace=namespace, own=self._namespace)
+        return found
+
     async def follow_object(self, thing: Object, run: Run) -> Synced:
         """What the object asks for and the job has not is done; what cannot be done is told."""
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
             return Synced()
         try:
-            asked = TrainingJob.parse(shapes.job_document(thing))
+            asked = TrainingJob.parse(self._document(thing))
         except InvalidArgument as error:
             return rules.refusal(error)
         wishes = rules.wishes(asked, run.spec, run.job.intent)

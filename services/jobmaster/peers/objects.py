@@ -1,15 +1,15 @@
-"""TrainingJob objects of a Kubernetes cluster."""
+"""TrainingJob objects of a Kubernetes cluster, and those beside them."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from recmesh.crd.kinds import FINALIZER
+from recmesh.crd.kinds import DATASET_FINALIZER, FINALIZER
 from recmesh.crd.telling import Ref
 from recmesh.crd.things import KubernetesThings, Object, Things
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
 from recmesh.runtime.kube import KubeClient, recmesh_resource
 
-__all__ = ["CONTROLLER", "JOBS", "KubernetesObjects", "Object", "Objects"]
+__all__ = ["CONTROLLER", "JOBS", "KubernetesObjects", "Object", "Objects", "datasets"]
 
 JOBS = recmesh_resource("trainingjobs", "TrainingJob")
 CONTROLLER = "recmesh.dev/jobmaster"
@@ -59,6 +59,14 @@ class KubernetesObjects(KubernetesThings):
             await self.client.delete(JOBS, ref.name, namespace=ref.namespace, uid=ref.uid)
         except NotFound:
             pass
+
+
+def datasets(client: KubeClient, *, namespace: str) -> Things:
+    """TrainingDataset objects. namespace: empty for all."""
+    resource = recmesh_resource("trainingdatasets", "TrainingDataset")
+    return KubernetesThings(
+        client, resource, namespace=namespace, finalizer=DATASET_FINALIZER, controller=CONTROLLER
+    )
 
 
 def _as_submitted(item: Violation) -> Violation:
