@@ -261,9 +261,10 @@ async def jobs_of(
     if settings.jobmaster_objects == "store" or kube is None:
         return Jobs(context), []
     from services.jobmaster.app.datasets import DatasetObjects
+    from services.jobmaster.app.jobmetrics import JobMetrics
     from services.jobmaster.app.objects import ObjectJobs
     from services.jobmaster.app.reconciler import Reconciler
-    from services.jobmaster.peers.objects import KubernetesObjects, datasets
+    from services.jobmaster.peers.objects import KubernetesMetrics, KubernetesObjects, datasets
 
     namespace = settings.kube_namespace or await asyncio.to_thread(own_namespace)
     objects = KubernetesObjects(kube, namespace="" if settings.objects_all_namespaces else namespace)
@@ -273,7 +274,14 @@ async def jobs_of(
         jobs, datasets(kube, namespace="" if settings.objects_all_namespaces else namespace), namespace=namespace,
         clock=context.clock, of_jobs=lambda: reconciler.objects.values(), changed=reconciler.dataset_changed,
     )
-    return jobs, [reconciler, of_datasets]
+    following: list[Component] = [reconciler, of_datasets]
+    if settings.job_metrics_s:
+        metrics = JobMetrics(
+            KubernetesMetrics(kube), jobs.runs, clock=context.clock, every_s=settings.job_metrics_s,
+            may_write=context.may_write,
+        )
+        following.append(Loop("job metrics", metrics.look))
+    return jobs, following
 
 
 class Channels:

@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from recmesh.crd.kinds import DATASET_FINALIZER, FINALIZER
+from recmesh.crd.objects import API_VERSION
 from recmesh.crd.telling import Ref
 from recmesh.crd.things import KubernetesThings, Object, Things
 from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
 from recmesh.runtime.kube import KubeClient, recmesh_resource
 
-__all__ = ["CONTROLLER", "JOBS", "KubernetesObjects", "Object", "Objects", "datasets"]
+__all__ = ["CONTROLLER", "JOBS", "KubernetesMetrics", "KubernetesObjects", "Object", "Objects", "datasets"]
 
 JOBS = recmesh_resource("trainingjobs", "TrainingJob")
+METRICS = recmesh_resource("jobmetrics", "JobMetrics")
 CONTROLLER = "recmesh.dev/jobmaster"
 
 
@@ -67,6 +69,24 @@ def datasets(client: KubeClient, *, namespace: str) -> Things:
     return KubernetesThings(
         client, resource, namespace=namespace, finalizer=DATASET_FINALIZER, controller=CONTROLLER
     )
+
+
+class KubernetesMetrics:
+    """JobMetrics objects."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def make(self, thing: Object) -> None:
+        """See app.jobmetrics."""
+        await self._client.apply(METRICS, thing, namespace=thing["metadata"]["namespace"])
+
+    async def tell(self, ref: Ref, status: Object) -> None:
+        """See app.jobmetrics."""
+        body = {
+            "apiVersion": API_VERSION, "kind": METRICS.kind, "metadata": {"name": ref.name}, "status": status,
+        }
+        await self._client.apply(METRICS, body, namespace=ref.namespace, subresource="status")
 
 
 def _as_submitted(item: Violation) -> Violation:
