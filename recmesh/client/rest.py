@@ -255,6 +255,14 @@ class Client:
         body = self._call("GET", "/v1/datasets").json()
         return list(body["datasets"] if isinstance(body, dict) else body)
 
+    def dataset(self, name: str) -> dict[str, Any]:
+        """A registered dataset, with its specification as JSON."""
+        return self._mapping("GET", f"/v1/datasets/{_part(name)}")
+
+    def remove_dataset(self, name: str, *, force: bool = False) -> None:
+        """Forgets a dataset's name; with `force` though jobs use it."""
+        self._call("DELETE", f"/v1/datasets/{_part(name)}", params={"force": "true"} if force else None)
+
     def inspect_dataset(self, spec: Mapping[str, Any], *, timeout_s: float = 120.0) -> dict[str, Any]:
         """What is in a dataset's files: columns, rows, problems."""
         return self._mapping("POST", "/v1/datasets:inspect", json=dict(spec), timeout_s=timeout_s)

@@ -261,14 +261,28 @@ async def jobs_of(
     """Users' use cases, and what works on them beside calls."""
     if settings.jobmaster_objects == "store" or kube is None:
         return Jobs(context), []
+    from services.jobmaster.app.datasets import DatasetObjects
+    from services.jobmaster.app.jobmetrics import JobMetrics
     from services.jobmaster.app.objects import ObjectJobs
     from services.jobmaster.app.reconciler import Reconciler
-    from services.jobmaster.peers.objects import KubernetesObjects
+    from services.jobmaster.peers.objects import KubernetesMetrics, KubernetesObjects, datasets
 
     namespace = settings.kube_namespace or await asyncio.to_thread(own_namespace)
     objects = KubernetesObjects(kube, namespace="" if settings.objects_all_namespaces else namespace)
     jobs = ObjectJobs(context, objects, namespace=namespace)
-    return jobs, [Reconciler(jobs, clock=context.clock)]
+    reconciler = Reconciler(jobs, clock=context.clock)
+    of_datasets = DatasetObjects(
+        jobs, datasets(kube, namespace="" if settings.objects_all_namespaces else namespace), namespace=namespace,
+        clock=context.clock, of_jobs=lambda: reconciler.objects.values(), changed=reconciler.dataset_changed,
+    )
+    following: list[Component] = [reconciler, of_datasets]
+    if settings.job_metrics_s:
+        metrics = JobMetrics(
+            KubernetesMetrics(kube), jobs.runs, clock=context.clock, every_s=settings.job_metrics_s,
+            may_write=context.may_write,
+        )
+        following.append(Loop("job metrics", metrics.look))
+    return jobs, following
 
 
 class Channels:

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from recmesh.pb import ckptcache_pb2, ckptcache_pb2_grpc, jobmaster_pb2, jobmaster_pb2_grpc
 from recmesh.runtime.errors import DataLoss, NotFound
 from services.gateway.peers.documents import document
@@ -18,6 +20,8 @@ DELETE_S = 60.0
 VERIFY_S = 600.0
 """Every byte of one snapshot is read, and of what it builds on."""
 QUICK_S = 10.0
+PAGE = 500
+ENDED = ("Succeeded", "Failed", "Stopped")
 
 Document = dict[str, Any]
 
@@ -42,6 +46,20 @@ class JobsPeer:
     async def get(self, job_id: str) -> Document:
         """One job."""
         return document(await self._jobs.Get(jobmaster_pb2.JobRequest(job_id=job_id), timeout=QUICK_S))
+
+    async def using(self, dataset: str) -> list[str]:
+        """Ids of jobs that have not ended and train on the named dataset."""
+        found, page_token = [], ""
+        while True:
+            request = jobmaster_pb2.ListRequest(limit=PAGE, page_token=page_token)
+            page = await self._jobs.List(request, timeout=QUICK_S)
+            for job in page.jobs:
+                data = orjson.loads(job.spec_json).get("data") or {} if job.phase not in ENDED else {}
+                if data.get("name") == dataset:
+                    found.append(job.job_id)
+            page_token = page.next_page_token
+            if not page_token:
+                return found
 
     async def list(
         self, *, owner: str, phase: str, limit: int, page_token: str, labels: Mapping[str, str]

@@ -90,7 +90,7 @@ def create(
     for routes in (
         jobs.router(parts.jobs, parts.events, closing=closing),
         code.router(parts.code),
-        datasets.router(parts.data),
+        datasets.router(parts.data, parts.jobs),
         models.router(parts.models, parts.freshness),
         inferring,
         labels.router(parts.labels),

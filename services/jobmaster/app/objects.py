@@ -4,7 +4,6 @@ The object says what is wanted, the store what happened (DESIGN §1). Whatever d
 reconciler, which asks of each object: is there its job, and is it as the object says? All of it may be repeated.
 """
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,31 +11,25 @@ import orjson
 
 from recmesh.crd import objects as shapes
 from recmesh.crd.kinds import FINALIZER
+from recmesh.crd.things import go_with_namespace
 from recmesh.runtime.errors import (
-    Aborted,
     AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
-    MeshError,
     NotFound,
     Unavailable,
     Violation,
 )
-from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.app import submit as submission
 from services.jobmaster.app.context import Context
 from services.jobmaster.app.jobs import Jobs, check_resize, check_scale, check_trains
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import objects as rules
+from services.jobmaster.domain.datasets import name_in_mesh
 from services.jobmaster.domain.job import ObjectRef
 from services.jobmaster.domain.objects import Scale, Suspend, Synced
 from services.jobmaster.peers.objects import Object, Objects
-
-logger = get_logger(__name__)
-
-LET_GO_TRIES = 5
-"""An object that changes each time between look and touch is left; nobody else changes one at that time."""
 
 
 def ref_of(thing: Object) -> ObjectRef:
@@ -156,7 +149,7 @@ class ObjectJobs(Jobs):
         if FINALIZER not in thing["metadata"].get("finalizers", []):
             self.context.may_write(name_of(thing))
             await self.objects.hold(thing, held=True)      # before anything is there that it must remove
-        spec_json = orjson.dumps(shapes.job_document(thing)).decode()
+        spec_json = orjson.dumps(self._document(thing)).decode()
         checked = await submission.check(self.context, spec_json)
         run = await self.accept(
             checked, request_id=notes.get(shapes.REQUEST) or f"object/{ref.uid}", spec_digest=None, object=ref,
@@ -170,12 +163,20 @@ class ObjectJobs(Jobs):
             )
         return run
 
+    def _document(self, thing: Object) -> dict[str, Any]:
+        """What the object asks for; the dataset that it names is one of its own namespace."""
+        found = shapes.job_document(thing)
+        if found.get("dataset"):
+            namespace = thing["metadata"]["namespace"]
+            found["dataset"] = name_in_mesh(found["dataset"], namespace=namespace, own=self._namespace)
+        return found
+
     async def follow_object(self, thing: Object, run: Run) -> Synced:
         """What the object asks for and the job has not is done; what cannot be done is told."""
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
             return Synced()
         try:
-            asked = TrainingJob.parse(shapes.job_document(thing))
+            asked = TrainingJob.parse(self._document(thing))
         except InvalidArgument as error:
             return rules.refusal(error)
         wishes = rules.wishes(asked, run.spec, run.job.intent)
@@ -211,29 +212,9 @@ class ObjectJobs(Jobs):
         return True
 
     async def go_with_namespace(self, things: Iterable[Object]) -> None:
-        """Of a jobmaster that ends: where its own namespace is being deleted, objects there lose the finalizer.
-
-        Kubernetes (1.33) ends all pods of a namespace before it deletes anything else, so nobody comes after who could
-        take it away; and what it is there for (pods, leases, snapshots on claims) goes with the namespace.
-        """
-        here = [thing["metadata"]["name"] for thing in things if thing["metadata"]["namespace"] == self._namespace]
-        if not here or not await self.objects.is_ending(self._namespace):
-            return
-        logger.info("namespace %s is being deleted: %d object(s) are let go with it", self._namespace, len(here))
-        await asyncio.gather(*map(self._let_go_now, here))
-
-    async def _let_go_now(self, name: str) -> None:
-        for _ in range(LET_GO_TRIES):
-            try:
-                thing = await self.objects.find(self._namespace, name)
-                if thing is not None and FINALIZER in thing["metadata"].get("finalizers", []):
-                    await self.objects.hold(thing, held=False)
-                return
-            except (Aborted, NotFound):
-                continue        # its status was told meanwhile, or it is gone
-            except MeshError as error:
-                logger.warning("object %s/%s keeps its finalizer: %s", self._namespace, name, error)
-                return
+        """Of a jobmaster that ends: see `recmesh.crd.things.go_with_namespace`; pods, leases and snapshots on claims go
+        with the namespace."""
+        await go_with_namespace(self.objects, things, namespace=self._namespace, finalizer=FINALIZER)
 
 
 def _annotations(thing: Object) -> Mapping[str, Any]:

@@ -31,6 +31,8 @@ logger = get_logger(__name__)
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz23456789"
 """No vowels, so that no word comes out; nothing that looks like something else."""
 MAX_NAME = 63
+NO_DATASET = "NO_DATASET"
+"""Reason of an error: the registered dataset that the job names is not there (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ async def _with_data(context: Context, spec: TrainingJob) -> TrainingJob:
         data = DatasetSpec.parse(orjson.loads(await context.peers.shards.dataset(spec.dataset)))
     except NotFound:
         raise InvalidArgument(
-            "the TrainingJob has 1 wrong field(s)",
+            "the TrainingJob has 1 wrong field(s)", reason=NO_DATASET,
             violations=[Violation("dataset", f"there is no dataset {spec.dataset}; register it first")],
         ) from None
     return spec.model_copy(update={"data": data.model_copy(update={"name": spec.dataset}), "dataset": None})
