@@ -84,6 +84,8 @@ class ServiceSettings(Settings):
     tls_key: Path | None = None
     tls_ca: Path | None = None
     tls_server_name: str = ""
+    tls_role_name: str = ""
+    """What certificates of jobs' roles are issued for, where that is not what those of services are."""
     drain_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     brain: Annotated[str, Env("BRAIN_RPC")] = ""
     jobmaster: Annotated[str, Env("JOBMASTER_RPC")] = ""
@@ -98,6 +100,11 @@ class ServiceSettings(Settings):
         if self.tls_cert is None and self.tls_key is None and self.tls_ca is None:
             return None
         return Tls(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca, server_name=self.tls_server_name)
+
+    @property
+    def role_tls(self) -> Tls | None:
+        """The same, for calls to roles of jobs."""
+        return self.tls.expecting(self.tls_role_name) if self.tls else None
 
     @property
     def token(self) -> str | None:

@@ -4,8 +4,8 @@ import logging
 import os
 import ssl
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -14,6 +14,9 @@ from recmesh.runtime.errors import InvalidArgument, Violation
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+PREFIX = "RECMESH_TLS_"
+ROLE_NAME = f"{PREFIX}ROLE_NAME"
+"""What certificates of jobs' roles are issued for; without it as those of services."""
 _READS = 3
 """Of files that are replaced while they are read."""
 
@@ -35,6 +38,19 @@ class Tls:
                 "TLS needs the certificate and its key",
                 violations=[Violation(missing, "is missing while the other one is given")],
             )
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "Tls | None":
+        """As services read `RECMESH_TLS_CERT`, `_KEY`, `_CA` and `_SERVER_NAME`; None without any. InvalidArgument."""
+        paths = {each: Path(env[f"{PREFIX}{each}"]) for each in ("CERT", "KEY", "CA") if env.get(f"{PREFIX}{each}")}
+        if not paths:
+            return None
+        name = env.get(f"{PREFIX}SERVER_NAME", "")
+        return cls(cert=paths.get("CERT"), key=paths.get("KEY"), ca=paths.get("CA"), server_name=name)
+
+    def expecting(self, name: str) -> "Tls":
+        """The same for servers of another name; "": of the same one."""
+        return replace(self, server_name=name or self.server_name)
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """(certificate, key, CA) as PEM bytes that fit each other; InvalidArgument names the file that is wrong."""

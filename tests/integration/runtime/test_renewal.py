@@ -48,14 +48,12 @@ class EchoOfThreads(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
 @pytest.fixture
 def live(tmp_path: Path) -> Tls:
     """The files that servers read; by the first authority."""
-    (tmp_path / "live").mkdir()
     return certificates(tmp_path / "live")
 
 
 @pytest.fixture
 def renewed(tmp_path: Path) -> Tls:
     """What they are replaced by: all of another authority, so that no mixture of both can be taken for right."""
-    (tmp_path / "renewed").mkdir()
     return certificates(tmp_path / "renewed")
 
 
