@@ -30,10 +30,12 @@ class Tls:
     ca: Path | None = None
     server_name: str = ""
     """The name to expect in servers' certificates, where addresses are bare IPs."""
+    prefix: str = "tls"
+    """Of the settings' names, for errors."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            missing = "tls_key" if self.key is None else "tls_cert"
+            missing = f"{self.prefix}_key" if self.key is None else f"{self.prefix}_cert"
             raise InvalidArgument(
                 "TLS needs the certificate and its key",
                 violations=[Violation(missing, "is missing while the other one is given")],
@@ -57,7 +59,7 @@ class Tls:
         left = _READS
         while True:
             before, left = self.stamp(), left - 1
-            found = _read("tls_cert", self.cert), _read("tls_key", self.key), _read("tls_ca", self.ca)
+            found = self._read("cert", self.cert), self._read("key", self.key), self._read("ca", self.ca)
             try:
                 self.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             except InvalidArgument:
@@ -86,7 +88,7 @@ class Tls:
     def server_context(self, *, least: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> ssl.SSLContext:
         """As above, for servers, which must have a certificate."""
         if self.cert is None:
-            raise _wrong("tls_cert", "is not set, and a server needs a certificate")
+            raise self._wrong("cert", "is not set, and a server needs a certificate")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = least
         self.load_into(context)
@@ -96,19 +98,32 @@ class Tls:
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """What is here. InvalidArgument names the file that cannot be read, is no certificate, or is of another key."""
-        for setting, path in (("tls_cert", self.cert), ("tls_key", self.key), ("tls_ca", self.ca)):
-            _read(setting, path)                # says which file cannot be read, as the next ones do not
+        for setting, path in (("cert", self.cert), ("key", self.key), ("ca", self.ca)):
+            self._read(setting, path)           # says which file cannot be read, as the next ones do not
         if self.cert is not None:
             try:
                 context.load_cert_chain(self.cert, self.key)
             except (ssl.SSLError, OSError) as error:
                 reason = f"{self.cert} and its key are no pair of PEM files: {getattr(error, 'reason', error)}"
-                raise _wrong("tls_cert", reason) from None
+                raise self._wrong("cert", reason) from None
         if self.ca is not None:
             try:
                 context.load_verify_locations(self.ca)
             except (ssl.SSLError, OSError) as error:
-                raise _wrong("tls_ca", f"{self.ca} holds no certificate: {getattr(error, 'reason', error)}") from None
+                reason = f"{self.ca} holds no certificate: {getattr(error, 'reason', error)}"
+                raise self._wrong("ca", reason) from None
+
+    def _read(self, setting: str, path: Path | None) -> bytes | None:
+        if path is None:
+            return None
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise self._wrong(setting, f"cannot read {path}: {error.strerror}") from None
+
+    def _wrong(self, setting: str, reason: str) -> InvalidArgument:
+        name = f"{self.prefix}_{setting}"
+        return InvalidArgument(f"{name}: {reason}", reason="BAD_CERTIFICATE", violations=[Violation(name, reason)])
 
 
 class Renewed(Generic[T]):
@@ -172,16 +187,3 @@ def _stamp(path: Path | None) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _read(setting: str, path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _wrong(setting, f"cannot read {path}: {error.strerror}") from None
-
-
-def _wrong(setting: str, reason: str) -> InvalidArgument:
-    return InvalidArgument(f"{setting}: {reason}", reason="BAD_CERTIFICATE", violations=[Violation(setting, reason)])

@@ -1,5 +1,6 @@
 """Certificates made by openssl."""
 
+import ipaddress
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -27,8 +28,16 @@ def certificates(
             shutil.copy(authority / each, folder / each)
     openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "request.pem",
             "-subj", f"/CN={names[-1]}")
-    all_names = ",".join(f"DNS:{each}" for each in (*names, *filter(None, [name])))
+    all_names = ",".join(f"{'IP' if _is_ip(each) else 'DNS'}:{each}" for each in (*names, *filter(None, [name])))
     (folder / "names").write_text(f"subjectAltName={all_names}\n")
     openssl("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
             "-out", "cert.pem", "-days", "2", "-extfile", "names")
     return Tls(cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem", server_name=names[-1])
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
