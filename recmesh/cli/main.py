@@ -52,8 +52,17 @@ def settings(
             metavar="NAME", show_default=False, autocompletion=completion.contexts,
         ),
     ] = "",
+    ca_file: Annotated[
+        str,
+        typer.Option(
+            help="Certificates (PEM) to trust of an https:// mesh (default: $RECMESH_CA_FILE, else the system's).",
+            metavar="FILE", show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Before each verb."""
+    if ca_file:
+        os.environ["RECMESH_CA_FILE"] = ca_file
     if context:
         os.environ["RECMESH_CONTEXT"] = context
         os.environ.pop("RECMESH_URL", None)      # what is typed is meant

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 _OF_THE_SHELL = {
     "RECMESH_HOME", "RECMESH_URL", "RECMESH_API_KEY", "RECMESH_DATA", "RECMESH_NATS_URL", "RECMESH_NATS_TOKEN",
-    "RECMESH_CONTEXT", "RECMESH_CONTEXTS",
+    "RECMESH_CONTEXT", "RECMESH_CONTEXTS", "RECMESH_CA_FILE",
 }  # fmt: skip
 """Variables that commands read themselves."""
 

@@ -81,14 +81,16 @@ class Client:
         """The mesh that `recmesh.client.find.meant` says is meant: by the data folder `home`, $RECMESH_URL, a context
         (`recmesh context`), or `.recmesh` here.
 
-        Unavailable when there is none, or it is stopped. The API key is the context's, else $RECMESH_API_KEY.
+        Unavailable when there is none, or it is stopped. The API key is the context's, else $RECMESH_API_KEY; and
+        certificates to trust are the context's, else $RECMESH_CA_FILE's.
         """
         env = os.environ if env is None else env
         place = meant(home, env)
         key = place.key() or env.get("RECMESH_API_KEY", "")
         forward = Forward(place, timeout_s=timeout_s) if place.namespace else None
         url = forward.url if forward else place.url or gateway_of(place.home)
-        return cls(url, api_key=key, timeout_s=timeout_s, ca_file=place.ca_file, forward=forward, waiting=waiting)
+        ca_file = place.ca_file or env.get("RECMESH_CA_FILE", "")
+        return cls(url, api_key=key, timeout_s=timeout_s, ca_file=ca_file, forward=forward, waiting=waiting)
 
     def __enter__(self) -> Self:
         return self

@@ -65,11 +65,7 @@ def options(prog: str, doc: str) -> argparse.ArgumentParser:
 
 def tls(env: Mapping[str, str]) -> Tls | None:
     """The process' certificates, for TCP; those of its services' gRPC. InvalidArgument."""
-    paths = {each: Path(env[f"RECMESH_TLS_{each}"]) for each in ("CERT", "KEY", "CA") if env.get(f"RECMESH_TLS_{each}")}
-    if not paths:
-        return None
-    name = env.get("RECMESH_TLS_SERVER_NAME", "")
-    return Tls(cert=paths.get("CERT"), key=paths.get("KEY"), ca=paths.get("CA"), server_name=name)
+    return Tls.from_env(env)
 
 
 def token(env: Mapping[str, str]) -> str | None:

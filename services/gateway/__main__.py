@@ -156,6 +156,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         loopback=is_loopback(config.http_address), closing=closing, room=Room(config.data_dir),
         limits=BodyLimits(config.max_body_bytes, config.max_infer_bytes, config.max_code_bytes),
         infer=InferLimits(config.max_infer_bytes, config.max_infer_timeout_s, config.shared_memory),
+        metrics_token=config.metrics_token,
     )  # fmt: skip
     gc.collect()
     gc.freeze()     # what is here stays, and the collector's looks through it were requests' longest waits
@@ -178,7 +179,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         ),
         PublicServer(
             config.http_address, app, probes=face, closing=[closing, face.live.closing, face.serving.closing],
-            linger_s=config.linger_s,
+            linger_s=config.linger_s, tls=config.http_tls,
         ),
     ]  # fmt: skip
 

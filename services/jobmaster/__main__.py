@@ -56,6 +56,11 @@ def role_environment(env: Mapping[str, str], settings: JobmasterSettings) -> dic
         name: value for name, value in env.items()
         if name.startswith(KEPT_VARIABLES) or not (elsewhere or name.startswith("RECMESH_"))
     }
+    if not elsewhere:       # roles have folders of their own, from which relative paths lead elsewhere
+        kept |= {
+            name: str(Path(env[name]).absolute())
+            for name in ("RECMESH_TLS_CERT", "RECMESH_TLS_KEY", "RECMESH_TLS_CA") if env.get(name)
+        }
     if settings.token:
         kept["RECMESH_TOKEN"] = settings.token
     if settings.shm_dir is not None and not elsewhere:
@@ -143,6 +148,7 @@ async def cluster(
         gpus=settings.kube_gpus, resize_wait_s=settings.kube_resize_s, scheduler=settings.kube_scheduler,
         schedulers={**SCHEDULERS, **settings.kube_gang_schedulers},
         storage_claim=settings.kube_storage_claim, storage_path=settings.storage if settings.kube_storage_claim else "",
+        tls_secret=settings.kube_tls_secret,
     ))  # fmt: skip
 
 
@@ -325,10 +331,13 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     def connect(address: str) -> grpc.aio.Channel:
         return channel(address, tls=settings.tls, token=settings.token)
 
+    def connect_role(address: str) -> grpc.aio.Channel:
+        return channel(address, tls=settings.role_tls, token=settings.token)
+
     shardsvc, ckptcache, brain, gateway = map(
         connect, (settings.shardsvc, settings.ckptcache, settings.brain, settings.gateway)
     )
-    servers = GrpcServers(connect, ckptcache=settings.ckptcache)
+    servers = GrpcServers(connect_role, ckptcache=settings.ckptcache)
     check(settings)
     kube, yarn = await kubernetes(settings), yarn_client(settings)
     servers_of_clusters: list[Component] = [ApiServer(client) for client in (kube, yarn) if client is not None]

@@ -62,6 +62,9 @@ class JobmasterSettings(ServiceSettings):
     kube_storage_claim: str = ""
     """A PersistentVolumeClaim of `kube_namespace` that holds `storage_uri`, which is a path then: role pods mount it
     there. Empty: they reach the storage without it (an object store), or by their templates."""
+    kube_tls_secret: str = ""
+    """A Secret of `kube_namespace` with `tls.crt`, `tls.key` and `ca.crt`: role pods mount it, and speak TLS by it.
+    Empty: they get the paths of jobmaster's own certificates, for templates to mount something there."""
     kube_user: int = Field(default=10001, ge=1)
     """User and group that role pods run as: the images' own."""
     kube_grace_s: int = Field(default=60, ge=10)

@@ -78,6 +78,7 @@ def create(
     closing: asyncio.Event,
     room: Room,
     infer: InferLimits,
+    metrics_token: str | None = None,
 ) -> Asgi:
     """The application behind its middleware."""
     app = FastAPI(
@@ -103,7 +104,7 @@ def create(
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
     guarded = Guard(
         InferDirect(app, inferring.routes), access=access, loopback=loopback, limits=limits, room=room,
-        audit=parts.audit,
+        audit=parts.audit, metrics_token=metrics_token,
     )  # fmt: skip
     return TraceMiddleware(guarded, service="gateway", paths=("/v1/", "/v2"))
 
