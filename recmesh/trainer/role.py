@@ -35,6 +35,7 @@ class Identity:
     """The file that names the batch in work; empty: none is kept."""
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     host: str = field(default_factory=socket.gethostname)
+    """The machine; in a pod its node's name."""
     pid: int = field(default_factory=os.getpid)
 
     @staticmethod
@@ -58,6 +59,7 @@ class Identity:
             token=env.get("RECMESH_TOKEN", ""),
             work_dir=Path(env.get("RECMESH_WORK_DIR", ".")),
             in_hand=env.get(VARIABLE, ""),
+            host=env.get("RECMESH_NODE") or socket.gethostname(),
         )
 
     @property

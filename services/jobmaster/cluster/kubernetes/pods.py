@@ -193,8 +193,9 @@ def _env(order: StartOrder, settings: PodSettings, secret: str) -> list[Object]:
     }
     kept = order.secrets & order.env.keys() if secret else frozenset()
     plain = {**places, **{name: value.replace("$(", "$$(") for name, value in order.env.items() if name not in kept}}
+    node = {"name": "RECMESH_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     return [
-        address,
+        address, node,
         *({"name": name, "value": value} for name, value in plain.items()),
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}} for name in sorted(kept)),
     ]
