@@ -128,6 +128,7 @@ def generate(
     from recmesh.data.faults import wrong
     from recmesh.data.generating import Target, write
     from recmesh.data.synthetic import Synthetic
+    from recmesh.runtime.progress import Progress
     from recmesh.spec.quantity import moment, seconds
 
     if like != "criteo":
@@ -144,9 +145,11 @@ def generate(
     data = Synthetic(seed=seed, ids=ids, rows_per_day=rows / days, start=begin, drift=drift, churn=churn)
     target = Target(out, file_rows, window_s, done, labels, delay_s)
     made = None
-    for made in write(data, target, rows=rows):
-        if not shape.is_document:
-            print(f"{made.file}: {made.rows:,} of {rows:,} rows", flush=True)
+    with Progress("generate", total=rows, unit="rows", quiet=shape.is_document) as progress:
+        for made in write(data, target, rows=rows):
+            progress.update(made.rows)
+            if not shape.is_document:
+                print(f"{made.file}: {made.rows:,} of {rows:,} rows", flush=True)
     assert made is not None
     best, frozen = made.best.value, made.frozen.value
     if shape.is_document:

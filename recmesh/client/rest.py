@@ -18,7 +18,7 @@ from recmesh.client.find import gateway_of, meant
 from recmesh.client.forward import Forward
 from recmesh.client.packing import pack
 from recmesh.client.problems import error_of
-from recmesh.client.views import OVER, Checkpoint, Event, Job, JobPage, Model, RoleLog, View
+from recmesh.client.views import OVER, Checkpoint, Event, Job, JobPage, Model, RoleLog, Served, View
 from recmesh.runtime.errors import (
     DeadlineExceeded,
     Internal,
@@ -223,11 +223,13 @@ class Client:
         body = self._call("GET", f"/v1/jobs/{_part(job_id)}/logs", params=params).json()
         return _list(RoleLog, body, "logs")
 
-    def checkpoints(self, job_id: str, *, verify: bool = False, timeout_s: float = 0.0) -> list[Checkpoint]:
-        """A job's snapshots, newest last; with `verify` all their bytes are read and hashed first, which takes its time
-        (an hour at most, unless `timeout_s` says otherwise)."""
+    def checkpoints(
+        self, job_id: str, *, verify: bool = False, snapshot: int = 0, timeout_s: float = 0.0
+    ) -> list[Checkpoint]:
+        """A job's snapshots, newest last; with `verify` all bytes of all of them, or of that `snapshot`, are read and
+        hashed first, which takes its time (an hour at most, unless `timeout_s` says otherwise)."""
         timeout_s = timeout_s or (_VERIFY_S if verify else 0.0)
-        params = {"verify": True} if verify else {}
+        params = {"verify": "true", **({"snapshot": str(snapshot)} if snapshot else {})} if verify else {}
         path = f"/v1/jobs/{_part(job_id)}/checkpoints"
         body = self._call("GET", path, params=params, timeout_s=timeout_s).json()
         return _list(Checkpoint, body, "snapshots")
@@ -287,6 +289,15 @@ class Client:
         """Serve a version (the newest); returns when it does."""
         path = f"/v1/models/{_part(name)}:load"
         return self._view(Model, "POST", path, params={"version": version}, timeout_s=timeout_s)
+
+    def unload_model(self, name: str, version: str = "") -> list[Model]:
+        """Serve a model no more, or only that version; requests in flight are answered."""
+        path = f"/v1/models/{_part(name)}:unload"
+        return _list(Model, self._call("POST", path, params={"version": version}, timeout_s=120.0).json(), "models")
+
+    def serving(self) -> list[Served]:
+        """What models are asked now, how long they take, and which versions answer."""
+        return _list(Served, self._call("GET", "/v1/serving").json(), "models")
 
     def freshness(self, name: str) -> dict[str, Any]:
         """Of a model that follows its job: which version serves, how far behind it was, and figures of its tiers."""

@@ -607,6 +607,7 @@ class Role(google.protobuf.message.Message):
     CPU_LIMIT_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     SERVING_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     role: builtins.str
     index: builtins.int
     incarnation: builtins.str
@@ -626,6 +627,8 @@ class Role(google.protobuf.message.Message):
     cpu_limit: builtins.float
     memory_limit_bytes: builtins.int
     """0: none"""
+    node: builtins.str
+    """the machine that it runs on; empty: not known"""
     @property
     def step(self) -> Global___StepTimes: ...
     @property
@@ -653,9 +656,10 @@ class Role(google.protobuf.message.Message):
         cpu_limit: builtins.float = ...,
         memory_limit_bytes: builtins.int = ...,
         serving: Global___ServingBuffer | None = ...,
+        node: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["serving", b"serving", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "cpu_limit", b"cpu_limit", "cpu_s", b"cpu_s", "exit_reason", b"exit_reason", "handle", b"handle", "incarnation", b"incarnation", "index", b"index", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "restarts", b"restarts", "role", b"role", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "serving", b"serving", "since", b"since", "state", b"state", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "cpu_limit", b"cpu_limit", "cpu_s", b"cpu_s", "exit_reason", b"exit_reason", "handle", b"handle", "incarnation", b"incarnation", "index", b"index", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "node", b"node", "restarts", b"restarts", "role", b"role", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "serving", b"serving", "since", b"since", "state", b"state", "step", b"step"]) -> None: ...
 
 Global___Role: typing_extensions.TypeAlias = Role
 

@@ -82,7 +82,7 @@ def _role(state: RoleState, beat: Beat | None, status: JobStatus) -> jobmaster_p
     role = jobmaster_pb2.Role(
         role=state.role, index=state.index, incarnation=state.incarnation, state=state.stage,
         handle=state.handle, address=state.address, restarts=state.attempt - 1, exit_reason=state.exit_reason,
-        since=state.since, samples=state.samples,
+        since=state.since, samples=state.samples, node=state.node,
     )
     if state.size is not None and state.stage != "exited":
         role.cpu_limit = state.size.cpu

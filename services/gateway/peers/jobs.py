@@ -114,15 +114,16 @@ class JobsPeer:
         )
         return document(await self._jobs.Logs(request, timeout=QUICK_S))
 
-    async def checkpoints(self, job_id: str, *, verify: bool = False) -> Document:
-        """A job's snapshots; with `verify` every committed one is read and hashed first, one after the other."""
+    async def checkpoints(self, job_id: str, *, verify: bool = False, snapshot: int = 0) -> Document:
+        """A job's snapshots; with `verify` every committed one, or that one, is read and hashed first, one after the
+        other."""
         stub = ckptcache_pb2_grpc.CheckpointsStub(self._mesh.channel("ckptcache"))
         listed = await stub.List(ckptcache_pb2.ListRequest(job_id=job_id), timeout=QUICK_S)
         if not verify:
             return document(listed)
-        for snapshot in listed.snapshots:
-            if snapshot.state == "committed":
-                request = ckptcache_pb2.GetRequest(job_id=job_id, snapshot=snapshot.snapshot, verify=True)
+        for each in listed.snapshots:
+            if each.state == "committed" and snapshot in (0, each.snapshot):
+                request = ckptcache_pb2.GetRequest(job_id=job_id, snapshot=each.snapshot, verify=True)
                 with contextlib.suppress(DataLoss, NotFound):      # the state tells it; retention lets snapshots go
                     await stub.Get(request, timeout=VERIFY_S)
         return document(await stub.List(ckptcache_pb2.ListRequest(job_id=job_id), timeout=QUICK_S))

@@ -37,6 +37,7 @@ from services.gateway.rest import (
     planning,
     problems,
     scaling,
+    serving,
     webhooks,
 )
 from services.gateway.rest.direct import InferDirect
@@ -96,6 +97,7 @@ def create(
         inferring,
         labels.router(parts.labels),
         scaling.router(parts.models, parts.scaling),
+        serving.router(parts.models, parts.inference),
         webhooks.router(parts.webhooks),
         planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
     ):

@@ -199,9 +199,10 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
     async def checkpoints(
         job_id: JobId,
         verify: Annotated[bool, Query(description="Read and hash every committed one first")] = False,
+        snapshot: Annotated[int, Query(ge=0, description="With `verify`: only this one is read; 0: all")] = 0,
     ) -> Document:
         """With state, size and place; a damaged one names the file."""
-        return await jobs.checkpoints(job_id, verify=verify)
+        return await jobs.checkpoints(job_id, verify=verify, snapshot=snapshot)
 
     @routes.get(
         "/{job_id}/logs", operation_id="jobLogs", summary="The last lines of a job's processes",

@@ -133,7 +133,7 @@ class RunsServicer(jobmaster_pb2_grpc.RunsServicer):
         """A process says who it is."""
         given = await self._roles.register(
             request.job_id, role=request.role, index=request.index, incarnation=request.incarnation,
-            address=request.address,
+            address=request.address, host=request.host,
         )
         return jobmaster_pb2.Assignment(
             spec_json=given.spec_json, record=wire.run_record(given.record), heartbeat_s=given.heartbeat_s,
