@@ -358,7 +358,7 @@ class Client:
     def forecast(
         self, series: str, *, horizon: int = 24, step_s: float = 0.0, level: float = 0.8, season_s: float = 0.0
     ) -> dict[str, Any]:
-        """What is expected of a series after its newest rate: mean and interval of each step, and how wrong it was before.
+        """What is expected of a series after its newest rate: each step's mean and interval, how wrong it was before.
 
         `step_s` 0: as it is measured; `season_s` 0: found.
         """
