@@ -107,7 +107,7 @@ def volumes(cluster: Cluster, folder: Path) -> None:
         if f"test-{claim}" in there:
             continue
         place = folder / claim
-        place.mkdir()
+        place.mkdir(parents=True)
         cluster.kubectl("apply", "-f", "-", given=json.dumps({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"test-{claim}"},
             "spec": {
