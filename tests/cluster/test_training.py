@@ -69,7 +69,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_replaced_by_one_with_more(
     job.mesh.cluster.try_kubectl("-n", "recmesh", "exec", name, "--", "sh", "-c", HOG)
 
     def end() -> dict[str, Any]:
-        found = job.mesh.get("pod", name)["status"]["containerStatuses"][0]["state"]
+        found = job.mesh.get("pods", name)["status"]["containerStatuses"][0]["state"]
         ended: dict[str, Any] = found.get("terminated") or {}
         return ended
 
