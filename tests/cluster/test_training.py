@@ -123,7 +123,6 @@ def test_training_survives_the_end_of_a_services_pod(job: TrainedJob, name: str)
 
 def test_it_ends_with_every_sample_once(job: TrainedJob) -> None:
     print(memory())
-    job.patch(roles={"worker": {"cpu": "1"}})       # in place, too: the rest is soon done
     job.until(lambda: job.status()["phase"] == "Succeeded", timeout_s=LIFE_S)
     status = job.status()
     job.say(f"{status['phase']}: {status['samples']:,} of {status['total']:,} samples, {status['metrics']}")
