@@ -130,9 +130,13 @@ class Client:
         params = {"dry_run": "true"} if dry_run else {}
         return self._view(Job, "POST", "/v1/jobs", json=values, params=params, headers=headers, retry=True)
 
-    def jobs(self, *, owner: str = "", phase: str = "", limit: int = 100, page_token: str = "") -> JobPage:
+    def jobs(
+        self, *, owner: str = "", phase: str = "", limit: int = 100, page_token: str = "", namespace: str = ""
+    ) -> JobPage:
         """One page of jobs, newest first."""
-        params = {"owner": owner, "phase": phase, "limit": limit, "page_token": page_token}
+        params = {
+            "owner": owner, "phase": phase, "limit": limit, "page_token": page_token, "namespace": namespace,
+        }
         return self._view(JobPage, "GET", "/v1/jobs", params={key: v for key, v in params.items() if v})
 
     def job(self, job_id: str) -> Job:
