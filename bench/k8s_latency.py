@@ -2,7 +2,8 @@
 
 The mesh is the dev overlay (docs/KUBERNETES.md) of the cluster that KUBECONFIG names, as its users have it: objects
 are changed by kubectl, and what became of them is read from pods and from the API. Nothing of it is made or removed
-here but a job of each round, and its file.
+here but jobs of the rounds, their file, and a second jobmaster: `takeover_s` is from the end of one's pod, by force and
+without notice, until the other one has carried out a change of every object.
 """
 
 import contextlib
@@ -30,20 +31,27 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 LONG_S = 300.0
 POLL_S = 0.1
 SIZES = ("300m", "350m")
+SUSPENDED = 12
+"""Jobs of the takeover: by hashed name, so that both jobmasters have some."""
+SHARED_S = 15.0
+"""From a jobmaster's start until both hold half of the buckets: leases of 6 s, and some looks."""
 
 
 def run(*, quick: bool) -> Result:
-    """Medians over rounds, each of a job of its own; `restarts_by_resize` is of all of them."""
+    """Medians over rounds, each of a job of its own; `restarts_by_resize` is of all, `takeover_s` the longest."""
     rounds = [Round().measured() for _ in range(QUICK_ROUNDS if quick else ROUNDS)]
     figures = {
         name: statistics.median(each[name] for each in rounds) for name in rounds[0] if name != "restarts_by_resize"
     }
     figures["restarts_by_resize"] = sum(each["restarts_by_resize"] for each in rounds)
+    with two_jobmasters():
+        takes = takeovers(len(rounds))
+    figures |= {"takeover_s": max(takes), "takeover_p50_s": statistics.median(takes)}
     nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
     return Result("k8s_latency", figures, {
         "rounds": len(rounds), "nodes": len(nodes), "kubelet": nodes[0]["status"]["nodeInfo"]["kubeletVersion"],
         "job": "1 parameter server, 2 workers, then 3; torch_dcn_v2; images on the node",
-        "left_out": "takeover_s: the overlay has one jobmaster",
+        "takeover": f"2 jobmasters, {SUSPENDED} suspended jobs, pod deleted by force",
         "quick": f"{QUICK_ROUNDS} round instead of {ROUNDS}" if quick else "",
     })  # fmt: skip
 
@@ -84,6 +92,85 @@ def since(began: float, condition: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
+@contextlib.contextmanager
+def two_jobmasters() -> Iterator[None]:
+    """Within the block; as many as before after it."""
+    before = json.loads(kubectl("get", "deploy/jobmaster", "-o", "json"))["spec"]["replicas"]
+    kubectl("scale", "deploy/jobmaster", "--replicas=2")
+    try:
+        since(time.monotonic(), lambda: len(jobmasters()) == 2)
+        yield
+    finally:
+        kubectl("scale", "deploy/jobmaster", f"--replicas={before}")
+
+
+def jobmasters() -> list[str]:
+    """Names of those that are ready and stay."""
+    found = json.loads(kubectl("get", "pods", "-l", "app.kubernetes.io/name=jobmaster", "-o", "json"))["items"]
+    return [
+        item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"] and any(
+            each["type"] == "Ready" and each["status"] == "True" for each in item["status"].get("conditions", [])
+        )
+    ]
+
+
+def takeovers(rounds: int) -> list[float]:
+    """Seconds of each round."""
+    put_file()
+    names = [f"still-{number}" for number in range(SUSPENDED)]
+    things = [training_job(name, suspend=True) for name in names]
+    kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": things}))
+
+    def objects() -> list[Any]:
+        return [each for each in json.loads(kubectl("get", "tj", "-o", "json"))["items"]
+                if each["metadata"]["name"] in names]  # fmt: skip
+
+    def carried_out() -> bool:
+        return all(each.get("status", {}).get("observedGeneration") == each["metadata"]["generation"]
+                   for each in objects())  # fmt: skip
+
+    found = []
+    try:
+        since(time.monotonic(), lambda: all(each.get("status", {}).get("phase") == "Suspended" for each in objects()))
+        for number in range(rounds):
+            since(time.monotonic(), lambda: len(jobmasters()) == 2)
+            time.sleep(SHARED_S)
+            victim = jobmasters()[number % 2]
+            began = time.monotonic()
+            kubectl("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
+            change = json.dumps({"spec": {"roles": {"worker": {"replicas": 1 + number % 2}}}})
+            kubectl("patch", "tj", *names, "--type=merge", "-p", change)
+            found.append(since(began, carried_out))
+            say(f"{victim} is no more: all objects reconciled after {found[-1]:.1f} s")
+    finally:
+        kubectl("delete", "tj", *names, "--timeout=100s")
+    return found
+
+
+def put_file() -> None:
+    """The rows, where all jobs find them."""
+    pod = json.loads(kubectl("get", "pods", "-l", "app.kubernetes.io/name=shardsvc", "-o", "json"))["items"][0]
+    name = pod["metadata"]["name"]
+    kubectl("exec", name, "--", "mkdir", "-p", FILE.rpartition("/")[0])
+    kubectl("cp", str(FLIGHTS / "flights.parquet"), f"{name}:{FILE}")
+
+
+def training_job(name: str, **fields: Any) -> dict[str, Any]:
+    """The object of one."""
+    spec = yaml.safe_load((FLIGHTS / "job.yaml").read_text())
+    del spec["name"], spec["evaluation"]
+    spec["data"]["source"]["files"] = [FILE]
+    spec["training"]["epochs"] = 50
+    spec["roles"] = {
+        "ps": {"replicas": 1, "cpu": "300m", "memory": "768Mi"},
+        "worker": {"replicas": 2, "max": 3, "cpu": SIZES[0], "memory": "1Gi"},
+    }
+    return {
+        "apiVersion": "recmesh.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name},
+        "spec": spec | fields,
+    }  # fmt: skip
+
+
 class Round:
     """One job from its object's beginning to its end."""
 
@@ -95,9 +182,9 @@ class Round:
 
     def measured(self) -> dict[str, float]:
         """Its figures; the object is deleted in any case."""
-        self._put_file()
+        put_file()
         began = time.monotonic()
-        kubectl("apply", "-f", "-", given=json.dumps(self._object()))
+        kubectl("apply", "-f", "-", given=json.dumps(training_job(self._name)))
         try:
             found = {"apply_to_pods_s": since(began, lambda: len(self._running()) == 3)}
             found["apply_to_first_step_s"] = since(began, lambda: self._job().progress.samples)
@@ -119,25 +206,6 @@ class Round:
             self._client.close()
         say(", ".join(f"{name} {value:.1f}" for name, value in found.items()))
         return found
-
-    def _put_file(self) -> None:
-        pod = json.loads(kubectl("get", "pods", "-l", "app.kubernetes.io/name=shardsvc", "-o", "json"))["items"][0]
-        name = pod["metadata"]["name"]
-        kubectl("exec", name, "--", "mkdir", "-p", FILE.rpartition("/")[0])
-        kubectl("cp", str(FLIGHTS / "flights.parquet"), f"{name}:{FILE}")
-
-    def _object(self) -> dict[str, Any]:
-        spec = yaml.safe_load((FLIGHTS / "job.yaml").read_text())
-        del spec["name"], spec["evaluation"]
-        spec["data"]["source"]["files"] = [FILE]
-        spec["training"]["epochs"] = 50
-        spec["roles"] = {
-            "ps": {"replicas": 1, "cpu": "300m", "memory": "768Mi"},
-            "worker": {"replicas": 2, "max": 3, "cpu": SIZES[0], "memory": "1Gi"},
-        }
-        return {
-            "apiVersion": "recmesh.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": self._name}, "spec": spec,
-        }
 
     def _running(self, role: str = "") -> dict[str, Any]:
         labels = f"recmesh.dev/job={self._name}" + (f",recmesh.dev/role={role}" if role else "")

@@ -143,6 +143,7 @@ async def cluster(
 
     return KubernetesController(kube, PodSettings(
         namespace=settings.kube_namespace or await asyncio.to_thread(own_namespace), image=settings.kube_image,
+        images=dict(settings.kube_images),
         service_account=settings.kube_service_account, user=settings.kube_user, grace_s=settings.kube_grace_s,
         gpus=settings.kube_gpus, resize_wait_s=settings.kube_resize_s, scheduler=settings.kube_scheduler,
         schedulers={**SCHEDULERS, **settings.kube_gang_schedulers},

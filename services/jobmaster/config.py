@@ -51,6 +51,8 @@ class JobmasterSettings(ServiceSettings):
     `default`."""
     kube_image: str = ""
     """Of roles whose model names none: the trainer's, with the frameworks of the models."""
+    kube_images: dict[Literal["ps", "worker", "data", "evaluator", "finisher"], str] = Field(default_factory=dict)
+    """Of single roles, before `kube_image`, as JSON: {"ps": "recmesh/ps:0.1.0"}, which needs no framework."""
     kube_service_account: str = ""
     """Of role pods; empty: the namespace's default one. Its token is not mounted."""
     kube_scheduler: str = ""

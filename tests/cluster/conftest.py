@@ -9,32 +9,34 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.jobs import FILE, FLIGHTS, TrainedJob, training_job
 from tests.cluster.mesh import OVERLAY, SERVICES, STORES, Mesh, memory, volumes
-from tests.support.overlays import ROOT, TOOLS, Cluster, node_cluster
+from tests.support.overlays import ROOT, Cluster, node_cluster, why_no_node
 
 IMAGES = "RECMESH_TEST_IMAGES"
 """Files of `infra/images -o`, with colons between them, for machines that build images elsewhere."""
 CLUSTER = "RECMESH_TEST_CLUSTER"
 """The folder of a cluster that `kube-cluster up --node` has started and that has the images; it stays up."""
-TARGETS = ("brain", "jobmaster", "forecaster", "shardsvc", "ckptcache", "gateway", "stores", "worker")
+TARGETS = (
+    "stores", "ps", "data", "worker", "cn", "hn", "gateway",
+    "brain", "jobmaster", "forecaster", "shardsvc", "ckptcache",
+)  # fmt: skip
+"""Of infra/Dockerfile, those with layers of others first."""
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The images, as files. Skips, saying why, where none can be made."""
-    if not (TOOLS / "kube-cluster").exists():
-        pytest.skip(f"no Kubernetes: {TOOLS}/kube-cluster is not there")
-    if given := os.environ.get(IMAGES):
-        return [Path(each) for each in given.split(":")]
-    has_docker = shutil.which("docker") is not None
-    if not has_docker or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+def images() -> list[str]:
+    """Made by docker, by name. Skips, saying why, where none can be made."""
+    if not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
         pytest.skip(f"no images: docker does not answer, and {IMAGES} names no file of them")
-    made = tmp_path_factory.mktemp("images") / "recmesh.tar"
-    done = subprocess.run(
-        [ROOT / "infra" / "images", "-o", made, "--base", *TARGETS], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [made]
+    if not shutil.which("debootstrap"):
+        pytest.skip("no images: apt-get install -y --no-install-recommends debootstrap")
+    print(flush=True)
+    began = time.monotonic()
+    done = subprocess.run([ROOT / "infra" / "images", "--base", *TARGETS], timeout=2400, check=False)
+    assert done.returncode == 0, "the images were not built"
+    print(f"images built after {time.monotonic() - began:.0f} s", flush=True)
+    return [f"recmesh/{each}:0.1.0" for each in TARGETS]
 
 
 @pytest.fixture(scope="session")
@@ -43,11 +45,19 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if given := os.environ.get(CLUSTER):
         yield Cluster(f"{given}/bin/kubectl", Path(given) / "kubeconfig", Path(given))
         return
-    images: list[Path] = request.getfixturevalue("images")
+    if why := why_no_node():          # before any image is built
+        pytest.skip(why)
+    files = os.environ.get(IMAGES)
+    images: list[str] = [] if files else request.getfixturevalue("images")
     folder = tmp_path_factory.mktemp("cluster")
     with node_cluster(folder / "kube") as made:
-        for each in images:
-            made.load(each)
+        began = time.monotonic()
+        for each in (files or "").split(":"):
+            if each:
+                made.load(Path(each))
+        if images:
+            made.load_from_docker(images)
+        print(f"images on the node after {time.monotonic() - began:.0f} s", flush=True)
         yield made
 
 
@@ -62,4 +72,16 @@ def mesh(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Mesh:
     print(f"\nall ready {time.monotonic() - began:.0f} s after kubectl apply -k")
     print(made.kubectl("get", "pods", "-o", "wide"))
     print(memory())
+    return made
+
+
+@pytest.fixture(scope="session")
+def job(mesh: Mesh) -> TrainedJob:
+    """Its file is put on the storage as a user would; then the object is applied."""
+    mesh.kubectl("exec", "deploy/shardsvc", "--", "mkdir", "-p", "/storage/datasets")
+    pod = mesh.pods("shardsvc")[0]["metadata"]["name"]
+    mesh.kubectl("cp", str(FLIGHTS / "flights.parquet"), f"{pod}:{FILE}")
+    made = TrainedJob(mesh)
+    made.apply(training_job())
+    print()
     return made

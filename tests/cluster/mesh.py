@@ -27,9 +27,10 @@ class Mesh:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self._gateway: tuple[str, ...] = ()
 
-    def kubectl(self, *arguments: str, timeout_s: float = 120) -> str:
-        return self.cluster.kubectl("-n", "recmesh", *arguments, timeout_s=timeout_s)
+    def kubectl(self, *arguments: str, given: str = "", timeout_s: float = 120) -> str:
+        return self.cluster.kubectl("-n", "recmesh", *arguments, given=given, timeout_s=timeout_s)
 
     def get(self, *arguments: str) -> Any:
         return self.cluster.get("-n", "recmesh", *arguments)
@@ -85,7 +86,9 @@ class Mesh:
 
     def client(self) -> Client:
         """Of the API, with its key."""
-        return Client(self.address("gateway"), api_key=self.secret("public-api-key"))
+        if not self._gateway:                          # a Service and an immutable Secret: asked for once
+            self._gateway = (self.address("gateway"), self.secret("public-api-key"))
+        return Client(self._gateway[0], api_key=self._gateway[1])
 
     def end_pods_of(self, name: str) -> float:
         """Deletes them; seconds until others are there and ready."""

@@ -60,6 +60,16 @@ def pods_of(objects: list[Object]) -> list[Object]:
     ]
 
 
+def settings_of(objects: list[Object], workload: str) -> dict[str, str]:
+    """Environment variables that its first container gets; those from Secrets have made-up values."""
+    maps = {name_of(item): item.get("data", {}) for item in of_kind(objects, "ConfigMap")}
+    container = next(each for name, each in containers(objects) if name == workload)
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        found |= maps[source["configMapRef"]["name"]]
+    return found | {item["name"]: item.get("value", "made-up") for item in container.get("env", [])}
+
+
 def _own_volumes(workload: Object) -> list[Object]:
     """Of a StatefulSet, which makes a claim for each pod."""
     names = [name_of(item) for item in workload["spec"].get("volumeClaimTemplates", [])]
@@ -72,8 +82,9 @@ def targets() -> set[str]:
 
 
 def reaches(objects: list[Object], source: str, target: str, port: str) -> bool:
-    """Whether policies let pods of workload `source` call the named port of `target`: both sides must allow it."""
-    pods = {name_of(item): item for item in pods_of(objects)}
+    """Whether policies let pods of workload `source` call the named port of `target`: both sides must allow it. Pods
+    among the objects count too, by `NAME-x`."""
+    pods = {name_of(item): item for item in [*pods_of(objects), *of_kind(objects, "Pod")]}
     policies = of_kind(objects, "NetworkPolicy")
     here, there = pods[f"{source}-x"], pods[f"{target}-x"]
     number = next(

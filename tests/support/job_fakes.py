@@ -157,6 +157,9 @@ class FakeShards:
         self.datasets: dict[str, str] = {}
         self.closed: list[tuple[str, bool]] = []
         self.requeues = 0
+        self.has_just_begun = False
+        """It has not looked at topics yet."""
+        self.lag_messages = 0
         self.committed: list[tuple[int, Ledger]] = []
         """Generation, and what was done for ever, each time that offsets were committed."""
         self.sized: list[tuple[str, int]] = []
@@ -239,10 +242,13 @@ class FakeShards:
 
     def _topics(self) -> dict[str, Any]:
         """As a job on one topic sees them; its ends are looked at every 5 s."""
-        if not self.arrivals_per_s:
+        if not self.arrivals_per_s or self.has_just_begun:
             return {}
         looked_at = asyncio.get_running_loop().time() // 5.0 * 5.0
-        return {"arrived": round(self.arrivals_per_s * looked_at), "partitions": 1, "series": ("topic/clicks",)}
+        return {
+            "arrived": round(self.arrivals_per_s * looked_at), "partitions": 1, "series": ("topic/clicks",),
+            "lag_messages": self.lag_messages, "lag_s": float(self.lag_messages),
+        }
 
     def lease(self, job_id: str, worker: str, gen: int) -> list[int]:
         if self.away or job_id not in self.runs or self.runs[job_id].gen != gen:

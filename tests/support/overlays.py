@@ -3,8 +3,9 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,16 @@ class Cluster:
         assert self.folder is not None
         subprocess.run([tool(), "load", self.folder, image], capture_output=True, timeout=600, check=True)
 
+    def load_from_docker(self, names: Sequence[str]) -> None:
+        """Images of this machine's docker, without a file between: gigabytes are neither written nor read once more."""
+        assert self.folder is not None
+        with subprocess.Popen(["docker", "save", *names], stdout=subprocess.PIPE) as saving:
+            done = subprocess.run(
+                [tool(), "load", self.folder, "/dev/stdin"], stdin=saving.stdout, capture_output=True, text=True,
+                timeout=900, check=False,
+            )
+        assert done.returncode == 0 and saving.returncode == 0, f"images do not get to the node: {done.stderr}"
+
 
 def of(started: KubeCluster) -> Cluster:
     """One that other tests use, too."""
@@ -60,20 +71,41 @@ def of(started: KubeCluster) -> Cluster:
     return Cluster(program, started.kubeconfig, started.folder)
 
 
+NODE_PROGRAMS = {
+    "containerd": "containerd", "runc": "runc", "iptables": "iptables", "ip": "iproute2", "nsenter": "util-linux",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+}  # fmt: skip
+"""What a real node needs, and Debian's packages of it."""
+
+
+def why_no_node() -> str:
+    """Why this machine cannot run a real node; empty: it may."""
+    if not (TOOLS / "kube-cluster").exists():
+        return f"no Kubernetes: {TOOLS}/kube-cluster is not there"
+    if os.geteuid() != 0:
+        return "a real node needs root"
+    if missing := sorted({package for name, package in NODE_PROGRAMS.items() if shutil.which(name) is None}):
+        return f"a real node needs: apt-get install -y --no-install-recommends {' '.join(missing)}"
+    if "overlay" not in Path("/proc/filesystems").read_text().split():
+        return "a real node needs overlayfs, which this kernel has not"
+    done = subprocess.run(
+        ["unshare", "--net", "iptables", "-t", "nat", "-L"], capture_output=True, text=True, timeout=30, check=False
+    )
+    return f"a real node needs iptables: {done.stderr.strip()}" if done.returncode else ""
+
+
 @contextmanager
 def node_cluster(folder: Path) -> Iterator[Cluster]:
     """With one real node; up on entry, down on exit. Skips the test, saying why, where this machine can run none."""
+    if why := why_no_node():
+        pytest.skip(why)
     program = tool()
-    if os.geteuid() != 0:
-        pytest.skip("a real node needs root")
     with _ONE_NODE.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run(
             [program, "up", folder, "--ttl", str(TTL_S), "--node"],
             capture_output=True, text=True, timeout=300, check=False,
         )
-        if "apt-get install" in done.stderr:
-            pytest.skip(f"no real node: {done.stderr.strip()}")
         assert done.returncode == 0, f"kube-cluster up: {done.stderr}{done.stdout}"
         try:
             yield Cluster(str(folder / "bin" / "kubectl"), folder / "kubeconfig", folder)

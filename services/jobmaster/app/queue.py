@@ -1,5 +1,7 @@
 """shardsvc's queue as the runner follows it: progress, releases of dead workers, a queue that was lost."""
 
+from dataclasses import replace
+
 from recmesh.runtime.errors import CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.generation import open_queue
@@ -20,6 +22,8 @@ class QueueWatch:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._base: tuple[float, int] | None = None
+        self._topics: QueueProgress | None = None
+        """Newest that told of topics."""
 
     async def watch(self) -> None:
         """Runs until it is cancelled; while shardsvc is away nothing is known, and nothing is lost."""
@@ -57,6 +61,7 @@ class QueueWatch:
         if progress is None or progress.gen < gen:
             await self._derive(gen)
             return
+        progress = self._with_topics(progress)
         before, run.queue = run.queue, progress
         self._note_work(progress)
         # To shardsvc a batch that was set aside is done with, once a worker has passed it over.
@@ -70,6 +75,17 @@ class QueueWatch:
         self._rate(done)
         if progress.drained and not (before and before.drained):
             run.wake()
+
+    def _with_topics(self, progress: QueueProgress) -> QueueProgress:
+        """A shardsvc that has just begun knows no topic before its first look: no lag would be taken for none."""
+        known = self._topics
+        if progress.partitions or known is None:
+            self._topics = progress if progress.partitions else None
+            return progress
+        return replace(
+            progress, partitions=known.partitions, lag_messages=known.lag_messages, lag_s=known.lag_s,
+            arrived=known.arrived, series=known.series,
+        )
 
     async def _derive(self, gen: int) -> None:
         run = self._run

@@ -10,6 +10,10 @@ import pytest
 import yaml
 
 from recmesh.runtime import variables
+from services.gateway.config import PREFIX, Config
+from services.gateway.domain.devices import Wish
+from services.gateway.runtimes.pods import PodSettings
+from services.gateway.runtimes.pods.objects import pod_of
 from tests.support.infra import (
     WORKLOADS,
     Object,
@@ -18,6 +22,7 @@ from tests.support.infra import (
     of_kind,
     pods_of,
     reaches,
+    settings_of,
     targets,
     template_of,
     variables_of,
@@ -116,16 +121,24 @@ def test_a_misspelt_field_of_another_operators_kind_is_refused(
     ("keys", "create", "secrets", True),
     ("keys", "get", "secrets", False),
     ("brain", "list", "pods", False),
+    ("gateway", "create", "pods", True),
+    ("gateway", "patch", "pods", True),
+    ("gateway", "deletecollection", "pods", False),
+    ("gateway", "get", "pods/log", False),
+    ("gateway", "get", "deployments.apps/gateway", True),
+    ("gateway", "get", "deployments.apps/brain", False),
+    ("gateway", "patch", "deployments.apps/gateway", False),
     ("gateway", "get", "secrets", False),
+    ("gateway", "get", "trainingjobs.recmesh.dev", False),
     ("ckptcache", "list", "nodes", False),
 ])  # fmt: skip
 def test_rights_are_the_least(
     cluster: Cluster, account: str, verb: str, thing: str, may: bool
 ) -> None:
-    kind, _, subresource = thing.partition("/")
+    kind, _, part = thing.partition("/")
+    what = [thing] if kind == "deployments.apps" else [kind, f"--subresource={part}"]      # of which one has a name
     asked = cluster.try_kubectl(
-        "auth", "can-i", verb, kind, f"--subresource={subresource}", "-n", "recmesh",
-        f"--as=system:serviceaccount:recmesh:{account}",
+        "auth", "can-i", verb, *what, "-n", "recmesh", f"--as=system:serviceaccount:recmesh:{account}",
     )
     assert asked.stdout.strip() == ("yes" if may else "no"), asked.stderr
 
@@ -145,7 +158,7 @@ def test_only_those_that_call_the_api_server_have_a_token(objects: list[Object])
         spec = template_of(workload)["spec"]
         if spec.get("automountServiceAccountToken", accounts.get(spec.get("serviceAccountName", ""), True)):
             with_token.add(name_of(workload))
-    assert with_token - {"keys"} == {"jobmaster"}
+    assert with_token - {"keys"} == {"jobmaster", "gateway"}
 
 
 def test_every_service_is_there_with_its_probes(objects: list[Object]) -> None:
@@ -210,7 +223,53 @@ def test_what_pods_refer_to_is_there(overlay: str, objects: list[Object]) -> Non
             assert container["image"].removeprefix("recmesh/").partition(":")[0] in targets()
 
 
+def serving_pods(objects: list[Object]) -> list[Object]:
+    """A CN and an HN, as the gateway would make them by its settings in the overlay."""
+    config = Config.from_env(settings_of(objects, "gateway"), PREFIX)
+    settings = PodSettings(
+        namespace="recmesh", holder="gateway-x", images={"cn": config.cn_image, "hn": config.hn_image},
+        secret=config.pod_secret, storage_claim=config.kube_storage_claim, storage_path=str(config.storage_root),
+        resources={"cn": config.cn_resources, "hn": config.hn_resources},
+    )  # fmt: skip
+    return [
+        pod_of([f"recmesh.serving.{kind}"], {}, settings, name=f"{kind}-x", fleet="f", kind=kind, wish=Wish())
+        for kind in ("cn", "hn")
+    ]
+
+
+def test_pods_of_models_are_admitted_and_find_what_they_need(cluster: Cluster, objects: list[Object]) -> None:
+    pods = serving_pods(objects)
+    cluster.kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps(
+        {"apiVersion": "v1", "kind": "List", "items": pods}
+    ))  # fmt: skip
+    claims = {name_of(item) for item in of_kind(objects, "PersistentVolumeClaim")}
+    for pod in pods:
+        container = pod["spec"]["containers"][0]
+        assert container["image"].partition(":")[0].removeprefix("recmesh/") in targets()
+        assert container["volumeMounts"][1] == {"name": "storage", "mountPath": "/storage", "readOnly": True}
+        assert pod["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"] in claims
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert settings_of(objects, "gateway")["RECMESH_GATEWAY_POD_OWNER"] in map(name_of, of_kind(objects, "Deployment"))
+
+
+def test_images_of_roles_can_be_made(objects: list[Object]) -> None:
+    settings = settings_of(objects, "jobmaster")
+    by_role = json.loads(settings["RECMESH_KUBE_IMAGES"])
+    assert by_role.keys() == {"ps", "data"}
+    for image in (settings["RECMESH_KUBE_IMAGE"], *by_role.values()):
+        assert re.fullmatch(r"recmesh/(\w+):0\.1\.0", image), image
+        assert image.removeprefix("recmesh/").partition(":")[0] in targets()
+
+
 @pytest.mark.parametrize(("source", "target", "port", "may"), [
+    ("gateway", "cn", "control", True),
+    ("gateway", "hn", "control", True),
+    ("cn", "hn", "data", True),
+    ("cn", "hn", "control", False),
+    ("hn", "cn", "data", False),
+    ("brain", "hn", "control", False),
+    ("cn", "gateway", "rpc", False),
+    ("hn", "nats", "nats", False),
     ("jobmaster", "brain", "rpc", True),
     ("gateway", "jobmaster", "rpc", True),
     ("ckptcache", "ckptcache", "rpc", True),
@@ -226,7 +285,8 @@ def test_what_pods_refer_to_is_there(overlay: str, objects: list[Object]) -> Non
 def test_policies_let_through_what_the_mesh_needs_and_no_more(
     folder: Path, source: str, target: str, port: str, may: bool
 ) -> None:
-    assert reaches(kustomized("prod", folder), source, target, port) is may
+    objects = kustomized("prod", folder)
+    assert reaches([*objects, *serving_pods(objects)], source, target, port) is may
 
 
 def test_calls_in_prod_are_tls(folder: Path) -> None:

@@ -117,6 +117,19 @@ def test_all_but_parameter_servers_mount_the_storage_where_it_is_a_claim() -> No
         assert mounted(role) == (["storage"], [*own, "/storage"])
 
 
+def test_a_role_runs_its_models_image_else_its_own_else_that_of_all_roles() -> None:
+    settings = JobmasterSettings.from_env({"RECMESH_KUBE_IMAGES": '{"ps": "recmesh/ps"}'}, "RECMESH_")
+    with pytest.raises(InvalidArgument, match="RECMESH_KUBE_IMAGES"):
+        JobmasterSettings.from_env({"RECMESH_KUBE_IMAGES": '{"server": "recmesh/ps"}'}, "RECMESH_")
+    pods = replace(SETTINGS, images=dict(settings.kube_images))
+
+    def image(role: str, own: str = "") -> str:
+        made = pod_of(replace(ORDER, name=f"{role}-0-1", role=role, image=own), pods)
+        return str(made["spec"]["containers"][0]["image"])
+
+    assert (image("ps"), image("worker"), image("ps", "mine")) == ("recmesh/ps", "recmesh/trainer", "mine")
+
+
 def test_templates_join_lists_by_name_and_add_the_rest() -> None:
     own = {"containers": [{"name": "role", "env": [{"name": "A", "value": "1"}], "image": "i"}], "kept": {"x": 1}}
     given = {"containers": [{"name": "role", "env": [{"name": "A", "value": "2"}, {"name": "B"}]}, {"name": "side"}],

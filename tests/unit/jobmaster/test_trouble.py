@@ -84,6 +84,20 @@ async def test_a_lost_queue_is_derived_again_from_the_ledgers(world: JobWorld) -
     assert world.jobs.run_of(job_id).status.samples == 3000
 
 
+async def test_lag_stays_as_it_was_told_until_a_shardsvc_that_has_just_begun_has_looked(world: JobWorld) -> None:
+    world.shards.total, world.shards.arrivals_per_s, world.shards.lag_messages = 20_000, 10.0, 40
+    job_id = await world.submit(spec())
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: run.status.lag_messages == 40)
+    world.shards.has_just_begun = True
+    samples = run.status.samples
+    await world.until(lambda: run.status.samples > samples + 500)
+    assert (run.status.partitions, run.status.lag_messages, run.status.lag_s) == (1, 40, 40.0)
+    assert run.queue is not None and run.queue.series == ("topic/clicks",)
+    world.shards.has_just_begun, world.shards.lag_messages = False, 7
+    await world.until(lambda: run.status.lag_messages == 7)
+
+
 async def test_a_snapshot_that_cannot_be_stored_is_aborted_and_its_number_lost(world: JobWorld) -> None:
     world.checkpoints.failing = {1}
     job_id = await world.submit(spec(checkpoint={"every_s": 0.5}))

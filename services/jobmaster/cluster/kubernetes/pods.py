@@ -43,6 +43,8 @@ class PodSettings:
     namespace: str
     image: str
     """Of roles whose model names none; it must run `command`."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """By role, before `image`."""
     command: Sequence[str] = ("python", "-m", "recmesh.trainer")
     service_account: str = ""
     """Empty: the namespace's default one. No token of it is mounted either way, unless a template asks for it."""
@@ -175,7 +177,8 @@ def _certificates(settings: PodSettings, what: Object) -> list[Object]:
 
 def _container(order: StartOrder, settings: PodSettings, secret: str) -> Object:
     return {
-        "name": CONTAINER, "image": order.image or settings.image, "command": list(settings.command),
+        "name": CONTAINER, "image": order.image or settings.images.get(order.role, settings.image),
+        "command": list(settings.command),
         "env": _env(order, settings, secret),
         "resources": resources(
             cpu=order.cpu, memory_bytes=order.memory_bytes, gpu=order.gpu, gpu_kind=order.gpu_kind, settings=settings
