@@ -207,8 +207,9 @@ async def _pods(config: Config) -> "ServingPods | None":
         storage_claim=config.kube_storage_claim, storage_path=str(config.storage_root),
         service_account=config.kube_service_account, user=config.kube_user, grace_s=config.kube_grace_s,
         resources={"cn": config.cn_resources, "hn": config.hn_resources},
+        tls_secret=config.pod_tls_secret, tls_name=config.pod_tls.server_name if config.pod_tls else "",
     )  # fmt: skip
-    return ServingPods(client, settings, token=config.token)
+    return ServingPods(client, settings, token=config.token, tls=config.pod_tls)
 
 
 async def _objects(config: Config, bus: Bus, models: Models) -> list[Component]:
