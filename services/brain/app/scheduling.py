@@ -14,7 +14,7 @@ from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load, names
 from recmesh.plugins.streams import GROUP, Schedule, StreamPlanner, StreamView
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
-from recmesh.runtime.telemetry import Metrics
+from recmesh.runtime.telemetry import Metrics, get_logger
 from services.brain.app.book import Book, counted
 from services.brain.app.jobs import check_job
 from services.brain.domain import online
@@ -34,6 +34,7 @@ UNSEEN = "its workers have not had enough to do yet for their speed to be seen"
 MAX_TOLD = 1000
 """Past counts of one job."""
 
+_log = get_logger(__name__)
 _metrics = Metrics("brain")
 _schedules = _metrics.counter(
     "schedules", "Looks at online jobs, by planner and what was decided", labels=["planner", "reason"]
@@ -56,7 +57,8 @@ class Scheduling:
     async def schedule(self, ask: OnlineAsk) -> tuple[Look, Plan | None]:
         """What the job should change to now; None: nothing. What is chosen is stored before it is given out.
 
-        Of a dry run the look alone is stored, and nothing is booked or told.
+        Of a dry run the look alone is stored, and nothing is booked or told. InvalidArgument for a planner that there
+        is not, FailedPrecondition for one that breaks.
         """
         planner = _planner(ask.rules.planner)
         _check(ask)
@@ -193,11 +195,17 @@ class Scheduling:
     ) -> tuple[Look, Plan | None]:
         rng = np.random.default_rng([self._seed, int(stream.now)])
         measured = Measured(ask.measured.arrivals_per_s, ask.measured.lag_s)
-        if ask.rules.fallback:
-            schedule = decided(planner, stream, measured, self._band, rng)
-        else:
-            schedule = planner.schedule(stream, rng)
-        choice = online.choose(stream, schedule, ask.rules, ps=ask.now["ps"].replicas)
+        try:
+            if ask.rules.fallback:
+                schedule = decided(planner, stream, measured, self._band, rng)
+            else:
+                schedule = planner.schedule(stream, rng)
+            choice = online.choose(stream, schedule, ask.rules, ps=ask.now["ps"].replicas)
+        except Exception as error:      # somebody else's planner; the job keeps its workers, and notes why
+            _log.exception("the planner %s broke over job %s", ask.rules.planner, ask.job.job_id)
+            raise FailedPrecondition(
+                f"the planner {ask.rules.planner!r} broke: {type(error).__name__}: {error}", reason="BROKEN_PLANNER"
+            ) from error
         roles = online.chosen_roles(choice, ask)
         grows = choice.workers > stream.workers
         more = grows or (choice.workers == stream.workers and choice.ps > ask.now["ps"].replicas)
@@ -279,13 +287,16 @@ def planners() -> list[str]:
 
 
 def _planner(name: str) -> StreamPlanner:
-    """InvalidArgument when there is none of that name, or it cannot be loaded."""
+    """InvalidArgument when there is none of that name, or it cannot be loaded or made."""
     try:
         found: Callable[[], StreamPlanner] = load(GROUP, name, STREAM_PLANNERS)
+        return found()
     except (UnknownPlugin, BrokenPlugin) as error:
-        violation = Violation("scaling.planner", str(error))
-        raise InvalidArgument("the job cannot be scaled", reason="BAD_PLANNER", violations=[violation]) from error
-    return found()
+        why = str(error)
+    except Exception as error:      # somebody else's class
+        why = f"{name} cannot be made: {type(error).__name__}: {error}"
+    violation = Violation("scaling.planner", why)
+    raise InvalidArgument("the job cannot be scaled", reason="BAD_PLANNER", violations=[violation])
 
 
 def _check(ask: OnlineAsk) -> None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -84,13 +85,14 @@ class _Broken:
 
 def _made(name: str) -> Forecaster:
     try:
-        made: Forecaster = load(GROUP, name, BUILT_IN)()
-        if not (isinstance(made.name, str) and isinstance(made.dear, bool)):
+        found: Any = load(GROUP, name, BUILT_IN)()
+        if not (isinstance(found.name, str) and isinstance(found.dear, bool)):
             raise TypeError("its name must be a text, and dear a truth value")
     except UnknownPlugin:
         raise
     except Exception as error:      # somebody else's package
         return _Broken(name, error)
+    made: Forecaster = found
     return made
 
 

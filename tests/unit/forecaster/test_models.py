@@ -9,9 +9,9 @@ import pytest
 from recmesh.plugins import registry
 from recmesh.plugins.forecasting import GROUP
 from services.forecaster.domain.fitting import Asked
+from services.forecaster.domain.forecasters.naive import Persistence
 from services.forecaster.domain.history import History
 from services.forecaster.runtimes import models
-from services.forecaster.runtimes.models import Persistence
 
 
 class _Point:
