@@ -121,7 +121,8 @@ async def client(cluster: KubeCluster) -> AsyncIterator[KubeClient]:
 
 async def gateway(cluster: KubeCluster, namespace: str, holder: str) -> tuple[ServingPods, Runtimes]:
     settings = PodSettings(
-        namespace=namespace, holder=holder, images={"cn": "recmesh/cn", "hn": "recmesh/hn", "hn-cuda": "x"}, grace_s=600,
+        namespace=namespace, holder=holder, grace_s=600,
+        images={"cn": "recmesh/cn", "hn": "recmesh/hn", "hn-cuda": "x"},
     )  # fmt: skip
     kube = await connect(Access(cluster.kubeconfig), field_manager="recmesh-gateway")
     pods = ServingPods(kube, settings, token=TOKEN)
