@@ -24,6 +24,7 @@ from services.gateway.app.inference import Inference
 from services.gateway.app.labels import Labels
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
+from services.gateway.app.replicas import Replicas
 from services.gateway.app.scaling import Scaling
 from services.gateway.app.serving import Serving, ServingLimits
 from services.gateway.app.webhooks import Webhooks
@@ -96,9 +97,9 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     serving = Serving(
         runtimes, features, observation, clock=system_clock, limits=limits, log_prediction=predictions.offer
     )
-    registry = Registry(bus.kv(BUCKET))
+    registry, traffic = Registry(bus.kv(BUCKET)), TrafficRules(bus.kv(TRAFFIC_BUCKET))
     models = Models(
-        registry, TrafficRules(bus.kv(TRAFFIC_BUCKET)), ModelFolders(config.storage_root),
+        registry, traffic, ModelFolders(config.storage_root),
         runtimes, serving, observation,
         tell=facts.model, clock=system_clock, limits=limits,
         inspect=Inspection(child_environment(env), timeout_s=config.inspect_timeout_s).inspect,
@@ -162,12 +163,14 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     gc.freeze()     # what is here stays, and the collector's looks through it were requests' longest waits
     return [
         bus, trail.Trail(bus, days=config.audit_days), mesh, *([pods] if pods else []), runtimes, features,
-        predictions, models, scaling,
+        predictions, models,
+        Replicas(models, registry, traffic, clock=system_clock, load_timeout_s=config.load_timeout_s), scaling,
         topic_events.consumer(bus, labels),
         registrations.consumer(bus, models, audit),
         deliveries,
         *objects,
         Loop("rates", observation.tell),
+        Loop("waiting ensembles", models.load_ensembles),
         Loop("resting models", serving.rest_idle),
         Loop("scaling", scaling.look),
         Loop("ops view", view.refresh),

@@ -67,6 +67,7 @@ CARD: Document = {
 
 @dataclass(frozen=True, slots=True)
 class FakeEntry:
+    key: str
     value: bytes
     revision: int
 
@@ -78,6 +79,7 @@ class FakeBucket:
         self.values: dict[str, FakeEntry] = {}
         self._beside = beside
         self._revision = 0
+        self._watchers: list[asyncio.Queue[FakeEntry]] = []
 
     @property
     def beside(self) -> "FakeBucket":
@@ -99,15 +101,29 @@ class FakeBucket:
         return self._put(key, value)
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
-        self.values.pop(key, None)
+        if self.values.pop(key, None) is not None:
+            self._told(FakeEntry(key, b"", self._revision))
+
+    async def watch(self, prefix: str = "") -> AsyncGenerator[FakeEntry, None]:
+        news: asyncio.Queue[FakeEntry] = asyncio.Queue()
+        self._watchers.append(news)
+        for entry in [each for each in self.values.values() if each.key.startswith(prefix)]:
+            yield entry
+        while True:
+            yield await news.get()
 
     async def keys(self, prefix: str = "") -> Sequence[str]:
         return sorted(key for key in self.values if key.startswith(prefix))
 
     def _put(self, key: str, value: bytes) -> int:
         self._revision += 1
-        self.values[key] = FakeEntry(value, self._revision)
+        self._told(FakeEntry(key, value, self._revision))
+        self.values[key] = FakeEntry(key, value, self._revision)
         return self._revision
+
+    def _told(self, entry: FakeEntry) -> None:
+        for news in self._watchers:
+            news.put_nowait(entry)
 
 
 class FakeRuntimes:
