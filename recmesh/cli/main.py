@@ -22,8 +22,10 @@ from recmesh.cli import (
     mesh_verbs,
     model_verbs,
     partition_verbs,
+    registry_verbs,
     simulate_verbs,
     stream_verbs,
+    top_verbs,
     webhook_verbs,
 )
 from recmesh.cli.exit_codes import ExitCode, exit_code, summary
@@ -52,8 +54,17 @@ def settings(
             metavar="NAME", show_default=False, autocompletion=completion.contexts,
         ),
     ] = "",
+    ca_file: Annotated[
+        str,
+        typer.Option(
+            help="Certificates (PEM) to trust of an https:// mesh (default: $RECMESH_CA_FILE, else the system's).",
+            metavar="FILE", show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Before each verb."""
+    if ca_file:
+        os.environ["RECMESH_CA_FILE"] = ca_file
     if context:
         os.environ["RECMESH_CONTEXT"] = context
         os.environ.pop("RECMESH_URL", None)      # what is typed is meant
@@ -63,11 +74,13 @@ context_verbs.register(app)
 mesh_verbs.register(app)
 log_verbs.register(app)
 job_verbs.register(app)
+top_verbs.register(app)
 checkpoint_verbs.register(app)
 explain_verbs.register(app)
 forecast_verbs.register(app)
 loan_verbs.register(app)
 model_verbs.register(app)
+registry_verbs.register(app)
 partition_verbs.register(app)
 data_verbs.register(app)
 chaos_verbs.register(app)

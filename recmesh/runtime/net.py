@@ -1,7 +1,6 @@
 """Addresses to listen on: host:port, checked before anybody binds, with errors that name them."""
 
 import errno
-import ipaddress
 import socket
 
 from recmesh.runtime.errors import InvalidArgument, Violation
@@ -50,15 +49,6 @@ def is_listened_on(address: str, *, timeout_s: float = 1.0) -> bool:
     except OSError:
         return False
     return True
-
-
-def is_loopback(address: str) -> bool:
-    """True when only this machine can reach the `host:port`."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _bad(what: str, setting: str, reason: str) -> InvalidArgument:

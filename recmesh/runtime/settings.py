@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.loopback import is_loopback
 from recmesh.runtime.tls import Tls
 
 
@@ -80,10 +81,17 @@ class ServiceSettings(Settings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     api_key: SecretStr | None = None
     """The token that the mesh's own calls carry, and that servers ask for when it is set."""
+    metrics_key: SecretStr | None = None
+    """What lets Prometheus read `/metrics` beyond loopback, and nothing else; `api_key` does, too."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
     tls_server_name: str = ""
+    tls_role_name: str = ""
+    """What certificates of jobs' roles are issued for, where that is not what those of services are."""
+    http_tls_cert: Path | None = None
+    """With its key: the HTTP port (pages, metrics, probes; of gateway the API) speaks TLS, and nothing else."""
+    http_tls_key: Path | None = None
     drain_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     brain: Annotated[str, Env("BRAIN_RPC")] = ""
     jobmaster: Annotated[str, Env("JOBMASTER_RPC")] = ""
@@ -92,12 +100,39 @@ class ServiceSettings(Settings):
     ckptcache: Annotated[str, Env("CKPTCACHE_RPC")] = ""
     gateway: Annotated[str, Env("GATEWAY_RPC")] = ""
 
+    @model_validator(mode="after")
+    def _token_beyond_loopback(self) -> Self:
+        is_open = not self.rpc_address.startswith("unix:") and not is_loopback(self.rpc_address)
+        if is_open and self.rpc_address.rpartition(":")[0] and self.api_key is None:
+            raise ValueError(
+                f"{self.rpc_address} (RECMESH_RPC_ADDRESS) can be reached from other machines: the token of the mesh's "
+                "services, RECMESH_API_KEY, must be set"
+            )
+        return self
+
+    @property
+    def metrics_token(self) -> str | None:
+        """The key of metrics in clear; never log it."""
+        return self.metrics_key.get_secret_value() if self.metrics_key else None
+
     @property
     def tls(self) -> Tls | None:
         """Certificates, when any are configured."""
         if self.tls_cert is None and self.tls_key is None and self.tls_ca is None:
             return None
         return Tls(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca, server_name=self.tls_server_name)
+
+    @property
+    def role_tls(self) -> Tls | None:
+        """The same, for calls to roles of jobs."""
+        return self.tls.expecting(self.tls_role_name) if self.tls else None
+
+    @property
+    def http_tls(self) -> Tls | None:
+        """The certificate of the HTTP port; its clients show none, but keys."""
+        if self.http_tls_cert is None and self.http_tls_key is None:
+            return None
+        return Tls(cert=self.http_tls_cert, key=self.http_tls_key, prefix="http_tls")
 
     @property
     def token(self) -> str | None:

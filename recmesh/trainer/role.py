@@ -10,8 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
+
 from recmesh.formats.inhand import VARIABLE
 from recmesh.runtime.errors import InvalidArgument, MeshError, NotFound, Violation
+from recmesh.runtime.rpc import sync_channel
+from recmesh.runtime.tls import ROLE_NAME, Tls
 from recmesh.trainer.patience import DEFINITE, NoLongerWanted, patiently
 from recmesh.trainer.ports import Assignment, Beat, BeatReply, Runs
 
@@ -33,8 +37,12 @@ class Identity:
     work_dir: Path
     in_hand: str = ""
     """The file that names the batch in work; empty: none is kept."""
+    tls: Tls | None = None
+    role_name: str = ""
+    """What certificates of other roles are issued for; empty: as those of services."""
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     host: str = field(default_factory=socket.gethostname)
+    """The machine; in a pod its node's name."""
     pid: int = field(default_factory=os.getpid)
 
     @staticmethod
@@ -50,6 +58,8 @@ class Identity:
             wrong.append(Violation("RECMESH_ROLE_INDEX", "is no number"))
         if wrong:
             raise InvalidArgument("a role's process needs its environment", violations=wrong)
+        if (tls := Tls.from_env(env)) is not None:
+            tls.read()
         return Identity(
             role=env["RECMESH_ROLE"],
             index=int(env.get("RECMESH_ROLE_INDEX", "0")),
@@ -58,7 +68,19 @@ class Identity:
             token=env.get("RECMESH_TOKEN", ""),
             work_dir=Path(env.get("RECMESH_WORK_DIR", ".")),
             in_hand=env.get(VARIABLE, ""),
+            tls=tls,
+            role_name=env.get(ROLE_NAME, ""),
+            host=env.get("RECMESH_NODE") or socket.gethostname(),
         )
+
+    def to_service(self, address: str) -> grpc.Channel:
+        """A channel to a service, with the mesh's token, and by TLS where this process has certificates."""
+        return sync_channel(address, tls=self.tls, token=self.token or None)
+
+    def to_role(self, address: str) -> grpc.Channel:
+        """A channel to another role, in the same way."""
+        tls = self.tls.expecting(self.role_name) if self.tls else None
+        return sync_channel(address, tls=tls, token=self.token or None)
 
     @property
     def worker(self) -> str:

@@ -10,7 +10,6 @@ from types import FrameType
 from typing import Any
 
 from recmesh.runtime.errors import CallerError, MeshError
-from recmesh.runtime.rpc import sync_channel
 from recmesh.runtime.rpc.detour import PROXY, detour
 from recmesh.spec.job import TrainingJob
 from recmesh.trainer.breaking import broken_rule
@@ -34,7 +33,6 @@ class Context:
     assignment: Assignment
     spec: TrainingJob
     runs: Runs
-    channel: Callable[[str], Any]
     stopped: threading.Event
     """Set by SIGTERM and SIGINT."""
     on_stop: list[Callable[[], None]]
@@ -50,14 +48,16 @@ class Context:
 
     def server(self, member: Member) -> RemoteServer:
         """A parameter server, over a connection that ends with its `close`."""
-        token = self.identity.token or None
-        channel = detour(self.proxy, member.address, token=token) if self.proxy else self.channel(member.address)
+        if self.proxy:
+            channel: Any = detour(self.proxy, member.address, token=self.identity.token or None)
+        else:
+            channel = self.identity.to_role(member.address)
         return RemoteServer(channel, job_id=self.identity.job_id)
 
     def shards(self) -> RemoteShards:
         """shardsvc."""
         return RemoteShards(
-            self.channel(self.assignment.shardsvc), job_id=self.identity.job_id, worker=self.identity.worker
+            self.identity.to_service(self.assignment.shardsvc), job_id=self.identity.job_id, worker=self.identity.worker
         )
 
 
@@ -83,11 +83,8 @@ def run(env: Mapping[str, str]) -> int:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
 
-    def channel(address: str) -> Any:
-        return sync_channel(address, token=identity.token or None)
-
     runs = RemoteRuns(
-        channel(identity.jobmaster),
+        identity.to_service(identity.jobmaster),
         job_id=identity.job_id,
         role=identity.role,
         index=identity.index,
@@ -100,7 +97,7 @@ def run(env: Mapping[str, str]) -> int:
         assignment = register(runs, gone=stopped)
         spec = TrainingJob.model_validate_json(assignment.spec_json)
         proxy = env.get(PROXY, "") if identity.role == "worker" else ""
-        context = Context(identity, assignment, spec, runs, channel, stopped, on_stop, broken, proxy)
+        context = Context(identity, assignment, spec, runs, stopped, on_stop, broken, proxy)
         _role(identity.role)(context)
     except (NoLongerWanted, BuildOnly):
         return _done(identity, stopped, context)

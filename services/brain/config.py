@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from recmesh.plugins.planning import INTERVAL_S
 from recmesh.runtime.errors import InvalidArgument, Violation
-from recmesh.runtime.net import is_loopback
+from recmesh.runtime.loopback import is_loopback
 from recmesh.runtime.settings import ServiceSettings
 from recmesh.runtime.tls import Tls
 from services.brain.domain.topology.model import APP_LABELS, NETWORK_POD_LABELS, NIC, SWITCH_LABELS, Rules

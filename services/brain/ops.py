@@ -249,4 +249,5 @@ def server(settings: BrainSettings, view: View, ready: Readiness) -> OpsServer:
         "brain", settings.http_address, view.page(),
         readiness=ready.reason,
         token=settings.token, version=release(), grafana=settings.grafana_url,
+        tls=settings.http_tls, metrics_token=settings.metrics_token,
     )  # fmt: skip

@@ -129,4 +129,5 @@ def server(settings: CkptcacheSettings, view: View, ready: Readiness) -> OpsServ
         "ckptcache", settings.http_address, view.page(),
         readiness=ready.reason,
         token=settings.token, version=release(), grafana=settings.grafana_url,
+        tls=settings.http_tls, metrics_token=settings.metrics_token,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from recmesh.runtime.errors import InvalidArgument, Violation
-from recmesh.runtime.net import is_loopback
+from recmesh.runtime.loopback import is_loopback
 from recmesh.runtime.settings import ServiceSettings
 from recmesh.runtime.tls import Tls
 

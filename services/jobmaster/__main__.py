@@ -56,6 +56,11 @@ def role_environment(env: Mapping[str, str], settings: JobmasterSettings) -> dic
         name: value for name, value in env.items()
         if name.startswith(KEPT_VARIABLES) or not (elsewhere or name.startswith("RECMESH_"))
     }
+    if not elsewhere:       # roles have folders of their own, from which relative paths lead elsewhere
+        kept |= {
+            name: str(Path(env[name]).absolute())
+            for name in ("RECMESH_TLS_CERT", "RECMESH_TLS_KEY", "RECMESH_TLS_CA") if env.get(name)
+        }
     if settings.token:
         kept["RECMESH_TOKEN"] = settings.token
     if settings.shm_dir is not None and not elsewhere:
@@ -105,6 +110,13 @@ def own_namespace() -> str:
     return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
 
 
+async def namespace_of_objects(settings: JobmasterSettings) -> str:
+    """The mesh's own; empty where jobs are no objects."""
+    if settings.jobmaster_objects == "store":
+        return ""
+    return settings.kube_namespace or await asyncio.to_thread(own_namespace)
+
+
 # Kubernetes' client takes a second to import, so that it is imported only where it is used.
 
 
@@ -143,6 +155,7 @@ async def cluster(
         gpus=settings.kube_gpus, resize_wait_s=settings.kube_resize_s, scheduler=settings.kube_scheduler,
         schedulers={**SCHEDULERS, **settings.kube_gang_schedulers},
         storage_claim=settings.kube_storage_claim, storage_path=settings.storage if settings.kube_storage_claim else "",
+        tls_secret=settings.kube_tls_secret,
     ))  # fmt: skip
 
 
@@ -261,14 +274,30 @@ async def jobs_of(
     """Users' use cases, and what works on them beside calls."""
     if settings.jobmaster_objects == "store" or kube is None:
         return Jobs(context), []
+    from services.jobmaster.app.datasets import DatasetObjects
+    from services.jobmaster.app.jobmetrics import JobMetrics
     from services.jobmaster.app.objects import ObjectJobs
     from services.jobmaster.app.reconciler import Reconciler
-    from services.jobmaster.peers.objects import KubernetesObjects
+    from services.jobmaster.peers.objects import KubernetesMetrics, KubernetesObjects, datasets
 
-    namespace = settings.kube_namespace or await asyncio.to_thread(own_namespace)
+    namespace = context.namespace
     objects = KubernetesObjects(kube, namespace="" if settings.objects_all_namespaces else namespace)
-    jobs = ObjectJobs(context, objects, namespace=namespace)
-    return jobs, [Reconciler(jobs, clock=context.clock)]
+    jobs = ObjectJobs(
+        context, objects, namespace=namespace, everywhere=settings.objects_all_namespaces
+    )
+    reconciler = Reconciler(jobs, clock=context.clock)
+    of_datasets = DatasetObjects(
+        jobs, datasets(kube, namespace="" if settings.objects_all_namespaces else namespace), namespace=namespace,
+        clock=context.clock, of_jobs=lambda: reconciler.objects.values(), changed=reconciler.dataset_changed,
+    )
+    following: list[Component] = [reconciler, of_datasets]
+    if settings.job_metrics_s:
+        metrics = JobMetrics(
+            KubernetesMetrics(kube), jobs.runs, clock=context.clock, every_s=settings.job_metrics_s,
+            may_write=context.may_write,
+        )
+        following.append(Loop("job metrics", metrics.look))
+    return jobs, following
 
 
 class Channels:
@@ -311,10 +340,13 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     def connect(address: str) -> grpc.aio.Channel:
         return channel(address, tls=settings.tls, token=settings.token)
 
+    def connect_role(address: str) -> grpc.aio.Channel:
+        return channel(address, tls=settings.role_tls, token=settings.token)
+
     shardsvc, ckptcache, brain, gateway = map(
         connect, (settings.shardsvc, settings.ckptcache, settings.brain, settings.gateway)
     )
-    servers = GrpcServers(connect, ckptcache=settings.ckptcache)
+    servers = GrpcServers(connect_role, ckptcache=settings.ckptcache)
     check(settings)
     kube, yarn = await kubernetes(settings), yarn_client(settings)
     servers_of_clusters: list[Component] = [ApiServer(client) for client in (kube, yarn) if client is not None]
@@ -341,6 +373,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
             lambda: settings.jobmaster or server.address, settings.shardsvc, settings.ckptcache
         ),
         storage_uri=settings.storage,
+        namespace=await namespace_of_objects(settings),
         limits=settings.limits,
         role_env=role_environment(env, settings),
         topics_env={name: value for name, value in env.items() if name.startswith(TOPIC_VARIABLES)},

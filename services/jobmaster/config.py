@@ -42,6 +42,8 @@ class JobmasterSettings(ServiceSettings):
     """Where the intent of jobs is: in the mesh's own store, or in TrainingJob objects."""
     objects_all_namespaces: bool = False
     """Objects of all namespaces become jobs; else those of `kube_namespace` alone."""
+    job_metrics_s: float = Field(default=15.0, ge=0)
+    """So often at most a JobMetrics object is written beside a TrainingJob object; 0: there are none."""
     kube_config: Path | None = None
     """A kubeconfig; none: the service account of the pod that this runs in."""
     kube_context: str = ""
@@ -60,6 +62,9 @@ class JobmasterSettings(ServiceSettings):
     kube_storage_claim: str = ""
     """A PersistentVolumeClaim of `kube_namespace` that holds `storage_uri`, which is a path then: role pods mount it
     there. Empty: they reach the storage without it (an object store), or by their templates."""
+    kube_tls_secret: str = ""
+    """A Secret of `kube_namespace` with `tls.crt`, `tls.key` and `ca.crt`: role pods mount it, and speak TLS by it.
+    Empty: they get the paths of jobmaster's own certificates, for templates to mount something there."""
     kube_user: int = Field(default=10001, ge=1)
     """User and group that role pods run as: the images' own."""
     kube_grace_s: int = Field(default=60, ge=10)

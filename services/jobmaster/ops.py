@@ -59,6 +59,7 @@ def server(
         "jobmaster", settings.http_address, page(jobs, charts, lambda: len(sharing.members)),
         readiness=lambda: _not_ready(sharing, bus),
         token=settings.token, version=release(), grafana=settings.grafana_url,
+        tls=settings.http_tls, metrics_token=settings.metrics_token,
     )
 
 

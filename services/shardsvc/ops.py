@@ -167,4 +167,5 @@ def server(config: Config, view: View, ready: Readiness) -> OpsServer:
         "shardsvc", config.http_address, view.page(),
         readiness=ready.reason,
         token=config.token, version=release(), grafana=config.grafana_url,
+        tls=config.http_tls, metrics_token=config.metrics_token,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from recmesh.pb import jobmaster_pb2 as pb
 from recmesh.pb.jobmaster_pb2_grpc import JobsStub
 from recmesh.runtime.errors import MeshError
 from recmesh.runtime.process import find
-from recmesh.runtime.rpc import sync_channel
+from recmesh.runtime.rpc import Tls, sync_channel
 from tests.support.servers import NatsServer, ValkeyServer, free_port
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import until
@@ -24,7 +24,13 @@ SERVICES = ("shardsvc", "ckptcache", "jobmaster")
 class TrainingMesh:
     """Everything on one machine; every part can be killed and started again in its place."""
 
-    def __init__(self, folder: Path, *, services: tuple[str, ...] = SERVICES, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, *, services: tuple[str, ...] = SERVICES, tls: Tls | None = None, **settings: str
+    ) -> None:
+        """`tls`: certificates of all services, and of the roles of jobs."""
+        if tls is not None:
+            paths = {"CERT": tls.cert, "KEY": tls.key, "CA": tls.ca, "SERVER_NAME": tls.server_name}
+            settings |= {f"RECMESH_TLS_{name}": str(value) for name, value in paths.items()}
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.nats = NatsServer(folder / "nats")
@@ -45,7 +51,7 @@ class TrainingMesh:
             )
             for name in services
         }
-        self._channel = sync_channel(f"127.0.0.1:{ports['jobmaster']}")
+        self._channel = sync_channel(f"127.0.0.1:{ports['jobmaster']}", tls=tls)
         self.jobs: Any = JobsStub(self._channel)
 
     def start(self) -> None:
@@ -118,10 +124,10 @@ class TrainingMesh:
 
 @contextlib.contextmanager
 def training_mesh(
-    folder: Path, *, services: tuple[str, ...] = SERVICES, **settings: str
+    folder: Path, *, services: tuple[str, ...] = SERVICES, tls: Tls | None = None, **settings: str
 ) -> Iterator[TrainingMesh]:
     """A running mesh; killed at the end of the block."""
-    mesh = TrainingMesh(folder, services=services, **settings)
+    mesh = TrainingMesh(folder, services=services, tls=tls, **settings)
     try:
         mesh.start()
         yield mesh

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 PUBLIC_KEY = "RECMESH_PUBLIC_API_KEY"
 """Of gateway: whoever shows it may do everything."""
 
-ProbeKind = Literal["http", "nats", "valkey"]
+ProbeKind = Literal["http", "https", "nats", "valkey"]
 
 
 @dataclass(frozen=True, slots=True)

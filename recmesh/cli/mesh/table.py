@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from recmesh.cli.mesh import servers
 from recmesh.cli.mesh.component import PUBLIC_KEY, Component, Probe
@@ -118,16 +119,17 @@ def _service(
             else f"sqlite:///{home.root / 'db' / f'{name}.sqlite'}"
         ),
     }  # fmt: skip
+    scheme: Literal["http", "https"] = "https" if config.env.get("RECMESH_HTTP_TLS_CERT") else "http"
     if public:
-        pages = {service: f"http://127.0.0.1:{ports[f'{service}.http']}" for service in SERVICES}
+        pages = {service: f"{scheme}://127.0.0.1:{ports[f'{service}.http']}" for service in SERVICES}
         env["RECMESH_DASHBOARDS"] = json.dumps(pages)
     if public and (config.key or not ASKING.isdisjoint(config.env)):
         env[PUBLIC_KEY] = config.key or _owner_key(secrets["mesh"])
     return Component(
         name=name, stage=1, command=(sys.executable, "-m", f"services.{name}"), cwd=str(root),
         env=env | config.env,
-        probe=Probe("http", f"{seen_at}:{http}"),
-        addresses={"http": f"http://{seen_at}:{http}", "rpc": f"{seen_at}:{rpc}"},
+        probe=Probe(scheme, f"{seen_at}:{http}"),
+        addresses={"http": f"{scheme}://{seen_at}:{http}", "rpc": f"{seen_at}:{rpc}"},
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A live page for each service, and what probes and Prometheus read."""
 
-from recmesh.runtime.net import is_loopback
+from recmesh.runtime.loopback import is_loopback
 from recmesh.runtime.ops import text
 from recmesh.runtime.ops.bars import Bar, Bars, Picture
 from recmesh.runtime.ops.history import Recorder

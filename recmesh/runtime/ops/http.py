@@ -2,15 +2,13 @@
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
-from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.net import listen
-from recmesh.runtime.tls import Tls
+from recmesh.runtime.tls import Tls, renewing
 
 
 class HttpServer:
@@ -31,14 +29,17 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen; PortTaken when another process does, InvalidArgument for certificates that cannot be used."""
-        certificates = _certificates(self._tls)
+        context = renewing(self._tls) if self._tls else None
         listener = listen(self._wanted, what=self.name, setting="http_address")
         host, self.port = listener.getsockname()[:2]
         self.address = f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
         config = uvicorn.Config(
             self._app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-            timeout_graceful_shutdown=max(1, int(self._grace_s)), backlog=512, **certificates,
+            timeout_graceful_shutdown=max(1, int(self._grace_s)), backlog=512,
         )
+        config.load()
+        config.ssl = context    # uvicorn's own is read once; this one counts what was renewed
+
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=self.name)
         while not self._server.started:   # uvicorn tells it by a flag only
@@ -66,18 +67,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """None to capture."""
         yield
-
-
-def _certificates(tls: Tls | None) -> dict[str, Any]:
-    """As uvicorn's settings. They are read once, at the start."""
-    if tls is None:
-        return {}
-    if tls.cert is None:
-        raise InvalidArgument(
-            "a server's certificate is missing", violations=[Violation("tls_cert", "is not set")]
-        )
-    tls.read()
-    return {
-        "ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.ca,
-        "ssl_cert_reqs": ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE,
-    }

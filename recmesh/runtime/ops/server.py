@@ -18,11 +18,14 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
-from recmesh.runtime.net import is_loopback
+from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.loopback import is_loopback
+from recmesh.runtime.net import split
 from recmesh.runtime.ops.http import HttpServer
 from recmesh.runtime.ops.panels import Choice, Page
 from recmesh.runtime.ops.render import HERE, Fragment, Renderer
 from recmesh.runtime.telemetry import Metrics
+from recmesh.runtime.tls import Tls
 
 MAX_VIEWERS = 64
 """Live pages at once; more are told to come back later."""
@@ -141,17 +144,20 @@ def router(service: str, page: Page, *, version: str = "", live: Live | None = N
 class OpsServer:
     """HTTP on its own port: / (page), /events, /data, /healthz, /readyz, /metrics. First to start, last to stop.
 
+    Beyond loopback only probes are answered without `token` (bearer, or as the password of any user), without which
+    there is no such server; metrics also to `metrics_token`.
+
     /readyz is 200 only while the whole process is ready and `readiness` has no objection. On loopback
-    it answers only requests that name a loopback host, which keeps foreign web pages out. Beyond
-    loopback the page asks for `token` (bearer, or as the password of any user) when one is given.
+    it answers only requests that name a loopback host, which keeps foreign web pages out.
     `grafana`: its address, for a link to the service's dashboard.
     """
 
     def __init__(
         self, service: str, address: str, page: Page, *, readiness: Readiness | None = None,
         metrics: CollectorRegistry = REGISTRY, token: str | None = None, version: str = "",
-        grafana: str = "",
+        grafana: str = "", tls: Tls | None = None, metrics_token: str | None = None,
     ) -> None:
+        """`tls`: https, and nothing else. InvalidArgument: others could reach it, and there is no token."""
         self.name = "ops"
         self._ready = False
         self._readiness = readiness
@@ -164,13 +170,17 @@ class OpsServer:
             Mount("/", router(service, page, live=self._live)),
         ]
         loopback = is_loopback(address)
+        split(address, what=f"{service} ops", setting="http_address")
+        if not loopback and token is None:
+            reason = f"{address} can be reached from other machines: the mesh's token, RECMESH_API_KEY, must be set"
+            raise InvalidArgument(f"{service}: {reason}", violations=[Violation("http_address", reason)])
         app: Any = Starlette(routes=routes)
-        app = _Guard(app, loopback_only=loopback, token=None if loopback else token)
-        self._server = HttpServer(f"{service} ops", address, app, grace_s=2.0)
+        app = _Guard(app, loopback_only=loopback, token=None if loopback else token, metrics_token=metrics_token)
+        self._server = HttpServer(f"{service} ops", address, app, grace_s=2.0, tls=tls)
 
     @property
     def address(self) -> str:
-        """http://host:port once started."""
+        """http(s)://host:port once started."""
         return self._server.address
 
     @property
@@ -230,12 +240,13 @@ def linked(page: Page, grafana: str, service: str) -> Page:
 class _Guard:
     """Refuses foreign hosts on loopback, and viewers without the token beyond it."""
 
-    OPEN = ("/healthz", "/readyz", "/metrics")
+    OPEN = ("/healthz", "/readyz")
 
-    def __init__(self, app: Any, *, loopback_only: bool, token: str | None) -> None:
+    def __init__(self, app: Any, *, loopback_only: bool, token: str | None, metrics_token: str | None) -> None:
         self._app = app
         self._loopback_only = loopback_only
         self._token = token
+        self._of_metrics = [each for each in (token, metrics_token) if each]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope.get("headers", ())}
@@ -243,7 +254,8 @@ class _Guard:
         if self._loopback_only and not _is_local(headers.get("host", "")):
             refusal = PlainTextResponse("this server answers on loopback only", status_code=421)
         elif self._token is not None and scope.get("path") not in self.OPEN:
-            if not _knows(self._token, headers.get("authorization", "")):
+            tokens = self._of_metrics if scope.get("path") == "/metrics" else [self._token]
+            if not any(_knows(each, headers.get("authorization", "")) for each in tokens):
                 refusal = PlainTextResponse("the ops page needs the API key", status_code=401,
                                             headers={"WWW-Authenticate": 'Basic realm="recmesh"'})
         await (refusal or self._app)(scope, receive, send)

@@ -14,8 +14,9 @@ from recmesh.runtime.deadline import bounded
 from recmesh.runtime.errors import DeadlineExceeded, MeshError, Unavailable
 from recmesh.runtime.rpc.calls import client_call, outbound_metadata
 from recmesh.runtime.rpc.codec import is_answer, mesh_error
-from recmesh.runtime.rpc.options import DEFAULT_TIMEOUT_S, channel_credentials, channel_options
-from recmesh.runtime.tls import Tls
+from recmesh.runtime.rpc.newest import Make, Newest
+from recmesh.runtime.rpc.options import DEFAULT_TIMEOUT_S, LOOK_S, channel_credentials, channel_options
+from recmesh.runtime.tls import Renewed, Tls
 
 Codec = Callable[[Any], Any] | None
 
@@ -31,19 +32,25 @@ def channel(
     """
     options = channel_options(tls)
     if tls is None:
-        inner = grpc.aio.insecure_channel(address, options=options)
-    else:
-        inner = grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
-    return MeshChannel(address, inner, token, who)
+        plain = grpc.aio.insecure_channel(address, options=options)
+        return MeshChannel(address, lambda: plain, token, who)
+    newest = Renewed(
+        tls, lambda: grpc.aio.secure_channel(address, channel_credentials(tls), options=options), every_s=LOOK_S
+    )
+    return MeshChannel(address, newest.now, token, who)
 
 
 class MeshChannel(grpc.aio.Channel):
     """gRPC's channel with deadline, token, trace, histogram and errors around each call."""
 
-    def __init__(self, address: str, inner: grpc.aio.Channel, token: str | None, who: str = "") -> None:
+    def __init__(
+        self, address: str, newest: Callable[[], grpc.aio.Channel], token: str | None, who: str = ""
+    ) -> None:
+        """`newest`: gRPC's channel for what begins now: another one after certificates were renewed. The one before
+        closes when its last call has ended."""
         self.target = f"{who} at {address}" if who else address
         self.token = token
-        self._inner = inner
+        self.newest = newest
 
     async def __aenter__(self) -> Self:
         """The open channel."""
@@ -57,51 +64,47 @@ class MeshChannel(grpc.aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """Calls in flight get `grace` seconds, then are cancelled."""
-        await self._inner.close(grace)
+        await self.newest().close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """gRPC's connectivity state."""
-        return self._inner.get_state(try_to_connect)
+        return self.newest().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Returns when the state differs from the one given."""
-        await self._inner.wait_for_state_change(last_observed_state)
+        await self.newest().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
         """Returns when connected."""
-        await self._inner.channel_ready()
+        await self.newest().channel_ready()
 
     def unary_unary(
         self, method: str, request_serializer: Codec = None, response_deserializer: Codec = None,
         _registered_method: bool | None = False,
     ) -> Any:
         """For generated stubs."""
-        inner = self._inner.unary_unary(method, request_serializer, response_deserializer)
-        return _Single(self, method, inner)
+        return _Single(self, method, lambda of: of.unary_unary(method, request_serializer, response_deserializer))
 
     def stream_unary(
         self, method: str, request_serializer: Codec = None, response_deserializer: Codec = None,
         _registered_method: bool | None = False,
     ) -> Any:
         """For generated stubs."""
-        inner = self._inner.stream_unary(method, request_serializer, response_deserializer)
-        return _Single(self, method, inner)
+        return _Single(self, method, lambda of: of.stream_unary(method, request_serializer, response_deserializer))
 
     def unary_stream(
         self, method: str, request_serializer: Codec = None, response_deserializer: Codec = None,
         _registered_method: bool | None = False,
     ) -> Any:
         """For generated stubs."""
-        inner = self._inner.unary_stream(method, request_serializer, response_deserializer)
-        return _Stream(self, method, inner)
+        return _Stream(self, method, lambda of: of.unary_stream(method, request_serializer, response_deserializer))
 
     def stream_stream(
         self, method: str, request_serializer: Codec = None, response_deserializer: Codec = None,
         _registered_method: bool | None = False,
     ) -> Any:
         """For generated stubs."""
-        inner = self._inner.stream_stream(method, request_serializer, response_deserializer)
-        return _Stream(self, method, inner)
+        return _Stream(self, method, lambda of: of.stream_stream(method, request_serializer, response_deserializer))
 
     def explain(self, error: grpc.RpcError) -> MeshError:
         """The MeshError; a deadline that ran out while nobody listened is Unavailable."""
@@ -120,10 +123,10 @@ Requests = AsyncIterable[Any] | Iterable[Any]
 class _Single:
     """A method with one response."""
 
-    def __init__(self, owner: MeshChannel, method: str, inner: Any) -> None:
+    def __init__(self, owner: MeshChannel, method: str, make: Make) -> None:
         self._owner = owner
         self._method = method
-        self._inner = inner
+        self._inner = Newest(owner.newest, make)
 
     async def __call__(
         self, request: Any, *,
@@ -134,7 +137,7 @@ class _Single:
         limit = bounded(timeout, default_s=DEFAULT_TIMEOUT_S, method=self._method)
         with client_call(self._method):
             try:
-                return await self._inner(
+                return await self._inner.now()(
                     request, timeout=limit, metadata=outbound_metadata(metadata, self._owner.token),
                     wait_for_ready=wait_for_ready,
                 )
@@ -145,17 +148,17 @@ class _Single:
 class _Stream:
     """A method with a stream of responses; each call gives an async iterator."""
 
-    def __init__(self, owner: MeshChannel, method: str, inner: Any) -> None:
+    def __init__(self, owner: MeshChannel, method: str, make: Make) -> None:
         self._owner = owner
         self._method = method
-        self._inner = inner
+        self._inner = Newest(owner.newest, make)
 
     def __call__(
         self, request: Any, *, timeout: float | None = None, metadata: Any = None,
         wait_for_ready: bool | None = None,
     ) -> "Replies":
         limit = bounded(timeout, default_s=None, method=self._method)
-        call = self._inner(
+        call = self._inner.now()(
             request, timeout=limit, metadata=outbound_metadata(metadata, self._owner.token),
             wait_for_ready=wait_for_ready,
         )

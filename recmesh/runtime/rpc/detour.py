@@ -18,7 +18,7 @@ TARGET = "recmesh-chaos-target"
 def detour(proxy: str, target: str, *, token: str | None) -> SyncMeshChannel:
     """A channel to the proxy; all its calls have one response."""
     inner = grpc.intercept_channel(grpc.insecure_channel(proxy, options=channel_options(None)), _Tells(target))
-    return SyncMeshChannel(target, inner, token)
+    return SyncMeshChannel(target, lambda: inner, token)
 
 
 _Details = namedtuple("_Details", ("method", "timeout", "metadata", "credentials", "wait_for_ready", "compression"))

@@ -8,13 +8,16 @@ import orjson
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.lifecycle import PortTaken
 from recmesh.runtime.net import check_free
-from recmesh.runtime.tls import Tls
+from recmesh.runtime.tls import Renewed, Tls
 
 MAX_MESSAGE_BYTES = 1 << 30
 """Rows of a large batch travel in one message; streams carry what is larger."""
 
 MAX_METADATA_BYTES = 256 << 10
 """Room for the violations of a large specification in the trailing metadata."""
+
+LOOK_S = 5.0
+"""Channels that are used look this often whether their certificates were renewed: a look is three calls of stat."""
 
 DEFAULT_TIMEOUT_S = 10.0
 """Of a call with one response whose caller gave no deadline. Streams have none of their own."""
@@ -72,14 +75,34 @@ def channel_options(tls: Tls | None) -> list[tuple[str, Any]]:
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Server side; asks for the client's certificate when a CA is configured."""
-    cert, key, ca = tls.read()
-    if cert is None or key is None:
+    """Server side; asks for the client's certificate when a CA is configured. Each handshake is by the newest files."""
+    if tls.cert is None or tls.key is None:
         raise InvalidArgument(
             "a server with TLS needs a certificate and its key",
             violations=[Violation("tls_cert", "is missing"), Violation("tls_key", "is missing")],
         )
-    return grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=ca is not None)
+    newest = Renewed(tls, lambda: _certificates(tls))
+    first = newest.now()
+    shown = [first]
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """None: as before. In gRPC's threads."""
+        found = newest.now()
+        if found is shown[0]:
+            return None
+        shown[0] = found
+        return found
+
+    return grpc.dynamic_ssl_server_credentials(
+        first, changed,  # type: ignore[arg-type]  # gRPC takes None for "as before"; its stubs do not know
+        require_client_authentication=tls.ca is not None,
+    )
+
+
+def _certificates(tls: Tls) -> grpc.ServerCertificateConfiguration:
+    cert, key, ca = tls.read()
+    assert cert is not None and key is not None
+    return grpc.ssl_server_certificate_configuration([(key, cert)], ca)
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:

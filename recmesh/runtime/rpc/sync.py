@@ -20,8 +20,10 @@ from recmesh.runtime.rpc.calls import (
     timeout_of,
 )
 from recmesh.runtime.rpc.codec import is_answer, mesh_error, status_of
+from recmesh.runtime.rpc.newest import Make, Newest
 from recmesh.runtime.rpc.options import (
     DEFAULT_TIMEOUT_S,
+    LOOK_S,
     SERVER_OPTIONS,
     at_port,
     bind,
@@ -29,7 +31,7 @@ from recmesh.runtime.rpc.options import (
     channel_options,
 )
 from recmesh.runtime.rpc.server import enable_reflection
-from recmesh.runtime.tls import Tls
+from recmesh.runtime.tls import Renewed, Tls
 
 Codec = Callable[[Any], Any] | None
 _MOST_CALLS = 1024
@@ -105,10 +107,12 @@ def sync_channel(address: str, *, tls: Tls | None = None, token: str | None = No
     """`channel` for threads: stubs answer or raise MeshErrors; safe to share between threads."""
     options = channel_options(tls)
     if tls is None:
-        inner = grpc.insecure_channel(address, options=options)
-    else:
-        inner = grpc.secure_channel(address, channel_credentials(tls), options=options)
-    return SyncMeshChannel(address, inner, token)
+        plain = grpc.insecure_channel(address, options=options)
+        return SyncMeshChannel(address, lambda: plain, token)
+    newest = Renewed(
+        tls, lambda: grpc.secure_channel(address, channel_credentials(tls), options=options), every_s=LOOK_S
+    )
+    return SyncMeshChannel(address, newest.now, token)
 
 
 class SyncMeshInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -184,14 +188,15 @@ def _abort(context: Any, error: Exception, method: str, outcome: Outcome) -> NoR
 class SyncMeshChannel(grpc.Channel):
     """gRPC's channel with deadline, token, trace, histogram and errors around each call."""
 
-    def __init__(self, address: str, inner: grpc.Channel, token: str | None) -> None:
+    def __init__(self, address: str, newest: Callable[[], grpc.Channel], token: str | None) -> None:
+        """`newest`: as of MeshChannel."""
         self.target = address
         self.token = token
-        self._inner = inner
+        self.newest = newest
 
     def _is_connected(self) -> bool:
         """Asked of the channel's core: the public way is a thread that polls, and fails when the channel is closed."""
-        core: Any = getattr(self._inner, "_channel", None)
+        core: Any = getattr(self.newest(), "_channel", None)
         if core is None:
             return True
         try:
@@ -201,15 +206,15 @@ class SyncMeshChannel(grpc.Channel):
 
     def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
         """gRPC's connectivity events."""
-        self._inner.subscribe(callback, bool(try_to_connect))
+        self.newest().subscribe(callback, bool(try_to_connect))
 
     def unsubscribe(self, callback: Any) -> None:
         """No more of them."""
-        self._inner.unsubscribe(callback)
+        self.newest().unsubscribe(callback)
 
     def close(self) -> None:
         """Calls in flight are cancelled."""
-        self._inner.close()
+        self.newest().close()
 
     def __enter__(self) -> Self:
         """The open channel."""
@@ -226,32 +231,28 @@ class SyncMeshChannel(grpc.Channel):
         _registered_method: bool | None = False,
     ) -> Any:
         """For generated stubs."""
-        inner = self._inner.unary_unary(method, request_serializer, response_deserializer)
-        return _Single(self, method, inner)
+        return _Single(self, method, lambda of: of.unary_unary(method, request_serializer, response_deserializer))
 
     def stream_unary(
         self, method: str, request_serializer: Codec = None, response_deserializer: Codec = None,
         _registered_method: bool | None = False,
     ) -> Any:
         """For generated stubs."""
-        inner = self._inner.stream_unary(method, request_serializer, response_deserializer)
-        return _Single(self, method, inner)
+        return _Single(self, method, lambda of: of.stream_unary(method, request_serializer, response_deserializer))
 
     def unary_stream(
         self, method: str, request_serializer: Codec = None, response_deserializer: Codec = None,
         _registered_method: bool | None = False,
     ) -> Any:
         """For generated stubs."""
-        inner = self._inner.unary_stream(method, request_serializer, response_deserializer)
-        return _Stream(self, method, inner)
+        return _Stream(self, method, lambda of: of.unary_stream(method, request_serializer, response_deserializer))
 
     def stream_stream(
         self, method: str, request_serializer: Codec = None, response_deserializer: Codec = None,
         _registered_method: bool | None = False,
     ) -> Any:
         """For generated stubs."""
-        inner = self._inner.stream_stream(method, request_serializer, response_deserializer)
-        return _Stream(self, method, inner)
+        return _Stream(self, method, lambda of: of.stream_stream(method, request_serializer, response_deserializer))
 
     def explain(self, error: grpc.RpcError) -> MeshError:
         """The MeshError; a deadline that ran out while nobody listened is Unavailable."""
@@ -295,10 +296,10 @@ class Pending:
 class _Single:
     """A method with one response."""
 
-    def __init__(self, owner: SyncMeshChannel, method: str, inner: Any) -> None:
+    def __init__(self, owner: SyncMeshChannel, method: str, make: Make) -> None:
         self._owner = owner
         self._method = method
-        self._inner = inner
+        self._inner = Newest(owner.newest, make)
 
     def __call__(
         self, request: Any, timeout: float | None = None, metadata: Any = None,
@@ -307,7 +308,7 @@ class _Single:
         limit = bounded(timeout, default_s=DEFAULT_TIMEOUT_S, method=self._method)
         with client_call(self._method):
             try:
-                return self._inner(
+                return self._inner.now()(
                     request, timeout=limit, metadata=outbound_metadata(metadata, self._owner.token),
                     wait_for_ready=wait_for_ready,
                 )
@@ -320,7 +321,7 @@ class _Single:
     ) -> Pending:
         """Begin the call and go on; for asking several servers at once."""
         limit = bounded(timeout, default_s=DEFAULT_TIMEOUT_S, method=self._method)
-        return Pending(self._owner, self._inner.future(
+        return Pending(self._owner, self._inner.now().future(
             request, timeout=limit, metadata=outbound_metadata(metadata, self._owner.token),
             wait_for_ready=wait_for_ready,
         ))
@@ -329,17 +330,17 @@ class _Single:
 class _Stream:
     """A method with a stream of responses; each call gives an iterator."""
 
-    def __init__(self, owner: SyncMeshChannel, method: str, inner: Any) -> None:
+    def __init__(self, owner: SyncMeshChannel, method: str, make: Make) -> None:
         self._owner = owner
         self._method = method
-        self._inner = inner
+        self._inner = Newest(owner.newest, make)
 
     def __call__(
         self, request: Any, timeout: float | None = None, metadata: Any = None,
         wait_for_ready: bool | None = None,
     ) -> "Replies":
         limit = bounded(timeout, default_s=None, method=self._method)
-        return Replies(self._owner, self._inner(
+        return Replies(self._owner, self._inner.now()(
             request, timeout=limit, metadata=outbound_metadata(metadata, self._owner.token),
             wait_for_ready=wait_for_ready,
         ))

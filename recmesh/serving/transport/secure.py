@@ -12,8 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from recmesh.runtime.errors import InvalidArgument, Unauthenticated, Violation
-from recmesh.runtime.tls import Tls
+from recmesh.runtime.errors import Unauthenticated
+from recmesh.runtime.tls import Tls, renewing
 from recmesh.serving.frames import Bytes
 
 READ_BYTES = 256 << 10
@@ -110,44 +110,16 @@ class SecureSocket:
 
 
 def of_server(tls: Tls) -> ssl.SSLContext:
-    """InvalidArgument when files cannot be read, or are no certificates."""
-    if tls.cert is None:
-        raise _wrong("tls_cert", "is not set, and a server needs a certificate")
-    context = _context(ssl.PROTOCOL_TLS_SERVER, tls)
-    if tls.ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    """Each handshake is by the files as they are then. InvalidArgument when they cannot be read now, or are no
+    certificates."""
+    return renewing(tls, least=ssl.TLSVersion.TLSv1_3)
 
 
 def of_client(tls: Tls) -> ssl.SSLContext:
-    """As above. Without a CA servers' certificates must be of one that the machine trusts."""
-    context = _context(ssl.PROTOCOL_TLS_CLIENT, tls)
-    if tls.ca is None:
-        context.load_default_certs()
-    return context
-
-
-def _context(protocol: int, tls: Tls) -> ssl.SSLContext:
-    tls.read()                                   # says which file cannot be read, as the next ones do not
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if tls.cert is not None:
-        try:
-            context.load_cert_chain(tls.cert, tls.key)
-        except ssl.SSLError as error:
-            raise _wrong("tls_cert", f"{tls.cert} and its key are no pair of PEM files: {error.reason}") from None
-    if tls.ca is not None:
-        try:
-            context.load_verify_locations(tls.ca)
-        except ssl.SSLError as error:
-            raise _wrong("tls_ca", f"{tls.ca} holds no certificate: {error.reason}") from None
-    return context
+    """By the files as they are now. As above."""
+    return tls.client_context(least=ssl.TLSVersion.TLSv1_3)
 
 
 def refused(why: str) -> Unauthenticated:
     """Who may not connect, or to whom."""
     return Unauthenticated(f"TLS failed: {why}", reason="BAD_CERTIFICATE")
-
-
-def _wrong(setting: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"{setting}: {why}", reason="BAD_CERTIFICATE", violations=[Violation(setting, why)])

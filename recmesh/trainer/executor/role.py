@@ -14,7 +14,7 @@ from time import monotonic
 from recmesh.data import TaskReader, TaskRecord
 from recmesh.data.decoded import Decoded
 from recmesh.runtime.errors import FailedPrecondition
-from recmesh.runtime.rpc import sync_channel, sync_server
+from recmesh.runtime.rpc import sync_server
 from recmesh.spec.fingerprint import job_fingerprint
 from recmesh.spec.job import TrainingJob
 from recmesh.trainer.executor.rebalance import Peer, Thresholds
@@ -43,11 +43,12 @@ def run(context: Context) -> None:
     fetch(spec.model, storage_uri=context.assignment.storage_uri, work_dir=identity.work_dir)
     fingerprint = job_fingerprint(spec, job_id=identity.job_id)
     connections = Connections(lambda address: RemoteExecutor(
-        sync_channel(address, token=identity.token or None), fingerprint=fingerprint))
+        identity.to_role(address), fingerprint=fingerprint))
     executor = executor_of(spec, reach=connections.reach)
     listener = sync_server(
         "data", os.environ.get("RECMESH_DATA_ADDRESS", "127.0.0.1:0"),
-        [add_to_server(DataExecutorServicer(executor, fingerprint=fingerprint))], token=identity.token or None,
+        [add_to_server(DataExecutorServicer(executor, fingerprint=fingerprint))],
+        tls=identity.tls, token=identity.token or None,
         service_names=[SERVICE_NAME], max_workers=MOST_WAITING, lanes=LANES,
     )
     stopped, at_once = context.stopped, threading.Event()

@@ -1,6 +1,6 @@
 """The process of a parameter server: serve, say where, beat, leave when told.
 
-Environment: RECMESH_JOB_ID, RECMESH_JOBMASTER, RECMESH_ROLE_INDEX, RECMESH_TOKEN, RECMESH_SHM_DIR,
+Environment: RECMESH_JOB_ID, RECMESH_JOBMASTER, RECMESH_ROLE_INDEX, RECMESH_TOKEN, RECMESH_TLS_*, RECMESH_SHM_DIR,
 RECMESH_PS_ADDRESS (where to listen; default a free port of loopback), RECMESH_NOTICE_S (how long it stays after a
 signal while its slots move away; default 25).
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from recmesh.runtime.errors import MeshError
-from recmesh.runtime.rpc import sync_channel, sync_server
+from recmesh.runtime.rpc import sync_server
 from recmesh.runtime.shared_memory import remove_abandoned
 from recmesh.trainer.breaking import broken_rule
 from recmesh.trainer.exits import BUG, DONE, MISTAKE, RETRY
@@ -80,7 +80,7 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event, 
     def connect(address: str) -> object:
         with lock:
             if address not in channels:
-                channels[address] = sync_channel(address, token=identity.token or None)
+                channels[address] = identity.to_service(address)
             return channels[address]
 
     runs = RemoteRuns(
@@ -92,13 +92,13 @@ def serve(identity: Identity, env: Mapping[str, str], stopped: threading.Event, 
     checkpoints = CheckpointClient(connect, address=env.get("RECMESH_CKPTCACHE", ""))
 
     def reach(address: str) -> Target:
-        return RemoteTarget(sync_channel(address, token=identity.token or None), job_id=identity.job_id)
+        return RemoteTarget(identity.to_role(address), job_id=identity.job_id)
 
     server_type = server_without(broken_rule(env))
     server = server_type(identity.incarnation, shm_dir=shm_dir, sources=checkpoints.sources,
                          deliver=checkpoints.deliver, give_up=checkpoints.give_up, reach=reach)
     servicer = ParameterServerServicer(server, job_id=identity.job_id)
-    listener = sync_server("ps", address, [add_to_server(servicer)], token=identity.token or None,
+    listener = sync_server("ps", address, [add_to_server(servicer)], tls=identity.tls, token=identity.token or None,
                            service_names=[SERVICE_NAME], max_workers=_RPC_THREADS, lanes=LANES)
     try:
         assignment = register(runs, gone=notice.event, address=listener.address)

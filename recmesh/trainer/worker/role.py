@@ -6,7 +6,6 @@ import threading
 from recmesh.data import TaskReader
 from recmesh.formats.inhand import InHand
 from recmesh.runtime.errors import FailedPrecondition
-from recmesh.runtime.rpc import sync_channel
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.fingerprint import job_fingerprint
 from recmesh.trainer.exits import UserMistake
@@ -96,7 +95,7 @@ def _reader(context: Context, data: DatasetSpec) -> Reader:
     fingerprint = job_fingerprint(spec, job_id=context.identity.job_id)
     reader = FromExecutors(
         connect=lambda address: RemoteExecutor(
-            sync_channel(address, token=context.identity.token or None), fingerprint=fingerprint),
+            context.identity.to_role(address), fingerprint=fingerprint),
         local=local, batch_size=spec.training.batch_size,
     )
     reader.use(context.assignment.executors)

@@ -166,4 +166,5 @@ def server(settings: ForecasterSettings, view: View, ready: Readiness) -> OpsSer
         "forecaster", settings.http_address, view.page(),
         readiness=ready.reason,
         token=settings.token, version=release(), grafana=settings.grafana_url,
+        tls=settings.http_tls, metrics_token=settings.metrics_token,
     )  # fmt: skip

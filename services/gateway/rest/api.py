@@ -37,6 +37,7 @@ from services.gateway.rest import (
     planning,
     problems,
     scaling,
+    serving,
     webhooks,
 )
 from services.gateway.rest.direct import InferDirect
@@ -78,6 +79,7 @@ def create(
     closing: asyncio.Event,
     room: Room,
     infer: InferLimits,
+    metrics_token: str | None = None,
 ) -> Asgi:
     """The application behind its middleware."""
     app = FastAPI(
@@ -90,11 +92,12 @@ def create(
     for routes in (
         jobs.router(parts.jobs, parts.events, closing=closing),
         code.router(parts.code),
-        datasets.router(parts.data),
+        datasets.router(parts.data, parts.jobs),
         models.router(parts.models, parts.freshness),
         inferring,
         labels.router(parts.labels),
         scaling.router(parts.models, parts.scaling),
+        serving.router(parts.models, parts.inference),
         webhooks.router(parts.webhooks),
         planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
     ):
@@ -103,7 +106,7 @@ def create(
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
     guarded = Guard(
         InferDirect(app, inferring.routes), access=access, loopback=loopback, limits=limits, room=room,
-        audit=parts.audit,
+        audit=parts.audit, metrics_token=metrics_token,
     )  # fmt: skip
     return TraceMiddleware(guarded, service="gateway", paths=("/v1/", "/v2"))
 

@@ -7,6 +7,7 @@ another site's page sends.
 
 import base64
 import binascii
+import hmac
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -33,6 +34,7 @@ Headers = Mapping[bytes, bytes]
 
 OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json", "/static/")
 """No key needed: they tell nothing of jobs or models."""
+METRICS = "/metrics"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 STORING_METHODS = ("POST", "PUT", "PATCH")
 """Under /v1 these write something down, and are refused on a full disk; what ends or removes things is not."""
@@ -62,14 +64,17 @@ class Guard:
     """ASGI middleware."""
 
     def __init__(
-        self, app: Asgi, *, access: Access, loopback: bool, limits: BodyLimits, room: Room, audit: Audit | None = None
+        self, app: Asgi, *, access: Access, loopback: bool, limits: BodyLimits, room: Room, audit: Audit | None = None,
+        metrics_token: str | None = None,
     ) -> None:
+        """`metrics_token`: lets in to `METRICS`, and nowhere else."""
         self._app = app
         self._access = access
         self._loopback = loopback
         self._limits = limits
         self._room = room
         self._audit = audit
+        self._metrics_token = metrics_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -114,7 +119,7 @@ class Guard:
         origin = _text(headers, b"origin")
         if scope["method"] not in SAFE_METHODS and origin and urlsplit(origin).netloc != host:
             raise PermissionDenied(f"writes from pages of {origin} are refused", reason="CROSS_ORIGIN")
-        if not path.startswith(OPEN_PATHS):
+        if not path.startswith(OPEN_PATHS) and not (path == METRICS and self._reads_metrics(headers)):
             caller = self._access.caller(_bearer(_text(headers, b"authorization")))
             scope["recmesh.caller"] = caller
             caller.check(*needed(scope["method"], path))
@@ -122,6 +127,11 @@ class Guard:
                 self._access.spend(caller)
         if path.startswith("/v1/") and scope["method"] in STORING_METHODS and not path.endswith(ENDING):
             self._room.check()  # at once and by name; the services behind would say it one by one, and late
+
+    def _reads_metrics(self, headers: Headers) -> bool:
+        if self._metrics_token is None:
+            return False
+        return hmac.compare_digest(_text(headers, b"authorization").encode(), f"Bearer {self._metrics_token}".encode())
 
     async def _record(self, scope: Scope, start: Message) -> None:
         """Before the answer is given: who is told that it is done can rely on its being written down."""

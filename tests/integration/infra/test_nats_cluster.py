@@ -107,7 +107,7 @@ async def test_who_has_no_certificate_of_the_mesh_is_kept_out(servers: list[Serv
 
 def test_a_certificate_that_is_none_is_told_by_its_setting(tls: Tls, tmp_path: Path) -> None:
     (tmp_path / "bad.pem").write_text("no certificate")
-    with pytest.raises(InvalidArgument, match="no usable certificate"):
+    with pytest.raises(InvalidArgument, match="no pair of PEM files"):
         Tls(cert=tmp_path / "bad.pem", key=tls.key, ca=tls.ca).client_context()
     with pytest.raises(InvalidArgument, match="cannot read"):
         Tls(ca=tmp_path / "absent.pem").client_context()

@@ -164,13 +164,24 @@ async def test_a_foreign_host_name_is_refused_on_loopback() -> None:
 
 
 async def test_beyond_loopback_the_page_asks_for_the_key_and_probes_do_not() -> None:
-    async with shown(page(), address="0.0.0.0:0", token="right") as server:
+    async with shown(page(), address="0.0.0.0:0", token="right", metrics_token="metrics") as server:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
             assert (await client.get("/healthz")).status_code == 200
             assert (await client.get("/")).status_code == 401
             assert (await client.get("/", auth=("any", "wrong"))).status_code == 401
             assert (await client.get("/", auth=("any", "right"))).status_code == 200
             assert (await client.get("/events", headers={"Authorization": "Bearer no"})).status_code == 401
+            assert (await client.get("/metrics")).status_code == 401
+            for path, status in (("/metrics", 200), ("/", 401), ("/data", 401), ("//metrics", 401)):
+                of_metrics = {"Authorization": "Bearer metrics"}
+                assert (await client.get(path, headers=of_metrics)).status_code == status, path
+            assert (await client.get("/metrics", headers={"Authorization": "Bearer right"})).status_code == 200
+
+
+async def test_beyond_loopback_there_is_no_page_without_a_key() -> None:
+    with pytest.raises(InvalidArgument, match="can be reached from other machines") as caught:
+        OpsServer("tests", "0.0.0.0:0", page())
+    assert caught.value.violations[0].path == "http_address"
 
 
 async def test_a_taken_port_is_named() -> None:

@@ -59,6 +59,26 @@ def test_the_same_order_makes_the_same_pod_and_another_attempt_another_name() ->
     assert found.wanted == Size(1.5, 1 << 30)
 
 
+def test_all_roles_mount_the_certificates_that_are_theirs_and_speak_by_them() -> None:
+    of_jobmaster = {f"RECMESH_TLS_{name}": f"/jobmaster/{name}" for name in ("CERT", "KEY", "CA")}
+    order = replace(ORDER, env={**of_jobmaster, "RECMESH_TLS_SERVER_NAME": "recmesh"})
+    for role in ("ps", "worker", "data", "evaluator", "finisher"):
+        pod = pod_of(replace(order, role=role), replace(SETTINGS, tls_secret="roles-tls"))
+        container = pod["spec"]["containers"][0]
+        env = {item["name"]: item.get("value") for item in container["env"]}
+        assert {name: env[name] for name in env if name.startswith("RECMESH_TLS_")} == {
+            "RECMESH_TLS_CERT": "/tls/tls.crt", "RECMESH_TLS_KEY": "/tls/tls.key", "RECMESH_TLS_CA": "/tls/ca.crt",
+            "RECMESH_TLS_SERVER_NAME": "recmesh",
+        }
+        assert {"name": "recmesh-tls", "mountPath": "/tls", "readOnly": True} in container["volumeMounts"]
+        volume = {"name": "recmesh-tls", "secret": {"secretName": "roles-tls", "defaultMode": 0o440}}
+        assert volume in pod["spec"]["volumes"]
+    plain = pod_of(order, SETTINGS)
+    env = {item["name"]: item.get("value") for item in plain["spec"]["containers"][0]["env"]}
+    assert env["RECMESH_TLS_CERT"] == "/jobmaster/CERT"       # for a template that mounts something there
+    assert not [volume for volume in plain["spec"]["volumes"] if volume["name"] == "recmesh-tls"]
+
+
 def test_pods_name_their_scheduler_and_how_many_they_are_to_be_where_that_is_known() -> None:
     plain = pod_of(ORDER, SETTINGS)
     assert "schedulerName" not in plain["spec"] and "annotations" not in plain["metadata"]

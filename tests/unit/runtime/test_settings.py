@@ -55,3 +55,23 @@ def test_a_certificate_without_its_key_is_refused() -> None:
     read = ServiceSettings.from_env({"RECMESH_TLS_CERT": "/x.pem"}, "RECMESH_")
     with pytest.raises(InvalidArgument, match="tls_key"):
         _ = read.tls
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7000", "[::]:7000", "10.1.2.3:0", "brain.example:7000"])
+def test_a_service_that_others_can_reach_needs_the_token_of_the_mesh(address: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        ServiceSettings.from_env({"RECMESH_RPC_ADDRESS": address}, "RECMESH_")
+    assert "RECMESH_API_KEY, must be set" in raised.value.violations[0].reason
+    for name in ("127.0.0.1:0", "127.0.0.2:7000", "[::1]:7000", "localhost:7000", "unix:/tmp/socket"):
+        assert ServiceSettings.from_env({"RECMESH_RPC_ADDRESS": name}, "RECMESH_").rpc_address == name
+    closed = ServiceSettings.from_env({"RECMESH_RPC_ADDRESS": address, "RECMESH_API_KEY": "k"}, "RECMESH_")
+    assert closed.token == "k"
+
+
+def test_the_certificate_of_the_http_port_is_another_one_and_its_key_may_not_be_missing() -> None:
+    own = {"RECMESH_TLS_CERT": "a", "RECMESH_TLS_KEY": "b", "RECMESH_TLS_CA": "c"}
+    assert ServiceSettings.from_env(own, "RECMESH_").http_tls is None
+    settings = ServiceSettings.from_env(own | {"RECMESH_HTTP_TLS_CERT": "d"}, "RECMESH_")
+    with pytest.raises(InvalidArgument) as raised:
+        settings.http_tls   # noqa: B018  (a property that checks)
+    assert [item.path for item in raised.value.violations] == ["http_tls_key"]

@@ -130,7 +130,7 @@ def make(
             assignment=Assignment(
                 spec.model_dump_json(), runs.now, 0.01, "", "", "", "finish", 7, tuple(parts), export_uri
             ),
-            spec=spec, runs=runs, channel=lambda address: None, stopped=threading.Event(), on_stop=[],
+            spec=spec, runs=runs, stopped=threading.Event(), on_stop=[],
         )
         return World(context, runs, module)
 

@@ -25,6 +25,9 @@ SELECTOR = f"{MANAGED_BY}={JOBMASTER}"
 WORK, SNAPSHOTS, TMP = "/work", "/snapshots", "/tmp"
 STORAGE = "recmesh-storage"
 """The volume of code, models and, where they are put there, files of datasets; no name that a template would choose."""
+TLS = "/tls"
+CERTIFICATES = "recmesh-tls"
+"""The volume of a role's certificates, which the kubelet renews with the Secret that they are in."""
 NOTE = "/dev/termination-log"
 """The kubelet reads it when the container has ended, and tells it as the container's message."""
 MARGIN_S = 5
@@ -53,6 +56,8 @@ class PodSettings:
     """What roles that read code or write models mount; empty: they reach the storage without a volume."""
     storage_path: str = ""
     """Where, which is what `RECMESH_STORAGE_URI` says."""
+    tls_secret: str = ""
+    """What all roles mount at `TLS`: tls.crt, tls.key and ca.crt; empty: nothing."""
     gpus: Mapping[str, str] = field(default_factory=lambda: {"gpu": "nvidia.com/gpu"})
     """Extended resources by kind of accelerator; `gpu` is any."""
     force_after_s: float = 10.0
@@ -140,6 +145,7 @@ def pod_of(order: StartOrder, settings: PodSettings, *, owner: Object | None = N
             "volumes": [
                 *({"name": name, "emptyDir": {}} for name in ("work", "snapshots", "tmp")),
                 *_storage(order, settings, {"persistentVolumeClaim": {"claimName": settings.storage_claim}}),
+                *_certificates(settings, {"secret": {"secretName": settings.tls_secret, "defaultMode": 0o440}}),
             ],
         },
     }
@@ -165,6 +171,10 @@ def _storage(order: StartOrder, settings: PodSettings, what: Object) -> list[Obj
     return [{"name": STORAGE, **what}] if settings.storage_claim and order.role != "ps" else []
 
 
+def _certificates(settings: PodSettings, what: Object) -> list[Object]:
+    return [{"name": CERTIFICATES, **what}] if settings.tls_secret else []
+
+
 def _container(order: StartOrder, settings: PodSettings, secret: str) -> Object:
     return {
         "name": CONTAINER, "image": order.image or settings.images.get(order.role, settings.image),
@@ -182,6 +192,7 @@ def _container(order: StartOrder, settings: PodSettings, secret: str) -> Object:
             {"name": "work", "mountPath": WORK}, {"name": "snapshots", "mountPath": SNAPSHOTS},
             {"name": "tmp", "mountPath": TMP},
             *_storage(order, settings, {"mountPath": settings.storage_path}),
+            *_certificates(settings, {"mountPath": TLS, "readOnly": True}),
         ],
     }
 
@@ -195,9 +206,15 @@ def _env(order: StartOrder, settings: PodSettings, secret: str) -> list[Object]:
         "RECMESH_NOTICE_S": str(max(1, settings.grace_s - MARGIN_S)),
     }
     kept = order.secrets & order.env.keys() if secret else frozenset()
-    plain = {**places, **{name: value.replace("$(", "$$(") for name, value in order.env.items() if name not in kept}}
+    given = {name: value for name, value in order.env.items() if name not in kept}
+    if settings.tls_secret:
+        given |= {
+            "RECMESH_TLS_CERT": f"{TLS}/tls.crt", "RECMESH_TLS_KEY": f"{TLS}/tls.key", "RECMESH_TLS_CA": f"{TLS}/ca.crt"
+        }
+    plain = {**places, **{name: value.replace("$(", "$$(") for name, value in given.items()}}
+    node = {"name": "RECMESH_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     return [
-        address,
+        address, node,
         *({"name": name, "value": value} for name, value in plain.items()),
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}} for name in sorted(kept)),
     ]
