@@ -132,8 +132,8 @@ def fed(mesh: Mesh, job: TrainedJob) -> TrainedJob:
     """A short job beside, whose rows come from a data executor."""
     made = TrainedJob(mesh, FED)
     thing = training_job(
-        FED, epochs=FED_EPOCHS, ps={"replicas": 1, "cpu": "300m", "memory": "768Mi"},
-        worker={"replicas": 1, "cpu": "500m", "memory": "1Gi"}, data={"replicas": 1, "cpu": "300m", "memory": "1Gi"},
+        FED, epochs=FED_EPOCHS, ps={"replicas": 1, "cpu": "200m", "memory": "768Mi"},
+        worker={"replicas": 1, "cpu": "300m", "memory": "1Gi"}, data={"replicas": 1, "cpu": "200m", "memory": "1Gi"},
     )  # fmt: skip
     thing["spec"]["export"] = {"serve": False}
     del thing["spec"]["evaluation"]
