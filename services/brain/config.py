@@ -106,7 +106,7 @@ class BrainSettings(ServiceSettings):
     """Most cores of one process, where its user names none."""
     quotas: dict[str, OwnerQuota] = Field(default_factory=dict)
     """By owner, or by namespace as `namespace:NAME`, as JSON: what all their jobs may hold together,
-    {"ads": {"cpu": 64, "memory_gib": 256, "gpus": {"a100": 4}}}. A job counts for its namespace's, where there is one."""
+    {"ads": {"cpu": 64, "memory_gib": 256, "gpus": {"a100": 4}}}. A job counts for its namespace's, if there is one."""
     loans: LoanSettings | None = None
     """Room that training lends to serving, as JSON: {"own": 4, "most": 8, "unit": {"cpu": 2}}; none: nothing."""
     seed: int = 0
