@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
@@ -126,8 +126,9 @@ def tiles(view: View) -> Iterator[Tile]:
     down = [item.service for item in view.services if item.status != "serving"]
     yield Tile("models serving", served, f"{len(view.versions)} versions", Tone.OK if served else Tone.IDLE)
     yield Tile("requests per second", text.count(sum(last)), "over the last 10 s", spark=_spark(view))
-    yield Tile("p50", text.duration(latency.quantile(0.5)), "since the start")
-    yield Tile("p99", text.duration(latency.quantile(0.99)), "since the start")
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        taken = latency.quantile(share)
+        yield Tile(name, text.duration(taken) if taken else None, "since the start" if taken else "no request yet")
     yield Tile("errors", errors, f"of {requests} requests", Tone.WARN if errors else Tone.OK)
     yield Tile("failed models", failed, tone=Tone.BAD if failed else Tone.OK)
     note = ", ".join(down) if down else "all answer"
@@ -144,9 +145,16 @@ def model_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
         yield (
             Cell(item.name, href=f"/serving/?model={item.name}"), item.version, state(str(item.state)),
             item.framework,
-            counted.success.count + counted.fail.count, errors, text.duration(p50), text.duration(p99),
-            counted.samples, item.job_id, text.age(item.created, now=view.now()), item.reason,
+            counted.success.count + counted.fail.count, errors, text.duration(p50) if p50 else "",
+            text.duration(p99) if p99 else "",
+            counted.samples, _job(view, item.job_id), text.age(item.created, now=view.now()), item.reason,
         )  # fmt: skip
+
+
+def _job(view: View, job_id: str) -> Cell:
+    """With the way to its own page, where one is known."""
+    pages = view.dashboards.get("jobmaster", "").rstrip("/")
+    return Cell(job_id, href=f"{pages}/?job={quote(job_id, safe='')}" if pages and job_id else "")
 
 
 def runtime_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
