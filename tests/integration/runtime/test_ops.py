@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.runtime.lifecycle import PortTaken
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, router, state
+from recmesh.runtime.ops.panels import Value
 from recmesh.runtime.settings import ServiceSettings
 from recmesh.runtime.telemetry import Metrics
 from tests.support.servers import free_port
@@ -225,7 +226,7 @@ async def test_a_chart_says_where_its_scale_does_not_begin_at_zero() -> None:
 
 def of_jobs() -> Page:
     """Two jobs, one of which may be chosen."""
-    rows = [["a b", Cell("one", Tone.OK)], [Cell("c", href="/elsewhere"), "two"], ["", "of none"]]
+    rows: list[list[Value]] = [["a b", Cell("one", Tone.OK)], [Cell("c", href="/elsewhere"), "two"], ["", "of none"]]
     lines = {"a b": [(1.0, 1.0)], "a b late": [(1.0, 2.0)], "a bc": [(1.0, 3.0)], "c": [(1.0, 4.0)]}
     return Page("tests", [
         Table("jobs", ["job", "what"], lambda: rows, chosen_by="job", limit=1),
