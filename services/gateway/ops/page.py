@@ -13,6 +13,7 @@ from recmesh.runtime.ops import Cell, Chart, Log, Page, Table, Tile, Tiles, Tone
 from recmesh.runtime.ops.server import Live, linked, tell_ready
 from services.gateway.domain.statistics import Histogram, ModelStatistics
 from services.gateway.ops import serving
+from services.gateway.ops.relay import Relay
 from services.gateway.ops.view import View
 
 SERVICE = "gateway"
@@ -28,9 +29,12 @@ class OpsFace:
 
     def __init__(
         self, view: View, *, version: str, grafana: str = "", waits_for: Callable[[], str] = lambda: "",
+        relays: bool = True,
     ) -> None:
-        """waits_for: why requests had better go to another replica, or ''."""
+        """waits_for: why requests had better go to another replica, or ''. relays: tell metrics of CNs and HNs, too;
+        False where they have ports of their own."""
         self._ready = False
+        self._relay = Relay(view.told if relays else None)
         self._waits_for = waits_for
         self._view = view
         self._page = linked(page(view), grafana, SERVICE)
@@ -76,7 +80,8 @@ class OpsFace:
 
     async def _metrics(self, request: Request) -> Response:
         tell_ready(self._ready and not self._waits_for())
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        await self._relay.look()
+        return Response(generate_latest() + generate_latest(self._relay.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def page(view: View) -> Page:
