@@ -147,7 +147,9 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         waits = not models.restored.is_set() and system_clock.monotonic() < ready_from
         return "models that served before are being loaded" if waits else ""
 
-    face = OpsFace(view, version=release, grafana=config.grafana_url, waits_for=waits_for)
+    face = OpsFace(
+        view, version=release, grafana=config.grafana_url, waits_for=waits_for, relays=config.runtime == "local"
+    )
     parts = api.Parts(
         models, freshness, inference, labels, regions, _code(config), jobs, DataPeer(mesh), planning,
         mesh, JobHistory(bus), config.dashboards, release, scaling, webhooks, audit,

@@ -28,7 +28,7 @@ from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Document, Fact, Features, Inspect, Runtimes
 from services.gateway.app.scaling import Planned, Scaling
 from services.gateway.app.serving import Serving, ServingLimits
-from services.gateway.app.webhooks import Webhooks
+from services.gateway.app.webhooks import Letter, Webhooks
 from services.gateway.domain import addresses
 from services.gateway.domain.load import Load
 from services.gateway.domain.models import ModelVersion
@@ -442,14 +442,15 @@ def rest_app(
 
 
 def webhooks_of(
-    made: Gateway, *, networks: str = "", records: Mapping[str, Record] | None = None, poster: Any = None
+    made: Gateway, *, networks: str = "", records: Mapping[str, Record] | None = None, poster: Any = None,
+    letters: Sequence[Letter] = (),
 ) -> Webhooks:
-    """Webhooks in memory; addresses of these networks are let."""
+    """Webhooks in memory; addresses of these networks are let. letters: what any of them has given up."""
     async def newest() -> int:
         return 7
 
-    async def dead(durable: str, limit: int) -> list[Document]:
-        return [{"durable": durable, "limit": limit}]
+    async def dead(durable: str, limit: int) -> list[Letter]:
+        return list(letters)[-limit:]
 
     reached = Poster(allowed=addresses.networks(networks), tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     return Webhooks(

@@ -71,7 +71,7 @@ class FakeMesh:
 def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMesh]:
     fake = FakeMesh()
     monkeypatch.setattr(top_verbs, "connect", lambda home: fake)
-    monkeypatch.setattr(top_verbs.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("recmesh.cli.top_verbs.time.sleep", lambda seconds: None)
     yield fake
 
 
