@@ -368,6 +368,20 @@ class FakePeer:
         return call
 
 
+class OwnedJobs(FakePeer):
+    """Jobs with owners; what else is asked of them is answered as a FakePeer does."""
+
+    def __init__(self, **owners: str) -> None:
+        super().__init__()
+        self.owners = owners
+
+    async def get(self, job_id: str) -> Document:
+        """As jobmaster."""
+        if job_id not in self.owners:
+            raise unknown_job()
+        return {"job_id": job_id, "owner": self.owners[job_id], "phase": "Running"}
+
+
 def unknown_job() -> NotFound:
     """What jobmaster says of a job that is not there."""
     return NotFound("there is no job 'x'", reason="UNKNOWN_JOB")

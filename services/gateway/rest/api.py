@@ -97,7 +97,7 @@ def create(
         labels.router(parts.labels),
         scaling.router(parts.models, parts.scaling),
         webhooks.router(parts.webhooks),
-        planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
+        planning.router(parts.planning, parts.mesh, parts.jobs, dashboards=parts.dashboards, version=parts.version),
     ):
         app.include_router(routes)
     app.router.routes.extend([Route("/docs", _docs(app)), *ops])

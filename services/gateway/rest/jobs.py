@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
@@ -80,7 +80,11 @@ class ResizeBody(BaseModel):
 
 def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    async def of_caller(request: Request) -> None:
+        """A job that is named must be one that the caller reaches."""
+        await check_job(request, jobs)
+
+    routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(of_caller)])
 
     @routes.post(
         "", status_code=201, operation_id="submitJob", summary="Submit a training job",
@@ -97,7 +101,10 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
     ) -> Document:
         """Checks the job and starts it. Every wrong field is named; then nothing is created."""
         spec = await read_document(request)
-        check_export(spec, caller_of(request))
+        caller = caller_of(request)
+        check_export(spec, caller)
+        if caller.owners and isinstance(spec, dict):
+            spec["owner"] = caller.owner_for(str(spec.get("owner") or ""))
         job = await jobs.submit(
             as_json(spec), request_id=idempotency_key, submitter="rest", dry_run=dry_run
         )
@@ -109,6 +116,7 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
 
     @routes.get("", operation_id="listJobs", summary="List jobs", responses=openapi.problems(400))
     async def list_jobs(
+        request: Request,
         owner: Annotated[str, Query(description="Only this owner's")] = "",
         phase: Annotated[str, Query(description="Only in this phase", examples=["Running"])] = "",
         label: Annotated[list[str] | None, Query(description="Only with this label: `key=value`")] = None,
@@ -117,7 +125,8 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
     ) -> Document:
         """Newest first, page by page."""
         return await jobs.list(
-            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=_labels(label or [])
+            owner=caller_of(request).owner_for(owner), phase=phase, limit=limit, page_token=page_token,
+            labels=_labels(label or []),
         )
 
     @routes.get("/{job_id}", operation_id="getJob", summary="One job", responses=openapi.problems(404))
@@ -302,6 +311,13 @@ def _sequence(text: str) -> int:
             violations=[Violation("header.last-event-id", "is not a whole number")],
         )  # fmt: skip
     return int(text)
+
+
+async def check_job(request: Request, jobs: JobsPeer) -> None:
+    """PermissionDenied when the job that the path names is another's, for a caller with namespaces."""
+    caller, job_id = caller_of(request), request.path_params.get("job_id")
+    if caller.owners and job_id is not None:
+        caller.check_owner(str((await jobs.get(job_id)).get("owner", "")))
 
 
 def check_export(spec: Any, caller: Caller) -> None:
