@@ -81,9 +81,9 @@ class Kubelet:
             environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
             if self._secret is not None:
                 [mount] = [each for each in container["volumeMounts"] if each["name"] == "tls"]
-                path, secret = mount["mountPath"], str(self._secret)
+                path, secret = f"{mount['mountPath']}/", f"{self._secret}/"
                 environment |= {
-                    each: value.replace(path, secret) for each, value in environment.items() if "_TLS_" in each
+                    each: value.replace(path, secret, 1) for each, value in environment.items() if "_TLS_" in each
                 }
             self.processes[name] = subprocess.Popen(  # noqa: ASYNC220 (it takes a millisecond)
                 command, env={**os.environ, **environment, "RECMESH_API_KEY": TOKEN}, stdout=subprocess.DEVNULL
