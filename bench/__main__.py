@@ -11,6 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from bench.figures import Result
+from recmesh.runtime.progress import Progress
+
+TELL_S = 60.0
+"""Between two lines of how long it has taken, where there is no terminal."""
 
 _NOT_BENCHES = {
     "criteo", "dl2", "executor_scaling", "figures", "gateway", "mesh", "offered_load", "parameter_server", "quotas",
@@ -47,7 +51,8 @@ def main(argv: list[str]) -> int:
     for name in chosen:
         if name not in inspect.signature(made).parameters:
             parser.error(f"{options.name} knows no --{name}")
-    result: Result = made(quick=options.quick, **chosen)
+    with Progress(f"bench {options.name}", every_s=TELL_S):
+        result: Result = made(quick=options.quick, **chosen)
     print(result.as_json() if options.json else result.as_table())
     return 0
 

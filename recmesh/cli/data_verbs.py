@@ -1,4 +1,4 @@
-"""dataset register, list, inspect; generate."""
+"""dataset register, list, get, delete, inspect; generate."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +11,16 @@ from recmesh.cli.options import FileArgument, HomeOption, ShapeOption
 from recmesh.cli.output import Shape
 from recmesh.cli.verbs import group as group_of
 
+NameArgument = Annotated[str, typer.Argument(help="Of a registered dataset.", metavar="NAME")]
+
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this module."""
     group = group_of(name="dataset", help="Datasets that jobs may name.")
     group.command("register")(register_dataset)
     group.command("list")(list_datasets)
+    group.command("get")(get_dataset)
+    group.command("delete")(delete_dataset)
     group.command("inspect")(inspect)
     app.add_typer(group)
     app.command()(generate)
@@ -49,10 +53,32 @@ def list_datasets(home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> 
     if shape.is_document:
         output.print_document(found, shape)
         return
-    columns = ["name", "revision", "rows", "created"]
+    columns = ["name", "revision", "rows", "files", "created"]
     output.print_table(
         columns, [[_cell(item, c) for c in columns] for item in found], empty="There are no datasets."
     )
+
+
+def get_dataset(name: NameArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
+    """Show a registered dataset."""
+    with connect(home) as mesh:
+        found = mesh.dataset(name)
+    if shape.is_document:
+        output.print_document(found, shape)
+        return
+    names = ["name", "revision", "rows", "files", "tasks", "columns", "size_bytes", "created"]
+    output.print_fields({key: _cell(found, key) for key in names})
+
+
+def delete_dataset(
+    name: NameArgument,
+    force: Annotated[bool, typer.Option("--force", help="Though jobs that have not ended use it.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Forget a dataset's name; its files stay."""
+    with connect(home) as mesh:
+        mesh.remove_dataset(name, force=force)
+    print(f"Deleted {name}.")
 
 
 def inspect(file: FileArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
@@ -102,6 +128,7 @@ def generate(
     from recmesh.data.faults import wrong
     from recmesh.data.generating import Target, write
     from recmesh.data.synthetic import Synthetic
+    from recmesh.runtime.progress import Progress
     from recmesh.spec.quantity import moment, seconds
 
     if like != "criteo":
@@ -118,9 +145,11 @@ def generate(
     data = Synthetic(seed=seed, ids=ids, rows_per_day=rows / days, start=begin, drift=drift, churn=churn)
     target = Target(out, file_rows, window_s, done, labels, delay_s)
     made = None
-    for made in write(data, target, rows=rows):
-        if not shape.is_document:
-            print(f"{made.file}: {made.rows:,} of {rows:,} rows", flush=True)
+    with Progress("generate", total=rows, unit="rows", quiet=shape.is_document) as progress:
+        for made in write(data, target, rows=rows):
+            progress.update(made.rows)
+            if not shape.is_document:
+                print(f"{made.file}: {made.rows:,} of {rows:,} rows", flush=True)
     assert made is not None
     best, frozen = made.best.value, made.frozen.value
     if shape.is_document:

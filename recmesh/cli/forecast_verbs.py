@@ -39,6 +39,8 @@ def forecast(
     shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Show what traffic will be: of topics, jobs and models, with intervals and how wrong it was before."""
+    from recmesh.runtime.progress import Progress
+
     step_s = _seconds(step)
     with connect(home) as mesh:
         if not series or series.endswith("*"):
@@ -48,7 +50,9 @@ def forecast(
             else:
                 _print_series(found.get("series", []), prefix=series.rstrip("*"))
             return
-        told = mesh.forecast(series, horizon=horizon, step_s=step_s, level=level)
+        with Progress("forecast", quiet=shape.is_document) as progress:    # backtests of a new series take seconds
+            progress.update(note=f"models of {series} are compared over its past")
+            told = mesh.forecast(series, horizon=horizon, step_s=step_s, level=level)
         past: dict[str, Any] = {"points": []}
         if history:
             try:

@@ -1,24 +1,35 @@
-"""submit, jobs, describe, events, stop, suspend, resume, scale, resize, delete, top."""
+"""submit, jobs, describe, events, stop, suspend, resume, scale, resize, delete."""
 
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recmesh.cli import completion, narration, output
+from recmesh.cli import completion, narration, output, waiting
 from recmesh.cli.connect import connect
 from recmesh.cli.exit_codes import ExitCode
-from recmesh.cli.options import FileArgument, HomeOption, JobArgument, RoleArgument, ShapeOption
+from recmesh.cli.options import (
+    WAIT_S,
+    FileArgument,
+    HomeOption,
+    JobArgument,
+    RoleArgument,
+    ShapeOption,
+    TimeoutOption,
+    WaitOption,
+)
 from recmesh.cli.output import Shape
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Violation
 
 if TYPE_CHECKING:
     from recmesh.client import Client, Job, Role
     from recmesh.client.views import Serving
+    from recmesh.runtime.progress import Progress
 
-_JOB_COLUMNS = [
+JOB_COLUMNS = [
     "id",
     "name",
     "owner",
@@ -35,7 +46,7 @@ _JOB_COLUMNS = [
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this module."""
-    for verb in (submit, jobs, describe, events, stop, suspend, resume, scale, resize, delete, top):
+    for verb in (submit, jobs, describe, events, stop, suspend, resume, scale, resize, delete):
         app.command()(verb)
 
 
@@ -73,6 +84,7 @@ def submit(
 
 def jobs(
     owner: Annotated[str, typer.Option(help="Only this owner's.")] = "",
+    namespace: Annotated[str, typer.Option(help="Only of this namespace.")] = "",
     phase: Annotated[
         str, typer.Option(help="Only those in this phase.", autocompletion=completion.phases)
     ] = "",
@@ -82,11 +94,11 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with connect(home) as mesh:
-        page = mesh.jobs(owner=owner, phase=phase, limit=limit)
+        page = mesh.jobs(owner=owner, phase=phase, limit=limit, namespace=namespace)
     if shape.is_document:
         output.print_document(page.model_dump(), shape)
         return
-    output.print_table(_JOB_COLUMNS, [_job_row(job) for job in page.jobs], empty="There are no jobs.")
+    output.print_table(JOB_COLUMNS, [job_row(job) for job in page.jobs], empty="There are no jobs.")
     if page.next_page_token:
         print(f"There are more: --limit {limit * 2}")
 
@@ -148,7 +160,7 @@ def describe(job: JobArgument, home: HomeOption = None, shape: ShapeOption = Sha
             "restarts",
             "note",
         ]
-        output.print_table(columns, [_role_row(role) for role in found.roles])
+        output.print_table(columns, [role_row(role) for role in found.roles])
     if found.transitions:
         print()
         rows = [[output.clock(t.at), t.from_phase, t.to_phase, t.reason] for t in found.transitions]
@@ -191,12 +203,16 @@ def stop(
     job: JobArgument,
     finish: Annotated[bool, typer.Option("--finish", help="Succeed at the next checkpoint instead.")] = False,
     reason: Annotated[str, typer.Option(help="Why; kept with the job.")] = "",
+    wait: WaitOption = False,
+    timeout: TimeoutOption = WAIT_S,
     home: HomeOption = None,
     shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Stop a job."""
     with connect(home) as mesh:
         found = mesh.stop(mesh.find_job(job), reason=reason, finish=finish)
+        if wait:
+            found = waiting.until(mesh, found.job_id, waiting.is_over, within_s=timeout, quiet=shape.is_document)
     _told(found, shape, stopped_line(found, finish=finish))
 
 
@@ -211,20 +227,33 @@ def stopped_line(job: "Job", *, finish: bool) -> str:
 def suspend(
     job: JobArgument,
     reason: Annotated[str, typer.Option(help="Why; kept with the job.")] = "",
+    wait: WaitOption = False,
+    timeout: TimeoutOption = WAIT_S,
     home: HomeOption = None,
     shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Set a job aside: it saves a checkpoint, and its processes go, until it is resumed."""
     with connect(home) as mesh:
         found = mesh.suspend_job(mesh.find_job(job), reason=reason)
+        if wait:
+            found = waiting.until(mesh, found.job_id, waiting.is_suspended, within_s=timeout, quiet=shape.is_document)
     again = f"`recmesh resume {found.job_id}` goes on with it"
-    _told(found, shape, f"{found.name} saves a checkpoint and goes; {again}.")
+    does = "is suspended" if found.phase == "Suspended" else "saves a checkpoint and goes"
+    _told(found, shape, f"{found.name} {does}; {again}.")
 
 
-def resume(job: JobArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:
+def resume(
+    job: JobArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = WAIT_S,
+    home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
+) -> None:
     """Go on with a suspended job, from what it saved."""
     with connect(home) as mesh:
         found = mesh.resume_job(mesh.find_job(job))
+        if wait:
+            found = waiting.until(mesh, found.job_id, waiting.is_training, within_s=timeout, quiet=shape.is_document)
     _told(found, shape, f"{found.name} goes on{f' from checkpoint {found.snapshot}' if found.snapshot else ''}.")
 
 
@@ -237,6 +266,8 @@ def scale(
             autocompletion=completion.counts,
         ),
     ],
+    wait: WaitOption = False,
+    timeout: TimeoutOption = WAIT_S,
     home: HomeOption = None,
     shape: ShapeOption = Shape.TABLE,
 ) -> None:
@@ -249,6 +280,10 @@ def scale(
             if not shape.is_document:
                 will = "is left to brain" if replicas is None else f"will be {replicas}"
                 print(f"{found.name}: {role} {will}.")
+        if wait:
+            counts = {role: replicas for role, replicas in wanted if replicas is not None}
+            goal = waiting.has_counts(counts)
+            found = waiting.until(mesh, found.job_id, goal, within_s=timeout, quiet=shape.is_document)
     if shape.is_document:
         output.print_document(found.model_dump(), shape)
 
@@ -258,14 +293,20 @@ def resize(
     role: RoleArgument,
     cpu: Annotated[str | None, typer.Option(help="Cores of each process: 2, 500m.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each process: 4Gi.")] = None,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = WAIT_S,
     home: HomeOption = None,
     shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Give a role's processes another size, while training goes on."""
     with connect(home) as mesh:
         found = mesh.resize(mesh.find_job(job), role, cpu=cpu, memory=memory)
+        if wait:
+            goal = waiting.has_size(role, cpu=cpu, memory=memory)
+            found = waiting.until(mesh, found.job_id, goal, within_s=timeout, quiet=shape.is_document)
     how = "where that cannot be while they run they are replaced, one by one"
-    _told(found, shape, f"{found.name}: {role} get another size; {how}.")
+    told = f"{role} have another size." if wait else f"{role} get another size; {how}."
+    _told(found, shape, f"{found.name}: {told}")
 
 
 def delete(
@@ -291,63 +332,8 @@ def _told(found: "Job", shape: Shape, sentence: str) -> None:
     output.print_done(found.model_dump(), shape, sentence)
 
 
-def top(
-    interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.2)] = 1.0,
-    home: HomeOption = None,
-) -> None:
-    """Watch jobs and their roles live, until q is pressed; once, when the output is no terminal."""
-    import sys
-
-    with connect(home) as mesh:
-        if not sys.stdout.isatty():
-            live, roles = _top_rows(mesh)
-            output.print_table(_JOB_COLUMNS, live, empty="There are no jobs.")
-            if roles:
-                print()
-                output.print_table(_TOP_COLUMNS, roles)
-            return
-        from rich.console import Group
-        from rich.live import Live
-
-        from recmesh.cli.keys import keys
-
-        with keys() as keyboard, Live(auto_refresh=False, screen=True) as screen:
-            leaving = False
-            while not leaving:
-                live, roles = _top_rows(mesh)
-                screen.update(
-                    Group(output.rich_table(_JOB_COLUMNS, live), "", output.rich_table(_TOP_COLUMNS, roles)),
-                    refresh=True,
-                )
-                leaving = keyboard.pressed("qQ", within_s=interval)
-
-
-_TOP_COLUMNS = [
-    "job",
-    "role",
-    "state",
-    "process",
-    "samples/s",
-    "data",
-    "pull",
-    "compute",
-    "push",
-    "memory",
-    "rows",
-]
-
-
-def _top_rows(mesh: "Client") -> tuple[list[list[str]], list[list[str]]]:
-    page = mesh.jobs(limit=20)
-    rows = []
-    for job in page.jobs:
-        for role in [] if job.over else mesh.job(job.job_id).roles:
-            if role.state != "exited":
-                rows.append([job.name, *_role_row(role)[:9], output.number(role.rows) if role.rows else ""])
-    return [_job_row(job) for job in page.jobs], rows
-
-
-def _job_row(job: "Job") -> list[str]:
+def job_row(job: "Job") -> list[str]:
+    """Under JOB_COLUMNS."""
     running = [role.role for role in job.roles if role.state == "running"]
     return [
         job.job_id, job.name, job.owner, job.phase, _progress(job),
@@ -357,7 +343,8 @@ def _job_row(job: "Job") -> list[str]:
     ]  # fmt: skip
 
 
-def _role_row(role: "Role") -> list[str]:
+def role_row(role: "Role") -> list[str]:
+    """Of `describe`."""
     step = role.step
     times = [step.data_s, step.pull_s, step.compute_s, step.push_s] if step and step.total_s else []
     return [
@@ -396,9 +383,16 @@ def _metric(job: "Job", name: str) -> str:
 
 
 def _wait(mesh: "Client", job_id: str, *, shape: Shape) -> None:
-    for event in mesh.follow(job_id):
-        if not shape.is_document:
-            if event.type == "job.progressed" or narration.is_wanted(event.type, (), everything=False):
+    from recmesh.runtime.progress import Progress
+
+    job = mesh.job(job_id)
+    with Progress(job.name, unit="samples", quiet=shape.is_document) as progress:
+        for event in mesh.follow(job_id):
+            if event.type == "job.progressed":
+                _advance(progress, event.data)
+            elif event.type == "job.transitioned":
+                progress.update(note=str(event.data.get("to_phase", "")))
+            if not shape.is_document and narration.is_wanted(event.type, (), everything=False):
                 print(narration.line(event), flush=True)
     job = mesh.job(job_id)
     if shape.is_document:
@@ -409,6 +403,15 @@ def _wait(mesh: "Client", job_id: str, *, shape: Shape) -> None:
         )
     if job.phase != "Succeeded":
         raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def _advance(progress: "Progress", data: Mapping[str, Any]) -> None:
+    """As a `job.progressed` tells it; its rate is jobmaster's own measurement."""
+    measured = [f"{name} {data[name]:.4f}" for name in ("loss", "auc") if data.get(name) is not None]
+    progress.update(
+        data.get("samples"), total=data.get("total") or None, rate=data.get("samples_per_s") or None,
+        note=", ".join(["Running", *measured]),
+    )
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -22,8 +22,10 @@ from recmesh.cli import (
     mesh_verbs,
     model_verbs,
     partition_verbs,
+    registry_verbs,
     simulate_verbs,
     stream_verbs,
+    top_verbs,
     webhook_verbs,
 )
 from recmesh.cli.exit_codes import ExitCode, exit_code, summary
@@ -72,11 +74,13 @@ context_verbs.register(app)
 mesh_verbs.register(app)
 log_verbs.register(app)
 job_verbs.register(app)
+top_verbs.register(app)
 checkpoint_verbs.register(app)
 explain_verbs.register(app)
 forecast_verbs.register(app)
 loan_verbs.register(app)
 model_verbs.register(app)
+registry_verbs.register(app)
 partition_verbs.register(app)
 data_verbs.register(app)
 chaos_verbs.register(app)

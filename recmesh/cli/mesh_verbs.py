@@ -18,6 +18,7 @@ from recmesh.runtime.errors import MeshError
 
 if TYPE_CHECKING:
     from recmesh.cli.mesh.start import UpResult
+    from recmesh.runtime.progress import Progress
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +49,7 @@ def up(
     from recmesh.cli.mesh import config as configuration
     from recmesh.cli.mesh.start import UpOptions
     from recmesh.cli.mesh.start import up as start
+    from recmesh.runtime.progress import Progress
 
     folder = home_of(home)
     ours = {name for name in os.environ if name.startswith("RECMESH_") and not name.startswith("RECMESH_BENCH_")}
@@ -58,11 +60,9 @@ def up(
     given = configuration.read(folder.config_file).get("env", {})
     for name, nearest in variables.unknown(given).items():
         print(f"warning: {folder.config_file}, [env]: {variables.complaint(name, nearest)}", file=sys.stderr)
-    progress = _Progress(quiet=shape.is_document)
-    try:
-        result = start(folder, os.environ, UpOptions(listen=listen, timeout_s=timeout), on_progress=progress)
-    finally:
-        progress.end()
+    options = UpOptions(listen=listen, timeout_s=timeout)
+    with Progress("up", unit="ready", timed=False, quiet=shape.is_document) as progress:
+        result = start(folder, os.environ, options, on_progress=lambda mesh: _advance(progress, mesh))
     if shape.is_document:
         done = {name: getattr(result, name) for name in ("ran_already", "changed", "restarted", "kept")}
         output.print_document(_document(folder, result.mesh) | done, shape)
@@ -217,21 +217,8 @@ def _print_components(mesh: state.MeshState) -> None:
     output.print_table(["name", "state", "pid", "restarts", "api", "dashboard"], rows)
 
 
-class _Progress:
-    """One line on a terminal that says who is ready."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._shown = not quiet and sys.stderr.isatty()
-        self._last = ""
-
-    def __call__(self, mesh: state.MeshState) -> None:
-        ready = [name for name, item in mesh.components.items() if item.state == "ready"]
-        line = f"{len(ready)} of {len(mesh.components)} ready: {' '.join(ready)}"
-        if self._shown and line != self._last:
-            self._last = line
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Clears the line."""
-        if self._last:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+def _advance(progress: "Progress", mesh: state.MeshState) -> None:
+    """Who is ready, and who is not."""
+    late = [name for name, item in mesh.components.items() if item.state != "ready"]
+    total = len(mesh.components)
+    progress.update(total - len(late), total=total, note=f"{' '.join(late)} not yet" if late else "")

@@ -34,6 +34,11 @@ RoleArgument = Annotated[
 ContextArgument = Annotated[
     str, typer.Argument(help="A named mesh.", metavar="NAME", autocompletion=completion.contexts)
 ]
+WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Come back when it is so, with a bar on the way.")]
+TimeoutOption = Annotated[
+    float, typer.Option(help="With --wait: seconds until it must be so.", min=0.1, metavar="SECONDS")
+]
+WAIT_S = 600.0
 FileArgument = Annotated[Path, typer.Argument(help="YAML or JSON file.", metavar="FILE")]
 
 

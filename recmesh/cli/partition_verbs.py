@@ -40,9 +40,10 @@ def partition(
 ) -> None:
     """Split a model in a sparse part for CPU nodes and a dense one for an accelerator node; needs no mesh."""
     try:
+        from recmesh.runtime.progress import Progress
         from recmesh.serving.split import classes as table
         from recmesh.serving.split.manifest import PICTURE
-        from recmesh.serving.split.partition import Options, find
+        from recmesh.serving.split.partition import STEPS, Options, find
         from recmesh.serving.split.partition import partition as split
     except ModuleNotFoundError as missing:
         raise FailedPrecondition(f"{missing.name} is not installed: pip install 'recmesh[partition]'") from missing
@@ -51,7 +52,8 @@ def partition(
     options = Options(batch, length, own, limit, inputs)
     folder, framework = find(model)
     try:
-        found = split(model, out, options)
+        with Progress("partition", total=len(STEPS), unit="steps", timed=False, quiet=shape.is_document) as progress:
+            found = split(model, out, options, tell=lambda step: progress.update(STEPS.index(step), note=step))
     except ModuleNotFoundError as missing:
         raise FailedPrecondition(
             f"{missing.name} is not installed: pip install 'recmesh[{framework}]'"

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from recmesh.join.process import JoinProcess
     from recmesh.partitions import Limits
     from recmesh.replay.rows import Rows
-    from recmesh.replay.run import Options, Progress
+    from recmesh.replay.run import Options
+    from recmesh.replay.run import Progress as Done
     from recmesh.runtime.bus import Link
+    from recmesh.runtime.progress import Progress
     from recmesh.spec.join import LabelJoin
 
 OPEN_S = 30.0
@@ -95,7 +97,7 @@ def replay(
     from recmesh.replay.rows import open_rows
 
     rows = open_rows(files, format=format, columns=[c for c in columns.split(",") if c], also=[time, key])
-    done = asyncio.run(_replay(rows, to, options, partitions, limits, home))
+    done = asyncio.run(_replay(rows, to, options, partitions, limits, home, quiet=shape.is_document))
     if shape.is_document:
         output.print_document({name: getattr(done, name) for name in done.__dataclass_fields__}, shape)
     else:
@@ -105,13 +107,15 @@ def replay(
 
 
 async def _replay(
-    rows: "Rows", to: str, options: "Options", partitions: int | None, limits: "Limits", home: str | None
-) -> "Progress":
+    rows: "Rows", to: str, options: "Options", partitions: int | None, limits: "Limits", home: str | None, *,
+    quiet: bool,
+) -> "Done":
     from recmesh.cli.topics import link_to, server_and_topic
     from recmesh.partitions import topic_name
     from recmesh.replay.kafka import KafkaSink
     from recmesh.replay.run import Replay
     from recmesh.replay.sinks import JetStreamSink, Sink
+    from recmesh.runtime.progress import Progress
 
     server, name = server_and_topic(to, home)
     topic = topic_name(name, field="to")
@@ -122,14 +126,15 @@ async def _replay(
     else:
         await link.open(OPEN_S)
         sink = JetStreamSink(link, topic, partitions=partitions, limits=limits)
+    progress = Progress("replay", total=_total(rows.total, options), unit="rows", quiet=quiet)
     try:
         await sink.start()
-        run = Replay(rows, sink, options, tell=_tell)
+        run = Replay(rows, sink, options, tell=lambda done: _tell(progress, done))
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, run.stop)
-        done = await run.run()
-        return done
+        with progress:
+            return await run.run()
     finally:
         await sink.stop()
         if link is not None:
@@ -155,25 +160,27 @@ def join(
     files = values.get("files")
     if isinstance(files, dict) and isinstance(files.get("folder"), str) and "://" not in files["folder"]:
         files["folder"] = os.path.abspath(files["folder"])
-    counts = asyncio.run(_join(LabelJoin.parse(values), to_end, http, home))
+    counts = asyncio.run(_join(LabelJoin.parse(values), to_end, http, home, quiet=shape.is_document))
     if shape.is_document:
         output.print_document(counts, shape)
     else:
         output.print_fields({name: f"{count:,}" for name, count in counts.items()})
 
 
-async def _join(spec: "LabelJoin", to_end: bool, http: str, home: str | None) -> dict[str, int]:
+async def _join(spec: "LabelJoin", to_end: bool, http: str, home: str | None, *, quiet: bool) -> dict[str, int]:
     from recmesh.cli.topics import Server, link_to, mesh_nats
     from recmesh.join.process import JoinProcess
     from recmesh.runtime import telemetry
     from recmesh.runtime.ops import OpsServer, Page, Tiles
+    from recmesh.runtime.progress import Progress
     from recmesh.runtime.settings import ServiceSettings
 
     telemetry.setup("join", ServiceSettings.from_env(os.environ, "RECMESH_"))
     server = Server(spec.server, os.environ.get("RECMESH_NATS_TOKEN")) if spec.server else mesh_nats(home)
     link = link_to(server, f"join {spec.name}")
     await link.open(OPEN_S)
-    process = JoinProcess(spec, link, to_end=to_end, tell=_tell_join)
+    progress = Progress(f"join {spec.name}", unit="messages", quiet=quiet)
+    process = JoinProcess(spec, link, to_end=to_end, tell=lambda process: _tell_join(progress, process))
     page = Page(f"join {spec.name}", [Tiles("Messages", lambda: dict(process.counts))])
     ops = OpsServer("join", http, page, readiness=link_objection(link))
     loop = asyncio.get_running_loop()
@@ -183,7 +190,8 @@ async def _join(spec: "LabelJoin", to_end: bool, http: str, home: str | None) ->
         await ops.start()
         print(f"join {spec.name}: {ops.address}", file=sys.stderr, flush=True)
         ops.set_ready(True)
-        await process.run()
+        with progress:
+            await process.run()
     finally:
         await ops.stop()
         await link.close()
@@ -195,22 +203,31 @@ def link_objection(link: "Link") -> Callable[[], str]:
     return lambda: "" if link.connected else "no connection to NATS"
 
 
-def _tell_join(process: "JoinProcess") -> None:
+def _tell_join(progress: "Progress", process: "JoinProcess") -> None:
+    from recmesh.join.domain import Fate
+
     counts = process.counts
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    print(f"{told or 'nothing yet'}", file=sys.stderr, flush=True)
+    settled = sum(counts.get(fate.value, 0) for fate in Fate)
+    progress.update(settled, note=told or "nothing yet")
 
 
-def _tell(done: "Progress") -> None:
-    end = "\r" if sys.stderr.isatty() else "\n"
-    per_s = done.sent / done.seconds if done.seconds else 0.0
-    of = f" of {done.total:,}" if not done.rounds else f", round {done.rounds + 1}"
-    at = f", at {output.moment(done.event_time)}" if done.event_time is not None else ""
-    lag = f", {done.lag_s:.1f} s behind" if done.lag_s >= 0.1 else ""
-    print(f"{done.sent + done.skipped:,}{of} rows, {per_s:,.0f} rows/s{at}{lag}", file=sys.stderr, end=end, flush=True)
+def _total(rows: int, options: "Options") -> int | None:
+    """Rows that a replay passes over or sends; None where it is without an end."""
+    if options.limit is not None:
+        return options.limit if options.loop else min(rows, options.limit)
+    return None if options.loop else rows
 
 
-def _summary(done: "Progress") -> dict[str, str]:
+def _tell(progress: "Progress", done: "Done") -> None:
+    at = [f"at {output.moment(done.event_time)}"] if done.event_time is not None else []
+    lag = [f"{done.lag_s:.1f} s behind"] if done.lag_s >= 0.1 else []
+    rounds = [f"round {done.rounds + 1}"] if done.rounds else []
+    passed = done.sent + done.skipped + (0 if done.rounds else done.left_out)
+    progress.update(passed, note=", ".join([*rounds, *at, *lag]))
+
+
+def _summary(done: "Done") -> dict[str, str]:
     per_s = done.sent / done.seconds if done.seconds else 0.0
     return {
         "rows sent": f"{done.sent:,} in {done.seconds:.1f} s, {per_s:,.0f} rows/s, {output.size(done.size_bytes)}",

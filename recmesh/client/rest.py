@@ -18,7 +18,7 @@ from recmesh.client.find import gateway_of, meant
 from recmesh.client.forward import Forward
 from recmesh.client.packing import pack
 from recmesh.client.problems import error_of
-from recmesh.client.views import OVER, Checkpoint, Event, Job, JobPage, Model, RoleLog, View
+from recmesh.client.views import OVER, Checkpoint, Event, Job, JobPage, Model, RoleLog, Served, View
 from recmesh.runtime.errors import (
     DeadlineExceeded,
     Internal,
@@ -130,9 +130,13 @@ class Client:
         params = {"dry_run": "true"} if dry_run else {}
         return self._view(Job, "POST", "/v1/jobs", json=values, params=params, headers=headers, retry=True)
 
-    def jobs(self, *, owner: str = "", phase: str = "", limit: int = 100, page_token: str = "") -> JobPage:
+    def jobs(
+        self, *, owner: str = "", phase: str = "", limit: int = 100, page_token: str = "", namespace: str = ""
+    ) -> JobPage:
         """One page of jobs, newest first."""
-        params = {"owner": owner, "phase": phase, "limit": limit, "page_token": page_token}
+        params = {
+            "owner": owner, "phase": phase, "limit": limit, "page_token": page_token, "namespace": namespace,
+        }
         return self._view(JobPage, "GET", "/v1/jobs", params={key: v for key, v in params.items() if v})
 
     def job(self, job_id: str) -> Job:
@@ -223,11 +227,13 @@ class Client:
         body = self._call("GET", f"/v1/jobs/{_part(job_id)}/logs", params=params).json()
         return _list(RoleLog, body, "logs")
 
-    def checkpoints(self, job_id: str, *, verify: bool = False, timeout_s: float = 0.0) -> list[Checkpoint]:
-        """A job's snapshots, newest last; with `verify` all their bytes are read and hashed first, which takes its time
-        (an hour at most, unless `timeout_s` says otherwise)."""
+    def checkpoints(
+        self, job_id: str, *, verify: bool = False, snapshot: int = 0, timeout_s: float = 0.0
+    ) -> list[Checkpoint]:
+        """A job's snapshots, newest last; with `verify` all bytes of all of them, or of that `snapshot`, are read and
+        hashed first, which takes its time (an hour at most, unless `timeout_s` says otherwise)."""
         timeout_s = timeout_s or (_VERIFY_S if verify else 0.0)
-        params = {"verify": True} if verify else {}
+        params = {"verify": "true", **({"snapshot": str(snapshot)} if snapshot else {})} if verify else {}
         path = f"/v1/jobs/{_part(job_id)}/checkpoints"
         body = self._call("GET", path, params=params, timeout_s=timeout_s).json()
         return _list(Checkpoint, body, "snapshots")
@@ -257,6 +263,14 @@ class Client:
         body = self._call("GET", "/v1/datasets").json()
         return list(body["datasets"] if isinstance(body, dict) else body)
 
+    def dataset(self, name: str) -> dict[str, Any]:
+        """A registered dataset, with its specification as JSON."""
+        return self._mapping("GET", f"/v1/datasets/{_part(name)}")
+
+    def remove_dataset(self, name: str, *, force: bool = False) -> None:
+        """Forgets a dataset's name; with `force` though jobs use it."""
+        self._call("DELETE", f"/v1/datasets/{_part(name)}", params={"force": "true"} if force else None)
+
     def inspect_dataset(self, spec: Mapping[str, Any], *, timeout_s: float = 120.0) -> dict[str, Any]:
         """What is in a dataset's files: columns, rows, problems."""
         return self._mapping("POST", "/v1/datasets:inspect", json=dict(spec), timeout_s=timeout_s)
@@ -279,6 +293,15 @@ class Client:
         """Serve a version (the newest); returns when it does."""
         path = f"/v1/models/{_part(name)}:load"
         return self._view(Model, "POST", path, params={"version": version}, timeout_s=timeout_s)
+
+    def unload_model(self, name: str, version: str = "") -> list[Model]:
+        """Serve a model no more, or only that version; requests in flight are answered."""
+        path = f"/v1/models/{_part(name)}:unload"
+        return _list(Model, self._call("POST", path, params={"version": version}, timeout_s=120.0).json(), "models")
+
+    def serving(self) -> list[Served]:
+        """What models are asked now, how long they take, and which versions answer."""
+        return _list(Served, self._call("GET", "/v1/serving").json(), "models")
 
     def freshness(self, name: str) -> dict[str, Any]:
         """Of a model that follows its job: which version serves, how far behind it was, and figures of its tiers."""
@@ -360,7 +383,7 @@ class Client:
     def forecast(
         self, series: str, *, horizon: int = 24, step_s: float = 0.0, level: float = 0.8, season_s: float = 0.0
     ) -> dict[str, Any]:
-        """What is expected of a series from now on: mean and interval of each step, and how wrong it was before.
+        """What is expected of a series after its newest rate: mean and interval of each step, and past errors.
 
         `step_s` 0: as it is measured; `season_s` 0: found.
         """

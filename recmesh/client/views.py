@@ -97,6 +97,8 @@ class Role(View):
     since: float = 0.0
     serving: Serving | None = None
     """Data executors."""
+    node: str = ""
+    """The machine that it runs on; empty: not known."""
 
 
 class Transition(View):
@@ -198,6 +200,31 @@ class Model(View):
     created: float = 0.0
     state: str = ""
     reason: str = ""
+
+
+class ServedVersion(View):
+    """A version of a model, and how it has answered since the gateway's start."""
+
+    version: str
+    state: str = ""
+    reason: str = ""
+    is_ready: bool = False
+    in_flight: int = 0
+    requests: int = 0
+    errors: int = 0
+    samples: int = 0
+    p50_s: float = 0.0
+    p90_s: float = 0.0
+    p99_s: float = 0.0
+
+
+class Served(View):
+    """A model under traffic."""
+
+    name: str
+    requests_per_s: float = 0.0
+    """Over the newest step that is over."""
+    versions: list[ServedVersion] = Field(default_factory=list)
 
 
 def _without_nulls(items: Any) -> Any:

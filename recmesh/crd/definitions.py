@@ -81,13 +81,14 @@ def _fixed(field: str) -> Cel:
 
 
 _JOB_NAME = "(has(self.spec.name) ? self.spec.name : self.metadata.name)"
+_IS_NAME = Cel(f"self.metadata.name.matches('{_NAME}')", f"String should match pattern '{_NAME}'")
 _EXPORT = "has(self.spec.export) && self.spec.export != null"
 _TOO_LONG = "makes a name of more than 63 characters together with the model's"
 
 KINDS = (
     Kind(
         "TrainingJob", "trainingjobs", ("tj",), TrainingJob, kinds.TrainingJobStatus, scales=True,
-        left_out=("api_version",), optional=("name",),
+        left_out=("api_version", "namespace"), optional=("name",),
         columns=(
             Column("Phase", ".status.phase"),
             Column("Workers", ".status.ready_workers", about="At work / wanted."),
@@ -99,7 +100,7 @@ KINDS = (
             AGE,
         ),
         rules=(
-            Cel(f"self.metadata.name.matches('{_NAME}')", f"String should match pattern '{_NAME}'"),
+            _IS_NAME,
             Cel(f"!({_EXPORT}) || !has(self.spec.export.__namespace__) || self.spec.export.__namespace__.size() + 2 + "
                 f"(has(self.spec.export.model_name) ? self.spec.export.model_name : {_JOB_NAME}).size() <= 63",
                 _TOO_LONG, field="spec.export.namespace"),
@@ -110,21 +111,37 @@ KINDS = (
         "TrainingDataset", "trainingdatasets", ("tds",), DatasetSpec, kinds.TrainingDatasetStatus,
         left_out=("name",),
         columns=(
-            Column("Revision", ".status.revision", "integer"), Column("Rows", ".status.rows", "integer"), AGE,
+            Column("Phase", ".status.phase"), Column("Revision", ".status.revision", "integer"),
+            Column("Rows", ".status.rows", "integer"), Column("Files", ".status.files", "integer"),
+            Column("Size", ".status.size"),
+            Column("Used by", ".status.used_by", "integer", about="Jobs that have not ended."),
+            Column("Tasks", ".status.tasks", "integer", wide=True),
+            Column("Dataset", ".status.dataset", wide=True, about="As jobs name it."), AGE,
         ),
+        rules=(_IS_NAME,),
     ),
     Kind(
         "JobMetrics", "jobmetrics", ("jm",), kinds.JobMetricsSpec, kinds.JobMetricsStatus,
         columns=(
-            Column("Job", ".spec.job"), Column("Samples", ".status.samples", "integer"),
-            Column("Samples/s", ".status.samples_per_s", "number"), Column("Observed", ".status.observed", "date"), AGE,
+            Column("Phase", ".status.phase"), Column("Samples", ".status.samples", "integer"),
+            Column("Samples/s", ".status.samples_per_s", "number"), Column("Loss", ".status.loss", "number"),
+            Column("AUC", ".status.auc", "number"), Column("CPU", ".status.cpu", "number"),
+            Column("Memory", ".status.memory"), Column("Lag s", ".status.lag_s", "number", wide=True),
+            Column("Job", ".spec.job", wide=True), Column("Observed", ".status.observed", "date"),
         ),
     ),
     Kind(
         "ModelService", "modelservices", ("msvc",), kinds.ModelService, kinds.ModelServiceStatus,
         columns=(
-            Column("Version", ".status.version"), Column("State", ".status.state"),
-            Column("Framework", ".spec.framework", wide=True), AGE,
+            Column("Model", ".status.model"), Column("Version", ".status.version"), Column("Phase", ".status.phase"),
+            Column("Ready", ".status.ready", about="Gateways that serve it / that follow it."),
+            Column("Framework", ".status.framework", wide=True), Column("URI", ".spec.uri", wide=True), AGE,
+        ),
+        rules=(
+            _IS_NAME,
+            Cel("has(self.spec.model) == has(oldSelf.spec.model) && "
+                "(!has(self.spec.model) || self.spec.model == oldSelf.spec.model)",
+                "cannot be changed; delete the ModelService, and create another", field="spec.model"),
         ),
     ),
 )

@@ -13,10 +13,16 @@ from recmesh.spec.base import Name, Spec
 GROUP, VERSION = "recmesh.dev", "v1alpha1"
 FINALIZER = "recmesh.dev/job"
 """Of a TrainingJob whose processes, leases and snapshots jobmaster has not removed yet."""
+MODEL_FINALIZER = "recmesh.dev/model"
+"""Of a ModelService whose versions the gateway has not unloaded and unregistered yet."""
+DATASET_FINALIZER = "recmesh.dev/dataset"
+"""Of a TrainingDataset that a job uses, or that is not removed yet."""
 REFUSED = "Refused"
 """The phase of an object of which no job was made: one of its fields is wrong."""
 
-ConditionType = Literal["Accepted", "Synced", "Running", "Suspended", "Complete", "Failed", "Stopped"]
+ConditionType = Literal[
+    "Accepted", "Synced", "Running", "Suspended", "Complete", "Failed", "Stopped", "Ready", "InUse",
+]
 
 
 class Condition(Spec):
@@ -25,6 +31,7 @@ class Condition(Spec):
     type: ConditionType
     """`Accepted`: the specification has become a job. `Synced`: its newest changes are carried out. `Running`: batches
     are trained. `Suspended`: nothing runs until `suspend` is false. `Complete`, `Failed`, `Stopped`: it has ended so.
+    Of models and datasets `Ready`: it can be asked, or named by jobs. `InUse`: jobs that live name the dataset.
     """
     status: Literal["True", "False", "Unknown"]
     reason: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
@@ -59,7 +66,7 @@ class TrainingJobStatus(Spec):
     phase: str | None = None
     """As in docs/reference/job-states.md; `Refused` when a field is wrong."""
     reason: str | None = None
-    message: str | None = None
+    message: str | None = Field(default=None, max_length=4096)
     workers: int | None = None
     """At work now; the count of the subresource scale."""
     ps: int | None = None
@@ -97,9 +104,32 @@ class TrainingDatasetStatus(Spec):
     """What the mesh says of a TrainingDataset."""
 
     observedGeneration: int | None = None
+    """The newest generation of the object that was registered; the conditions are of it."""
+    dataset: str | None = None
+    """The name by which jobs find it (`dataset: NAME`): the object's; NAMESPACE--NAME where it is not in the mesh's own
+    namespace."""
+    phase: str | None = None
+    """Pending, Ready, Refused, Deleting."""
+    reason: str | None = None
+    message: str | None = Field(default=None, max_length=4096)
     revision: int | None = None
+    """Counts changes of the specification."""
     rows: int | None = None
+    """Of all files; of streams in the windows that are known."""
+    files: int | None = None
+    tasks: int | None = None
+    """Task records of one epoch."""
     size_bytes: int | None = None
+    size: str | None = None
+    endless: bool | None = None
+    """Rows come for ever."""
+    columns: int | None = None
+    jobs: list[str] | None = Field(default=None, max_length=64)
+    """TrainingJobs that name it and have not ended; the first of them."""
+    used_by: int | None = None
+    """How many there are."""
+    registered: str | None = Field(default=None, json_schema_extra={"format": "date-time"})
+    """When this revision was."""
     conditions: list[Condition] | None = None
 
 
@@ -133,36 +163,70 @@ class JobMetricsStatus(Spec):
     """The newest measurements of the job."""
 
     observed: str | None = Field(default=None, json_schema_extra={"format": "date-time"})
+    phase: str | None = None
+    """Of the job."""
     samples: int | None = None
     samples_per_s: float | None = None
     lag_s: float | None = None
+    """Of topics: age of the oldest message that is not trained."""
+    lag_messages: int | None = None
+    loss: float | None = None
+    """Of late."""
+    auc: float | None = None
+    """Of late; test-then-train where the job measures that."""
     metrics: dict[str, float] | None = None
-    """loss, auc, eval_auc ..."""
+    """Of evaluations: eval_auc ..."""
+    cpu: float | None = None
+    """Cores in use by all processes."""
+    memory_bytes: int | None = None
+    """In use by all processes."""
+    memory: str | None = None
     roles: list[RoleMetrics] | None = Field(default=None, max_length=4096)
 
 
 class ModelService(Spec):
-    """A model version that the gateway is to serve; the shape of `POST /v1/models`."""
+    """A model version that the gateway is to serve; the shape of `POST /v1/models`, with its rules of traffic."""
 
     model: Name | None = None
-    """The model's name; by default the object's."""
+    """The model's name; by default the object's. It cannot be changed."""
     uri: Annotated[str, Field(min_length=1, max_length=4096)]
-    """The exported folder, in the mesh's storage: absolute, or below its root."""
-    framework: Literal["torch", "tensorflow"]
-    version: str = Field(default="", max_length=64, pattern=r"^[0-9]*$")
+    """The exported folder, in the mesh's storage: absolute, or below its root. Another one is another version."""
+    framework: Literal["", "torch", "tensorflow", "ensemble"] = ""
+    """Empty: as its files say."""
+    version: str = Field(default="", max_length=18, pattern=r"^([1-9][0-9]*)?$")
     """A number above all before it; empty: the next."""
     load: bool = True
-    """Serve it as soon as it is loaded."""
+    """Serve it; false: registered, and not in memory."""
     serving: dict[str, Any] = Field(default={})
     """How it is served (docs/reference/serving.md)."""
+    traffic: dict[str, Any] | None = None
+    """Rules of traffic of the model's versions, as `PUT /v1/models/NAME/traffic` takes them: versions, weights, shadow,
+    idle_s. Left out: as they were set otherwise."""
 
 
 class ModelServiceStatus(Spec):
-    """What the mesh says of a ModelService."""
+    """What the gateway says of a ModelService."""
 
     observedGeneration: int | None = None
+    """The newest generation of the object that was carried out; the conditions are of it."""
+    model: str | None = None
+    """The name that requests use: `spec.model`; NAMESPACE--NAME where the object is not in the mesh's own namespace."""
+    phase: str | None = None
+    """Pending, Loading, Ready, Failed, Unloaded, Refused."""
+    reason: str | None = None
+    message: str | None = Field(default=None, max_length=4096)
     version: str | None = None
-    state: str | None = None
-    """loading, ready, failed."""
-    message: str | None = None
+    """Of the model, that this object's specification has become."""
+    ready_versions: list[str] | None = Field(default=None, max_length=256)
+    """All of the model's versions that serve."""
+    replicas: int | None = None
+    """Gateways that follow this object."""
+    ready_replicas: int | None = None
+    """Of these, that serve the version."""
+    ready: str | None = None
+    """Serving / following."""
+    traffic: dict[str, Any] | None = None
+    """The rules that this object has set; none: it says nothing of them."""
+    framework: str | None = None
+    loaded: str | None = Field(default=None, json_schema_extra={"format": "date-time"})
     conditions: list[Condition] | None = None

@@ -146,11 +146,20 @@ class Dataset(google.protobuf.message.Message):
     DATASET_JSON_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
     name: builtins.str
     revision: builtins.int
     dataset_json: builtins.str
     created: builtins.float
     rows: builtins.int
+    files: builtins.int
+    """Of its files when it was registered last; of streams in the windows that were there."""
+    size_bytes: builtins.int
+    tasks: builtins.int
+    columns: builtins.int
     def __init__(
         self,
         *,
@@ -159,10 +168,44 @@ class Dataset(google.protobuf.message.Message):
         dataset_json: builtins.str = ...,
         created: builtins.float = ...,
         rows: builtins.int = ...,
+        files: builtins.int = ...,
+        size_bytes: builtins.int = ...,
+        tasks: builtins.int = ...,
+        columns: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created", "dataset_json", b"dataset_json", "name", b"name", "revision", b"revision", "rows", b"rows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "created", b"created", "dataset_json", b"dataset_json", "files", b"files", "name", b"name", "revision", b"revision", "rows", b"rows", "size_bytes", b"size_bytes", "tasks", b"tasks"]) -> None: ...
 
 Global___Dataset: typing_extensions.TypeAlias = Dataset
+
+@typing.final
+class RemoveDatasetRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+Global___RemoveDatasetRequest: typing_extensions.TypeAlias = RemoveDatasetRequest
+
+@typing.final
+class RemoveDatasetReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXISTED_FIELD_NUMBER: builtins.int
+    existed: builtins.bool
+    def __init__(
+        self,
+        *,
+        existed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["existed", b"existed"]) -> None: ...
+
+Global___RemoveDatasetReply: typing_extensions.TypeAlias = RemoveDatasetReply
 
 @typing.final
 class OpenRunRequest(google.protobuf.message.Message):

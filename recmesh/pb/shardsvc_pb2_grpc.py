@@ -54,6 +54,11 @@ class ShardsStub(object):
                 request_serializer=recmesh_dot_pb_dot_shardsvc__pb2.ListDatasetsRequest.SerializeToString,
                 response_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.ListDatasetsReply.FromString,
                 _registered_method=True)
+        self.RemoveDataset = channel.unary_unary(
+                '/recmesh.shardsvc.v1.Shards/RemoveDataset',
+                request_serializer=recmesh_dot_pb_dot_shardsvc__pb2.RemoveDatasetRequest.SerializeToString,
+                response_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.RemoveDatasetReply.FromString,
+                _registered_method=True)
         self.OpenRun = channel.unary_unary(
                 '/recmesh.shardsvc.v1.Shards/OpenRun',
                 request_serializer=recmesh_dot_pb_dot_shardsvc__pb2.OpenRunRequest.SerializeToString,
@@ -126,6 +131,13 @@ class ShardsServicer(object):
 
     def ListDatasets(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveDataset(self, request, context):
+        """Forget a name. Jobs have taken its specification over, and go on; removing nothing is no error.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -212,6 +224,11 @@ def add_ShardsServicer_to_server(servicer, server):
                     servicer.ListDatasets,
                     request_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.ListDatasetsRequest.FromString,
                     response_serializer=recmesh_dot_pb_dot_shardsvc__pb2.ListDatasetsReply.SerializeToString,
+            ),
+            'RemoveDataset': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveDataset,
+                    request_deserializer=recmesh_dot_pb_dot_shardsvc__pb2.RemoveDatasetRequest.FromString,
+                    response_serializer=recmesh_dot_pb_dot_shardsvc__pb2.RemoveDatasetReply.SerializeToString,
             ),
             'OpenRun': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenRun,
@@ -367,6 +384,33 @@ class Shards(object):
             '/recmesh.shardsvc.v1.Shards/ListDatasets',
             recmesh_dot_pb_dot_shardsvc__pb2.ListDatasetsRequest.SerializeToString,
             recmesh_dot_pb_dot_shardsvc__pb2.ListDatasetsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveDataset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/recmesh.shardsvc.v1.Shards/RemoveDataset',
+            recmesh_dot_pb_dot_shardsvc__pb2.RemoveDatasetRequest.SerializeToString,
+            recmesh_dot_pb_dot_shardsvc__pb2.RemoveDatasetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -89,6 +89,22 @@ _ShardsListDatasetsType = typing_extensions.TypeVar(
     ],
 )
 
+_ShardsRemoveDatasetType = typing_extensions.TypeVar(
+    '_ShardsRemoveDatasetType',
+    grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.RemoveDatasetRequest,
+        recmesh.pb.shardsvc_pb2.RemoveDatasetReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.RemoveDatasetRequest,
+        recmesh.pb.shardsvc_pb2.RemoveDatasetReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.RemoveDatasetRequest,
+        recmesh.pb.shardsvc_pb2.RemoveDatasetReply,
+    ],
+)
+
 _ShardsOpenRunType = typing_extensions.TypeVar(
     '_ShardsOpenRunType',
     grpc.UnaryUnaryMultiCallable[
@@ -233,7 +249,7 @@ _ShardsCommitOffsetsType = typing_extensions.TypeVar(
     ],
 )
 
-class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, _ShardsGetDatasetType, _ShardsListDatasetsType, _ShardsOpenRunType, _ShardsCloseRunType, _ShardsLeaseType, _ShardsRenewType, _ShardsReleaseWorkerType, _ShardsSizeShardsType, _ShardsReconcileType, _ShardsProgressType, _ShardsCommitOffsetsType]):
+class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, _ShardsGetDatasetType, _ShardsListDatasetsType, _ShardsRemoveDatasetType, _ShardsOpenRunType, _ShardsCloseRunType, _ShardsLeaseType, _ShardsRenewType, _ShardsReleaseWorkerType, _ShardsSizeShardsType, _ShardsReconcileType, _ShardsProgressType, _ShardsCommitOffsetsType]):
     @typing.overload
     def __init__(self: ShardsStub[
         grpc.UnaryUnaryMultiCallable[
@@ -251,6 +267,10 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.shardsvc_pb2.ListDatasetsRequest,
             recmesh.pb.shardsvc_pb2.ListDatasetsReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            recmesh.pb.shardsvc_pb2.RemoveDatasetRequest,
+            recmesh.pb.shardsvc_pb2.RemoveDatasetReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             recmesh.pb.shardsvc_pb2.OpenRunRequest,
@@ -309,6 +329,10 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
             recmesh.pb.shardsvc_pb2.ListDatasetsReply,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            recmesh.pb.shardsvc_pb2.RemoveDatasetRequest,
+            recmesh.pb.shardsvc_pb2.RemoveDatasetReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             recmesh.pb.shardsvc_pb2.OpenRunRequest,
             recmesh.pb.shardsvc_pb2.OpenRunReply,
         ],
@@ -356,6 +380,9 @@ class ShardsStub(typing.Generic[_ShardsInspectType, _ShardsRegisterDatasetType, 
 
     ListDatasets: _ShardsListDatasetsType
 
+    RemoveDataset: _ShardsRemoveDatasetType
+    """Forget a name. Jobs have taken its specification over, and go on; removing nothing is no error."""
+
     OpenRun: _ShardsOpenRunType
     """jobmaster: (re)open a job's queue for a generation; indexes the dataset on first use."""
 
@@ -396,6 +423,10 @@ ShardsAsyncStub: typing_extensions.TypeAlias = ShardsStub[
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.shardsvc_pb2.ListDatasetsRequest,
         recmesh.pb.shardsvc_pb2.ListDatasetsReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        recmesh.pb.shardsvc_pb2.RemoveDatasetRequest,
+        recmesh.pb.shardsvc_pb2.RemoveDatasetReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         recmesh.pb.shardsvc_pb2.OpenRunRequest,
@@ -465,6 +496,14 @@ class ShardsServicer(metaclass=abc.ABCMeta):
         request: recmesh.pb.shardsvc_pb2.ListDatasetsRequest,
         context: _ServicerContext,
     ) -> typing.Union[recmesh.pb.shardsvc_pb2.ListDatasetsReply, collections.abc.Awaitable[recmesh.pb.shardsvc_pb2.ListDatasetsReply]]: ...
+
+    @abc.abstractmethod
+    def RemoveDataset(
+        self,
+        request: recmesh.pb.shardsvc_pb2.RemoveDatasetRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[recmesh.pb.shardsvc_pb2.RemoveDatasetReply, collections.abc.Awaitable[recmesh.pb.shardsvc_pb2.RemoveDatasetReply]]:
+        """Forget a name. Jobs have taken its specification over, and go on; removing nothing is no error."""
 
     @abc.abstractmethod
     def OpenRun(

@@ -10,9 +10,11 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
 from recmesh.runtime.tls import Tls
+from recmesh.serving import metrics
 from recmesh.serving.control import Control
 from recmesh.serving.failures import describe
 from recmesh.serving.programs import framework
@@ -21,7 +23,7 @@ from recmesh.serving.transport.sockets import SocketTransport
 TOKEN_VARIABLE = "RECMESH_API_KEY"
 PARENT_STALL_S = 60.0
 """A parent's event loop may be busy for long; that is no reason to give it up."""
-NO_FRAMEWORK = 78
+NO_FRAMEWORK = BAD_SETTINGS = 78
 DRAIN_S = 10.0
 NOTICE_S, UNATTENDED_S = 40.0, 600.0
 SWITCH_S = 0.0005
@@ -109,6 +111,21 @@ def control(given: argparse.Namespace, environment: Mapping[str, str]) -> Contro
         given.control, token=token(environment), tls=tls(environment), hello={"framework_version": version},
         notice_s=given.notice, unattended_s=given.unattended, log=log,
     )  # fmt: skip
+
+
+def measured(address: str, state: Callable[[], Mapping[str, Any]]) -> bool:
+    """Answer scrapes there, if it is given; False where that cannot be, which is logged.
+
+    Probes ask the same address: who is told by them that this process is ready must be let in, so this comes last.
+    """
+    if not address:
+        return True
+    try:
+        log(f"metrics at http://{metrics.serve(address, state)}/metrics")
+    except MeshError as error:
+        log(f"it cannot start: {error}")
+        return False
+    return True
 
 
 def settle() -> None:

@@ -42,6 +42,7 @@ class Identity:
     """What certificates of other roles are issued for; empty: as those of services."""
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     host: str = field(default_factory=socket.gethostname)
+    """The machine; in a pod its node's name."""
     pid: int = field(default_factory=os.getpid)
 
     @staticmethod
@@ -69,6 +70,7 @@ class Identity:
             in_hand=env.get(VARIABLE, ""),
             tls=tls,
             role_name=env.get(ROLE_NAME, ""),
+            host=env.get("RECMESH_NODE") or socket.gethostname(),
         )
 
     def to_service(self, address: str) -> grpc.Channel:

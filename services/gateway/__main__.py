@@ -60,7 +60,7 @@ from services.gateway.store.shared_memory import SharedRegions
 from services.gateway.store.traffic import BUCKET as TRAFFIC_BUCKET
 from services.gateway.store.traffic import TrafficRules
 from services.gateway.store.webhooks import BUCKET as WEBHOOKS_BUCKET
-from services.gateway.store.webhooks import LEASE_BUCKET, LEASE_TTL_S, Lease, WebhookStore
+from services.gateway.store.webhooks import LEASE_BUCKET, LEASE_TTL_S, OBJECTS, Lease, WebhookStore
 
 if TYPE_CHECKING:
     from services.gateway.runtimes.pods import ServingPods
@@ -137,6 +137,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         hooks, poster, clock=system_clock, random_bytes=secrets.token_bytes, newest=bus.last_sequence,
         records=deliveries.records, dead=DeadLetters(bus).newest, changed=deliveries.wake,
     )  # fmt: skip
+    objects = await _objects(config, bus, models)
     audit = Audit(lambda event: bus.publish(event, timeout_s=trail.PUBLISH_S), clock=system_clock)
     view = View(models, observation, runtimes, mesh, scaling, deliveries, dashboards=config.dashboards)
     ready_from = system_clock.monotonic() + config.ready_s
@@ -165,6 +166,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         topic_events.consumer(bus, labels),
         registrations.consumer(bus, models, audit),
         deliveries,
+        *objects,
         Loop("rates", observation.tell),
         Loop("resting models", serving.rest_idle),
         Loop("scaling", scaling.look),
@@ -208,6 +210,34 @@ async def _pods(config: Config) -> "ServingPods | None":
         tls_secret=config.pod_tls_secret, tls_name=config.pod_tls.server_name if config.pod_tls else "",
     )  # fmt: skip
     return ServingPods(client, settings, token=config.token, tls=config.pod_tls)
+
+
+async def _objects(config: Config, bus: Bus, models: Models) -> list[Component]:
+    """What follows ModelService objects; nothing where nobody asked for it."""
+    if config.objects == "off":
+        return []
+    from recmesh.crd.kinds import MODEL_FINALIZER
+    from recmesh.crd.things import ApiServer, KubernetesThings
+    from recmesh.runtime.kube import Access, connect, recmesh_resource
+    from services.gateway.app.objects import ModelObjects
+    from services.gateway.store.replicas import Replicas
+
+    client = await connect(Access(config.kube_config, config.kube_context), field_manager="recmesh-gateway-objects")
+    own = config.kube_namespace or await asyncio.to_thread(_own_namespace)
+    things = KubernetesThings(
+        client, recmesh_resource("modelservices", "ModelService"), controller="recmesh.dev/gateway",
+        namespace="" if config.objects_all_namespaces else own, finalizer=MODEL_FINALIZER,
+    )
+    identity, leases = uuid.uuid4().hex, bus.kv(LEASE_BUCKET, ttl_s=LEASE_TTL_S)
+    following = ModelObjects(
+        things, models, Lease(leases, identity=identity, clock=system_clock, key=OBJECTS),
+        Replicas(leases, identity=identity), namespace=own, clock=system_clock,
+    )  # fmt: skip
+    return [ApiServer(client), following, Loop("objects", following.beat)]
+
+
+def _own_namespace() -> str:
+    return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
 
 
 def _code(config: Config) -> CodeStore:

@@ -66,7 +66,7 @@ class Config(ServiceSettings):
     """A kubeconfig; none: the service account of the pod that this runs in."""
     kube_context: str = ""
     kube_namespace: str = ""
-    """Where pods of models are; empty: the pod's own."""
+    """Where pods and objects of models are; empty: the pod's own."""
     kube_storage_claim: str = ""
     """A PersistentVolumeClaim that holds `storage_uri`, a path then: pods of models mount it there, to read."""
     kube_service_account: str = ""
@@ -94,6 +94,10 @@ class Config(ServiceSettings):
     hn_resources: Annotated[dict[str, dict[str, str]], Env("GATEWAY_HN_RESOURCES")] = Field(
         default_factory=lambda: {"requests": {"cpu": "100m", "memory": "384Mi"}, "limits": {"memory": "2Gi"}}
     )
+    objects: Annotated[Literal["off", "kubernetes"], Env("GATEWAY_OBJECTS")] = "off"
+    """Whether ModelService objects of Kubernetes become models."""
+    objects_all_namespaces: bool = False
+    """Objects of all namespaces; else those of `kube_namespace` alone."""
     shared_memory: Annotated[Literal["off", "loopback", "any"], Env("GATEWAY_SHARED_MEMORY")] = "loopback"
     """Who may have tensors read from and written to /dev/shm."""
     functions: Annotated[Path | None, Env("GATEWAY_FUNCTIONS")] = None

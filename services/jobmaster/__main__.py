@@ -110,6 +110,13 @@ def own_namespace() -> str:
     return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
 
 
+async def namespace_of_objects(settings: JobmasterSettings) -> str:
+    """The mesh's own; empty where jobs are no objects."""
+    if settings.jobmaster_objects == "store":
+        return ""
+    return settings.kube_namespace or await asyncio.to_thread(own_namespace)
+
+
 # Kubernetes' client takes a second to import, so that it is imported only where it is used.
 
 
@@ -143,7 +150,7 @@ async def cluster(
 
     return KubernetesController(kube, PodSettings(
         namespace=settings.kube_namespace or await asyncio.to_thread(own_namespace), image=settings.kube_image,
-        images=dict(settings.kube_images),
+        images={str(role): image for role, image in settings.kube_images.items()},
         service_account=settings.kube_service_account, user=settings.kube_user, grace_s=settings.kube_grace_s,
         gpus=settings.kube_gpus, resize_wait_s=settings.kube_resize_s, scheduler=settings.kube_scheduler,
         schedulers={**SCHEDULERS, **settings.kube_gang_schedulers},
@@ -267,14 +274,30 @@ async def jobs_of(
     """Users' use cases, and what works on them beside calls."""
     if settings.jobmaster_objects == "store" or kube is None:
         return Jobs(context), []
+    from services.jobmaster.app.datasets import DatasetObjects
+    from services.jobmaster.app.jobmetrics import JobMetrics
     from services.jobmaster.app.objects import ObjectJobs
     from services.jobmaster.app.reconciler import Reconciler
-    from services.jobmaster.peers.objects import KubernetesObjects
+    from services.jobmaster.peers.objects import KubernetesMetrics, KubernetesObjects, datasets
 
-    namespace = settings.kube_namespace or await asyncio.to_thread(own_namespace)
+    namespace = context.namespace
     objects = KubernetesObjects(kube, namespace="" if settings.objects_all_namespaces else namespace)
-    jobs = ObjectJobs(context, objects, namespace=namespace)
-    return jobs, [Reconciler(jobs, clock=context.clock)]
+    jobs = ObjectJobs(
+        context, objects, namespace=namespace, everywhere=settings.objects_all_namespaces
+    )
+    reconciler = Reconciler(jobs, clock=context.clock)
+    of_datasets = DatasetObjects(
+        jobs, datasets(kube, namespace="" if settings.objects_all_namespaces else namespace), namespace=namespace,
+        clock=context.clock, of_jobs=lambda: reconciler.objects.values(), changed=reconciler.dataset_changed,
+    )
+    following: list[Component] = [reconciler, of_datasets]
+    if settings.job_metrics_s:
+        metrics = JobMetrics(
+            KubernetesMetrics(kube), jobs.runs, clock=context.clock, every_s=settings.job_metrics_s,
+            may_write=context.may_write,
+        )
+        following.append(Loop("job metrics", metrics.look))
+    return jobs, following
 
 
 class Channels:
@@ -350,6 +373,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
             lambda: settings.jobmaster or server.address, settings.shardsvc, settings.ckptcache
         ),
         storage_uri=settings.storage,
+        namespace=await namespace_of_objects(settings),
         limits=settings.limits,
         role_env=role_environment(env, settings),
         topics_env={name: value for name, value in env.items() if name.startswith(TOPIC_VARIABLES)},

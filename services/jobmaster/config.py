@@ -42,6 +42,8 @@ class JobmasterSettings(ServiceSettings):
     """Where the intent of jobs is: in the mesh's own store, or in TrainingJob objects."""
     objects_all_namespaces: bool = False
     """Objects of all namespaces become jobs; else those of `kube_namespace` alone."""
+    job_metrics_s: float = Field(default=15.0, ge=0)
+    """So often at most a JobMetrics object is written beside a TrainingJob object; 0: there are none."""
     kube_config: Path | None = None
     """A kubeconfig; none: the service account of the pod that this runs in."""
     kube_context: str = ""

@@ -8,6 +8,7 @@ import orjson
 from recmesh.pb import common_pb2, jobmaster_pb2
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain.executors import Executor
+from services.jobmaster.domain.facts import namespace_of
 from services.jobmaster.domain.job import AcceptedJob, JobStatus, RoleKey, RoleState
 from services.jobmaster.domain.record import RunRecord
 from services.jobmaster.domain.vitals import Beat, Scores, Serving, StepTimes
@@ -57,7 +58,7 @@ def job(
             )
             for step in status.transitions
         ],
-        notes=list(status.notes), wanted=dict(wanted), pinned=dict(pinned),
+        notes=list(status.notes), wanted=dict(wanted), pinned=dict(pinned), namespace=namespace_of(spec, accepted),
     )
 
 
@@ -82,7 +83,7 @@ def _role(state: RoleState, beat: Beat | None, status: JobStatus) -> jobmaster_p
     role = jobmaster_pb2.Role(
         role=state.role, index=state.index, incarnation=state.incarnation, state=state.stage,
         handle=state.handle, address=state.address, restarts=state.attempt - 1, exit_reason=state.exit_reason,
-        since=state.since, samples=state.samples,
+        since=state.since, samples=state.samples, node=state.node,
     )
     if state.size is not None and state.stage != "exited":
         role.cpu_limit = state.size.cpu

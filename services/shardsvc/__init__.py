@@ -2,8 +2,8 @@
 
 Owns  the registry of datasets (JetStream KV), the task log of every job (JetStream), its run (JetStream KV),
       and the queue of leases (Valkey, by atomic scripts; may be lost whole without harm).
-RPCs  Inspect, RegisterDataset, GetDataset, ListDatasets; OpenRun, CloseRun, Lease, Renew, ReleaseWorker,
-      Reconcile, Progress.
+RPCs  Inspect, RegisterDataset, GetDataset, ListDatasets, RemoveDataset; OpenRun, CloseRun, Lease, Renew,
+      ReleaseWorker, Reconcile, Progress.
 Out   run.opened, lease.requeued, dataset.registered.
 In    nothing.
 

@@ -48,6 +48,11 @@ class ShardsServicer(pb_grpc.ShardsServicer):
         _check(_bad("name", request.name, bool(_NAME.match(request.name)), "a DNS label"))
         return wire.dataset_to_pb(await self._datasets.get(request.name))
 
+    async def RemoveDataset(self, request: pb.RemoveDatasetRequest, context: object) -> pb.RemoveDatasetReply:
+        """See Datasets.remove."""
+        _check(_bad("name", request.name, bool(_NAME.match(request.name)), "a DNS label"))
+        return pb.RemoveDatasetReply(existed=await self._datasets.remove(request.name))
+
     async def ListDatasets(self, request: pb.ListDatasetsRequest, context: object) -> pb.ListDatasetsReply:
         """All, by name."""
         return pb.ListDatasetsReply(datasets=map(wire.dataset_to_pb, await self._datasets.list()))

@@ -283,7 +283,8 @@ def dataset_to_bytes(dataset: Dataset) -> bytes:
     """As it is kept in the key-value store."""
     return orjson.dumps({
         "name": dataset.name, "revision": dataset.revision, "created": dataset.created, "rows": dataset.rows,
-        "files": dataset.files, "spec": dataset.spec.model_dump(mode="json"),
+        "files": dataset.files, "size_bytes": dataset.size_bytes, "tasks": dataset.tasks, "columns": dataset.columns,
+        "spec": dataset.spec.model_dump(mode="json"),
     })
 
 
@@ -301,7 +302,8 @@ def dataset_to_pb(dataset: Dataset) -> pb.Dataset:
     """A registered dataset."""
     return pb.Dataset(
         name=dataset.name, revision=dataset.revision, dataset_json=dataset.spec.model_dump_json(),
-        created=dataset.created, rows=dataset.rows,
+        created=dataset.created, rows=dataset.rows, files=dataset.files, size_bytes=dataset.size_bytes,
+        tasks=dataset.tasks, columns=dataset.columns,
     )
 
 

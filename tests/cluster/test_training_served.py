@@ -44,7 +44,7 @@ class Served:
 
     def pods(self) -> dict[str, Any]:
         """Those of CNs and HNs that do not end, by name."""
-        found = self.mesh.get("pods", "-l", "app.kubernetes.io/managed-by=recmesh-gateway")["items"]
+        found = self.mesh.get("pods", labels="app.kubernetes.io/managed-by=recmesh-gateway")["items"]
         return {
             item["metadata"]["name"]: item for item in found
             if "deletionTimestamp" not in item["metadata"] and item["status"].get("phase") in ("Pending", "Running")
@@ -213,7 +213,7 @@ def test_pods_of_models_outlive_their_gateways_pod(job: TrainedJob, served: Serv
 
 def test_rows_of_a_job_come_from_a_data_executor_in_a_pod(fed: TrainedJob) -> None:
     images = {"ps": "recmesh/ps:0.1.0", "worker": "recmesh/worker:0.1.0", "data": "recmesh/data:0.1.0"}
-    pods = fed.mesh.get("pods", "-l", f"recmesh.dev/job={FED}")["items"]
+    pods = fed.mesh.get("pods", labels=f"recmesh.dev/job={FED}")["items"]
     found = {pod["metadata"]["labels"]["recmesh.dev/role"]: pod["spec"]["containers"][0]["image"] for pod in pods}
     assert found.items() <= images.items()
     fed.until(lambda: fed.status().get("phase") == "Succeeded")

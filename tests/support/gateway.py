@@ -368,18 +368,18 @@ class FakePeer:
         return call
 
 
-class OwnedJobs(FakePeer):
-    """Jobs with owners; what else is asked of them is answered as a FakePeer does."""
+class JobsInNamespaces(FakePeer):
+    """Jobs by their namespaces; what else is asked of them is answered as a FakePeer does."""
 
-    def __init__(self, **owners: str) -> None:
+    def __init__(self, **namespaces: str) -> None:
         super().__init__()
-        self.owners = owners
+        self.namespaces = namespaces
 
     async def get(self, job_id: str) -> Document:
         """As jobmaster."""
-        if job_id not in self.owners:
+        if job_id not in self.namespaces:
             raise unknown_job()
-        return {"job_id": job_id, "owner": self.owners[job_id], "phase": "Running"}
+        return {"job_id": job_id, "namespace": self.namespaces[job_id], "phase": "Running"}
 
 
 def unknown_job() -> NotFound:

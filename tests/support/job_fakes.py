@@ -30,6 +30,7 @@ from services.jobmaster.peers import (
     ModelVersion,
     OpenedRun,
     QueueProgress,
+    RegisteredDataset,
     Released,
     RunOrder,
     StoredSnapshot,
@@ -155,6 +156,7 @@ class FakeShards:
         self.refusals: list[Violation] = []
         self.refusal: type[MeshError] = InvalidArgument
         self.datasets: dict[str, str] = {}
+        self.revisions: dict[str, int] = {}
         self.closed: list[tuple[str, bool]] = []
         self.requeues = 0
         self.has_just_begun = False
@@ -183,6 +185,16 @@ class FakeShards:
         if name not in self.datasets:
             raise NotFound(name)
         return self.datasets[name]
+
+    async def register_dataset(self, name: str, dataset_json: str) -> RegisteredDataset:
+        found = await self.inspect(dataset_json)
+        revision = self.revisions.get(name, 0) + (self.datasets.get(name) != dataset_json)
+        self.datasets[name], self.revisions[name] = dataset_json, revision
+        return RegisteredDataset(name, revision, 1e9, found.rows, found.files, found.size_bytes, 4, 3)
+
+    async def remove_dataset(self, name: str) -> None:
+        await self._touch()
+        self.datasets.pop(name, None)
 
     async def open_run(self, order: RunOrder) -> OpenedRun:
         await self._touch()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "infra" / "base" / "crds"
@@ -96,6 +97,25 @@ def with_kinds(folder: Path) -> Iterator[KubeCluster]:
         made.kubectl("apply", "--server-side", "-f", str(CRDS))
         made.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
         yield made
+
+
+def account_of(cluster: KubeCluster, account: str, *, namespace: str, folder: Path) -> Path:
+    """A kubeconfig with the rights that the base's manifests give a service, and with no others."""
+    if not cluster.kubectl("get", "namespace", namespace, "--ignore-not-found"):
+        cluster.kubectl("create", "namespace", namespace)
+    base = ROOT / "infra" / "base"
+    for each in yaml.safe_load_all((base / "rbac.yaml").read_text()):
+        for subject in each.get("subjects", []):
+            subject["namespace"] = namespace
+        cluster.kubectl("apply", "-n", namespace, "-f", "-", body=each)
+    body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": namespace}}
+    cluster.kubectl("apply", "-f", "-", body=body)
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": cluster.kubectl("create", "token", account, "-n", namespace).strip()}
+    path = folder / f"{account}.kubeconfig"
+    path.write_text(json.dumps(config))
+    path.chmod(0o600)
+    return path
 
 
 @pytest.fixture(scope="session")

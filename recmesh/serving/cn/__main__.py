@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from recmesh.runtime.errors import MeshError
-from recmesh.serving import halves, metrics, process
+from recmesh.serving import halves, process
 from recmesh.serving.admission.domain.hedging import HedgeRules
 from recmesh.serving.cn.alarms import Alarms
 from recmesh.serving.cn.peers import Hns
@@ -63,17 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             serving = halves.part(folder).settings.with_secrets(os.environ)
             server.load(key, folder, timeout_s=LOAD_S, settings=serving)
         control = process.control(given, os.environ)
-        if given.metrics:
-            process.log(f"metrics at http://{metrics.serve(given.metrics, server.state)}/metrics")
     except (MeshError, ImportError) as error:
         process.log(f"cn cannot start: {error}")
-        return 78
+        return process.BAD_SETTINGS
     process.settle()
     for listener in listeners:
         listener.open()
         threading.Thread(target=listener.accept, args=(server.serve,), name="accept", daemon=True).start()
     if control is not None:
         control.open(lambda transport: server.serve(transport, trusted=True))
+    if not process.measured(given.metrics, server.state):
+        return process.BAD_SETTINGS
     if parent is None:
         addresses = [listener.endpoint for listener in listeners] + ([control.endpoint] if control else [])
         process.told(" ".join(["ready", *map(str, addresses)]))

@@ -19,6 +19,9 @@ from recmesh.serving.frames import Header
 from recmesh.serving.transport import Message
 
 MOST_ATTEMPTS = 3
+"""Of HNs that may have computed a request."""
+MOST_ASKS = 12
+"""With those for whose grant this process was too slow: they computed nothing."""
 FAILURES = frozenset({"HN_LOST", "DRAINING", "NOT_LOADED", "OTHER_HALF", "HN_TOO_SLOW", "DEADLINE_IN_ADMISSION"})
 """Reasons for which an HN is left alone when they come in a row."""
 ELSEWHERE = frozenset({
@@ -145,6 +148,7 @@ class Dispatch:
     def _fails(self, flight: Flight, attempt: Attempt, error: MeshError) -> None:
         """This HN will not answer it; another may."""
         attempt.over = True
+        attempt.too_late = error.reason in ASK_AGAIN
         if error.reason in FAILURES:
             flight.fleet.failed(attempt.link.name)
         else:
@@ -155,7 +159,7 @@ class Dispatch:
         if not elsewhere(error) and error.reason not in ASK_AGAIN:
             if not flight.under_way:             # else the other HN may still answer: it was asked earlier
                 self._end(flight, error)
-        elif len(flight.attempts) < MOST_ATTEMPTS:
+        elif flight.computed < MOST_ATTEMPTS and len(flight.attempts) < MOST_ASKS:
             if error.reason in ASK_AGAIN:
                 flight.tried = frozenset(each.link.name for each in flight.under_way)
             self._try(flight, error)

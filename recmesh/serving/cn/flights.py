@@ -33,6 +33,8 @@ class Attempt:
     granted_ns: int = 0
     over: bool = False
     """It was answered, failed, or is not waited for."""
+    too_late: bool = False
+    """It came after its grant was over, and was not computed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +78,11 @@ class Flight:
     def under_way(self) -> list[Attempt]:
         """HNs that may still answer."""
         return [attempt for attempt in self.attempts if not attempt.over]
+
+    @property
+    def computed(self) -> int:
+        """How many HNs may have computed it, or do."""
+        return sum(not attempt.too_late for attempt in self.attempts)
 
     @property
     def size_bytes(self) -> int:

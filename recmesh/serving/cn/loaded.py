@@ -39,8 +39,9 @@ class Loaded:
         """These are its HNs from now on; answers with those that must be told of it."""
         if self.following is not None:
             return self.following.use(names)
+        before = set(self.fleet.names)
         self.fleet.use(names)
-        return []
+        return [name for name in names if name not in before]
 
     def begin(self) -> None:
         """It is warm."""

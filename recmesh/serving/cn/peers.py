@@ -110,6 +110,11 @@ class HnLink:
         self._mail: queue.SimpleQueue[tuple[_Wires, Header, Sequence[Tensor], float, int] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._leaving = False
+        self._again = threading.Event()
+        """Dial now, and not after the wait that is under way."""
+        self._tried = threading.Condition()
+        self._dials = 0
+        """How often it was tried."""
         threading.Thread(target=self._keep, name=f"hn {endpoint}", daemon=True).start()
         threading.Thread(target=self._write, name=f"words {endpoint}", daemon=True).start()
         if endpoint.carrier == "tcp":
@@ -134,6 +139,17 @@ class HnLink:
     def in_flight(self) -> int:
         """Calls that are not answered."""
         return len(self._calls)
+
+    def reach(self, until: float) -> bool:
+        """Whether it is connected, which is tried now rather than after a wait: the last try may have been before the
+        HN came. Returns once that is known, or at `until`."""
+        with self._tried:
+            most = self._dials + 2               # the one that is under way may have begun too early
+            while not self.connected and not self._closed.is_set() and self._dials < most:
+                self._again.set()
+                if not self._tried.wait(max(0.0, until - time.monotonic())):
+                    break
+        return self.connected
 
     def call(self, header: Header, tensors: Sequence[Tensor], *, deadline: float, done: Done) -> int:
         """Send, or have it sent; the call's number. Raises Unavailable or ResourceExhausted, and then never calls
@@ -193,6 +209,7 @@ class HnLink:
     def close(self) -> None:
         """Go away; calls without an answer fail."""
         self._closed.set()
+        self._again.set()
         self._outbox.put(None)
         self._mail.put(None)
         if self._wires is not None:
@@ -208,11 +225,14 @@ class HnLink:
                     self._log(f"{self.name} refuses this CN: {error}")
                 self.refusal = str(error)
                 self.stranger = error if isinstance(error, Unauthenticated) else None
-                self._closed.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+                self._was_tried()
+                self._again.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+                self._again.clear()
                 failures += 1
                 continue
             failures, self.refusal, self.stranger = 0, "", None
             self._wires = wires
+            self._was_tried()
             if wires.peer:
                 threading.Thread(target=self._read, args=(wires, wires.control), name="words", daemon=True).start()
             if self._events is not None:
@@ -223,6 +243,11 @@ class HnLink:
             self._fail_all()
             if self._events is not None and not self._leaving:
                 self._events.lost(self.name)
+
+    def _was_tried(self) -> None:
+        with self._tried:
+            self._dials += 1
+            self._tried.notify_all()
 
     def _connect(self) -> tuple[_Wires, Mapping[str, Any]]:
         data, terms = self._dial(self._endpoint, timeout_s=DIAL_S)
@@ -369,6 +394,10 @@ class Hns:
             self._left |= {link.name: link for link in gone if link.in_flight}
         for link in gone:
             self.lost(link.name)                 # said here: it may be made known again before it has ended
+
+    def add(self, endpoints: Sequence[Endpoint]) -> None:
+        """These are usual ones, too, from now on."""
+        self.usual += self.know([each for each in endpoints if str(each) not in self.usual])
 
     def use(self, endpoints: Sequence[Endpoint]) -> None:
         """These are the usual ones from now on, instead of those that were."""

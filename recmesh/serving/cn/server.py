@@ -5,7 +5,8 @@
     unload     model                                         as above
     infer      model, outputs, budget_ns, priority, timeout_us   and the model's inputs
     cancel     target                                        goes on to the HN
-    hns        addresses                                     by the parent alone: these are asked from now on
+    hns        addresses                                     by the parent alone: these are asked from now on; answered
+                                                             when they can be, or cannot be reached
     fresh      model, act, version                           by the parent alone; of a model that follows a job
     ping                                                     models, requests that wait, HNs, and how busy it was
     status                                                   all of it, and its HNs' (docs/reference/serving.md)
@@ -61,6 +62,8 @@ MOST_INSIDE = 1024
 AGAIN_S = 0.1
 NOT_YET = frozenset({"NO_HN", "HN_LOST", "DRAINING", "NOT_LOADED", "NOT_HELD"})
 """Of HNs that may be starting, or be reading their half, while a CN loads its own."""
+SETTLE_S, LOOK_S = 5.0, 0.01
+"""For so long HNs that are to be asked may take to be of use, while those that were asked before still are."""
 NEVER = frozenset({"BAD_TOKEN", "BAD_CERTIFICATE", "BAD_PROTOCOL"})
 """Of HNs that are not of this mesh: waiting for them is of no use."""
 
@@ -86,6 +89,8 @@ class Server:
         self._flights: dict[tuple[int, int], Flight] = {}
         self._own = itertools.count(1)
         self._changing = threading.Lock()
+        self._uses = 0
+        """How often other HNs were to be used."""
         self._draining = False
         self._busy_ns = self._answered = 0
         self._dispatch = Dispatch(
@@ -159,9 +164,27 @@ class Server:
         loaded.begin()
         self._install(loaded)
 
-    def use(self, hns: Sequence[Endpoint]) -> None:
-        """These are the usual HNs from now on; those that were answer what they were asked, and are left."""
+    def use(self, hns: Sequence[Endpoint], *, patience_s: float = SETTLE_S) -> None:
+        """These are the usual HNs from now on; those that were answer what they were asked, and are left.
+
+        Returns when these can be asked for all models, as far as they can be reached; until then those that were
+        usual are asked, too, so that no request finds none.
+        """
+        until = time.monotonic() + patience_s
         with self._changing:
+            self._uses += 1
+            time_used, models = self._uses, list(self._models.values())
+            self._hns.add(hns)
+            for loaded in models:
+                self._follow(loaded)
+        links = [link for each in hns if (link := self._hns.link(str(each))) is not None]
+        there = {link.name for link in links if link.reach(until)}
+        usual = [loaded for loaded in models if loaded.is_usual]
+        while any(there.difference(loaded.fleet.able) for loaded in usual) and time.monotonic() < until:
+            time.sleep(LOOK_S)
+        with self._changing:
+            if time_used != self._uses:
+                return                           # others are to be used by now
             self._hns.use(hns)
             for loaded in self._models.values():
                 self._follow(loaded)
@@ -245,8 +268,7 @@ class Server:
                     self.state(), self._hns, self._asking, told=lambda state: reply(transport, call, {"status": state})
                 )
             elif operation == "hns" and trusted:
-                self.use([Endpoint.parse(str(address)) for address in header["addresses"]])
-                reply(transport, call, {})
+                self._use(transport, call, header)
             elif operation == "fresh" and trusted:
                 self._freshen(transport, call, header)
             elif operation == "load" and trusted:
@@ -277,6 +299,15 @@ class Server:
                 if loaded.following is not None
             },
         }  # fmt: skip
+
+    def _use(self, transport: Transport, call: int, header: Header) -> None:
+        hns = [Endpoint.parse(str(address)) for address in header["addresses"]]
+
+        def use() -> None:                       # requests of this connection do not wait for it
+            self.use(hns)
+            reply(transport, call, {})
+
+        threading.Thread(target=use, name="hns", daemon=True).start()
 
     def _freshen(self, transport: Transport, call: int, header: Header) -> None:
         key = str(header["model"])

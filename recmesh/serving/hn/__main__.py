@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recmesh.runtime.errors import MeshError
-from recmesh.serving import halves, metrics, process
+from recmesh.serving import halves, process
 from recmesh.serving.admission.settings import Settings
 from recmesh.serving.hn.batching import MOST_WAITING
 from recmesh.serving.hn.desk import Desk
@@ -83,17 +83,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             server.hold(key)
             server.load(key, folder, which=which, settings=serving)
         control = process.control(given, os.environ)
-        if given.metrics:
-            process.log(f"metrics at http://{metrics.serve(given.metrics, server.status)}/metrics")
     except (MeshError, ImportError) as error:
         process.log(f"hn cannot start: {error}")
-        return 78
+        return process.BAD_SETTINGS
     process.settle()
     for listener in listeners:
         listener.open()
         threading.Thread(target=listener.accept, args=(server.serve,), name="accept", daemon=True).start()
     if control is not None:
         control.open(lambda transport: server.serve(transport, trusted=True))
+    if not process.measured(given.metrics, server.status):
+        return process.BAD_SETTINGS
     if parent is None:
         addresses = [listener.endpoint for listener in listeners] + ([control.endpoint] if control else [])
         process.told(" ".join(["ready", *map(str, addresses)]))

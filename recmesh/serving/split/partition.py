@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,18 @@ class Halves:
     """Of the graph, by name in the manifest."""
 
 
-def partition(model: Path, out: Path | None = None, options: Options | None = None) -> Outcome:
-    """Writes `out` (default: `split/` beside the model) and tells what is in it.
+STEPS = ("reads it", "measures its tensors", "chooses the cut", "writes the halves", "compares them with the whole")
+Tell = Callable[[str], None]
+
+
+def _silent(_step: str) -> None:
+    pass
+
+
+def partition(
+    model: Path, out: Path | None = None, options: Options | None = None, *, tell: Tell = _silent
+) -> Outcome:
+    """Writes `out` (default: `split/` beside the model) and tells what is in it. `tell` hears STEPS as they begin.
 
     A model that is better served whole gets a `split.json` that says so and why. InvalidArgument when there is no model
     to be read, NotFound when there is nothing at all.
@@ -81,13 +91,14 @@ def partition(model: Path, out: Path | None = None, options: Options | None = No
     with tempfile.TemporaryDirectory(prefix=".split-", dir=_parent(out)) as scratch:
         made = Path(scratch) / "split"
         made.mkdir()
+        tell(STEPS[0])
         try:
             source = _read(folder, framework, inputs, outputs)
         except Unsplittable as reason:
             named = (tuple(each.name for each in inputs), tuple(each.name for each in outputs))
             found = Outcome(Manifest(framework, "whole", str(reason), sha256, *named))
         else:
-            found = _split(source, made, sha256, options)
+            found = _split(source, made, sha256, options, tell)
         manifest.save(found.manifest, made)
         if out.exists():
             shutil.rmtree(out)
@@ -153,7 +164,7 @@ def _read(folder: Path, framework: str, inputs: Sequence[Port], outputs: Sequenc
     return TensorFlowModel(folder / FOLDER, inputs=inputs, outputs=outputs)
 
 
-def _split(source: Source, out: Path, sha256: str, options: Options) -> Outcome:
+def _split(source: Source, out: Path, sha256: str, options: Options, tell: Tell) -> Outcome:
     graph: OperatorGraph | None = None
     decision: Decision | None = None
     whole = Manifest(
@@ -161,13 +172,17 @@ def _split(source: Source, out: Path, sha256: str, options: Options) -> Outcome:
         tuple(each.name for each in source.outputs),
     )  # fmt: skip
     try:
+        tell(STEPS[1])
         probes = _probes(source, options)
         graph = source.graph(probes)
+        tell(STEPS[2])
         decision = decide(graph, source.framework, options.classes or built_in(), limit_bytes=options.limit_bytes)
+        tell(STEPS[3])
         halves = _write(source, graph, decision, out)
         stages = [replace(each, sha256=manifest.digest(out / each.program, source.framework)) for each in halves.stages]
         halves = replace(halves, stages=tuple(stages))
         described = _tensors(source, graph, halves)
+        tell(STEPS[4])
         checked = check.halves(source, stages, described, out, probes)
     except Unsplittable as reason:
         for stale in out.iterdir():

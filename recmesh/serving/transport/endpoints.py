@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
-from recmesh.runtime import loopback, net
+from recmesh.runtime import net
 from recmesh.runtime.errors import InvalidArgument, MeshError, Unavailable, Violation
+from recmesh.runtime.loopback import is_loopback
 from recmesh.runtime.tls import Tls
 from recmesh.serving.frames import FrameError, Header
 from recmesh.serving.transport import ConnectionLost, Transport, handshake, secure
@@ -112,7 +113,7 @@ class Listener:
         """
         self._terms = terms or {}
         self._tls = secure.of_server(tls) if tls is not None and endpoint.carrier == "tcp" else None
-        if endpoint.carrier == "tcp" and not loopback.is_loopback(endpoint.place) and not token:
+        if endpoint.carrier == "tcp" and not is_loopback(endpoint.place) and not token:
             raise InvalidArgument(
                 f"{endpoint} can be reached from other machines: the mesh's token (RECMESH_API_KEY) must be set",
                 reason="NO_TOKEN",

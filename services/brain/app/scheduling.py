@@ -60,6 +60,7 @@ class Scheduling:
         """
         planner = _planner(ask.rules.planner)
         _check(ask)
+        ask = replace(ask, job=self._book.placed(ask.job))
         job_id, now = ask.job.job_id, self._clock.now()
         self._refuse_ended(job_id)
         had = self._had(ask, now)
@@ -69,7 +70,7 @@ class Scheduling:
         )
         rates = online.speed(ask, model, shown=shown)
         async with self._book.choosing:
-            self._book.see(job_id, ask.job.owner, ask.now.values(), whole=False)
+            self._book.see(job_id, ask.job.payer, ask.now.values(), whole=False)
             look, plan = _unknown(ask, now, fit), None
             if rates is not None:
                 stream = online.view(
@@ -78,7 +79,7 @@ class Scheduling:
                 )
                 look, plan = await asyncio.to_thread(self._choose, planner, stream, ask, coming, rates.note, fit)
             if plan is not None and not ask.rules.dry_run:
-                self._book.give(job_id, ask.job.owner, plan.roles)
+                self._book.give(job_id, ask.job.payer, plan.roles)
         self._refuse_ended(job_id)
         if plan is not None and not ask.rules.dry_run:
             await asyncio.to_thread(self._store.put_plan, plan)
@@ -115,7 +116,9 @@ class Scheduling:
         if measured.capacity <= 0 or measured.occupied < online.OCCUPIED_ENOUGH:
             return
         told = await asyncio.to_thread(self._store.profiles, ask.job.job_id, limit=1)
-        like = told[-1] if told else Profile(ask.job.job_id, now, 0, 0, owner=ask.job.owner)
+        like = told[-1] if told else Profile(
+            ask.job.job_id, now, 0, 0, owner=ask.job.owner, namespace=ask.job.namespace
+        )
         shown = replace(
             like, at=now, workers=worker.replicas, ps=ps.replicas, batch_size=ask.job.batch_size,
             samples_per_s=measured.trained_per_s, capacity_per_s=measured.capacity, worker_cpu_limit=worker.cpu,
@@ -179,7 +182,7 @@ class Scheduling:
         if ask.rules.workers_per_ps > 0:
             one = one.plus(counted(replace(ps, replicas=1)), 1.0 / ask.rules.workers_per_ps)
         kinds = [worker.gpu_kind or ANY_GPU] if worker.gpu else []
-        rooms = [self._book.room(ask.free, but=ask.job.job_id, kinds=kinds), self._book.to_grow(ask.job.owner)]
+        rooms = [self._book.room(ask.free, but=ask.job.job_id, kinds=kinds), self._book.to_grow(ask.job.payer)]
         more = min([_times(one, room) for room in rooms if room is not None], default=math.inf)
         return math.floor(min(bound.max, worker.replicas + max(0.0, more)))
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from recmesh.plugins.planning import INTERVAL_S, ClusterView, Resources
 from recmesh.runtime.errors import CallerError, InvalidArgument, MeshError, Violation
+from recmesh.runtime.progress import Progress
 from services.brain.domain.warmstart import WarmStart
 from services.brain.simulator import report
 from services.brain.simulator.costs import Costs
@@ -152,7 +153,8 @@ def main(argv: Sequence[str]) -> int:
         study = prepared(options)
         if options.out is not None:
             _make(options.out)
-        outcomes = run(study, tell=lambda text: print(text, file=sys.stderr, flush=True))
+        with Progress("simulate", total=len(study.jobs) * len(study.planners), unit="jobs") as progress:
+            outcomes = run(study, tell=lambda text: print(text, file=sys.stderr, flush=True), progress=progress)
         document = _document(options, study, outcomes)
         if options.out is not None:
             _write(options.out, options, study, outcomes, document)
@@ -200,14 +202,22 @@ def prepared(options: argparse.Namespace) -> Study:
     return Study(tuple(jobs), truth, settings, costs, others, warm, options.take_back, planners)
 
 
-def run(study: Study, *, tell: Callable[[str], None] | None = None) -> dict[str, Outcome]:
+def run(
+    study: Study, *, tell: Callable[[str], None] | None = None, progress: Progress | None = None
+) -> dict[str, Outcome]:
     """One run per planner, all over the same jobs, faults and noise."""
-    outcomes = {}
+    outcomes: dict[str, Outcome] = {}
+    told = progress or Progress("simulate")
     for name in study.planners:
+        before = len(outcomes) * len(study.jobs)
+        told.update(before, note=name)
         began = time.perf_counter()
         costs = study.costs if name in ("pareto-greedy", "tuned") else study.others_costs
         policy = policy_named(name, costs=costs, warm=study.warm, takes_back=study.takes_back)
-        outcomes[name] = simulate(study.jobs, study.truth, policy, study.settings)
+        outcomes[name] = simulate(
+            study.jobs, study.truth, policy, study.settings,
+            tell=lambda ended, before=before: told.update(before + ended),  # type: ignore[misc]  # a default binds it
+        )
         if tell is not None:
             took = time.perf_counter() - began
             tell(f"{name}: {len(study.jobs):,} jobs, {outcomes[name].decisions:,} decisions, {took:.1f} s")

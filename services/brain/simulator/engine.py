@@ -11,7 +11,7 @@ back; a job that ended well kept exactly its samples; the same seed gives the sa
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import islice
@@ -57,13 +57,19 @@ class What(IntEnum):
     NODE_IS_BACK = 8
 
 
-def simulate(jobs: Sequence[Job], truth: Truth, policy: Policy, settings: Settings) -> Outcome:
-    """Runs all jobs to their end, or until nothing can happen any more."""
-    return _Simulation(jobs, truth, policy, settings).run()
+def simulate(
+    jobs: Sequence[Job], truth: Truth, policy: Policy, settings: Settings, *, tell: Callable[[int], None] | None = None
+) -> Outcome:
+    """Runs all jobs to their end, or until nothing can happen any more. `tell` hears how many jobs have ended."""
+    return _Simulation(jobs, truth, policy, settings, tell).run()
 
 
 class _Simulation:
-    def __init__(self, jobs: Sequence[Job], truth: Truth, policy: Policy, settings: Settings) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], truth: Truth, policy: Policy, settings: Settings,
+        tell: Callable[[int], None] | None = None,
+    ) -> None:
+        self.tell = tell
         self.truth, self.policy, self.settings = truth, policy, settings
         self.cluster = Cluster(settings.nodes)
         self.runs = [self._run(job, index) for index, job in enumerate(jobs)]
@@ -111,6 +117,8 @@ class _Simulation:
                 self.now = self.settings.until_s
                 break
             self.now = at
+            if self.tell is not None and what == What.FINISH:
+                self.tell(len(self.runs) - self.coming - self.active - len(self.queue))
             if what == What.DECIDE:
                 if at == self.deciding_at:
                     self._decide()

@@ -13,6 +13,8 @@ MAX_HORIZON = 10_000
 DEFAULT_HORIZON = 24
 DEFAULT_LEVEL = 0.8
 MIN_LEVEL, MAX_LEVEL = 0.5, 0.999
+OLD_STEPS, OLD_S = 6, 60.0
+"""A history that ended longer ago (the more of the two) is told to be old: rates may be heard a few steps late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def wape(actual: Floats, predicted: Floats) -> float:
 
 def answer(ask: Ask, grid: Grid, predicted: Predicted, season: Season, *, skipped: int, made: float) -> Forecast:
     """Rates are never negative, and the mean lies in its interval but for sporadic series, of which most values may be
-    zeros while the mean is not. The first `skipped` steps are past."""
+    zeros while the mean is not. The first `skipped` steps are past. `made`: when it is answered, in unix seconds."""
     low = np.clip(predicted.low, 0.0, None)
     mean = np.clip(predicted.mean, 0.0, None)
     high = np.clip(predicted.high, 0.0, None)
@@ -133,6 +135,8 @@ def answer(ask: Ask, grid: Grid, predicted: Predicted, season: Season, *, skippe
         notes.append(f"{int(grid.coarse.sum())} older values are part of longer means, and not tested on")
     if skipped:
         notes.append(f"the history ends {skipped} step(s) before now")
+    elif not ask.now and made - grid.end > max(OLD_STEPS * grid.step_s, OLD_S):
+        notes.append(f"the newest rate is {_told_s(made - grid.end)} old, and the forecast begins where it ends")
     return Forecast(
         series=ask.series,
         step_s=grid.step_s,
@@ -146,3 +150,10 @@ def answer(ask: Ask, grid: Grid, predicted: Predicted, season: Season, *, skippe
         made=made,
         drift=predicted.drift,
     )
+
+
+def _told_s(age_s: float) -> str:
+    minutes = age_s / 60
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.0f} h" if minutes < 48 * 60 else f"{minutes / 1440:,.0f} days"

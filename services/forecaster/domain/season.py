@@ -63,10 +63,11 @@ def season_for(values: Floats, *, step_s: float, wanted_s: float = 0.0, usual_s:
             names.append(name)
     if found:
         return Season(tuple(found), f"looks back a {' and a '.join(names)}")
+    few = "1 value is less than two days" if count == 1 else f"{count} values are less than two days"
     short = shorter_season(values)
     if short:
-        return Season((short,), f"{count} values are less than two days: season of {short * step_s:g} s, as it repeats")
-    return Season((), f"{count} values are less than two days: no season")
+        return Season((short,), f"{few}: season of {short * step_s:g} s, as it repeats")
+    return Season((), f"{few}: no season")
 
 
 def shorter_season(values: Floats) -> int:

@@ -97,6 +97,15 @@ class Inference:
             for item in chosen
         }
 
+    @property
+    def rate_step_s(self) -> float:
+        """Seconds over which `rates` are means."""
+        return self._observation.step_s
+
+    def rates(self) -> dict[str, float]:
+        """Requests per second of each model, over the newest step that is over."""
+        return {name: points[-1][1] for name, points in self._observation.chart().items() if points}
+
     async def unload(self, name: str, version: str = "", *, dependents: bool = False, caller: Caller) -> None:
         """Serve a model no more; with `dependents`, an ensemble's models neither: all that the caller may, or none."""
         steps = (await self.metadata(name, version))[1].steps if dependents else ()

@@ -216,8 +216,24 @@ class Models:
                 self._load_later(await self._mark(aside, State.LOADING), behind=True)
         return traffic
 
-    def _load_later(self, record: ModelVersion, *, behind: bool = False) -> None:
-        self._background(lambda: self._load(record, behind=behind), f"load {record.key}")
+    def _load_later(self, record: ModelVersion, *, behind: bool = False) -> "asyncio.Task[ModelVersion | MeshError]":
+        return self._background(lambda: self._load(record, behind=behind), f"load {record.key}")
+
+    async def begin_load(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
+        """As `load`, which goes on after this returns; the task's result is why it could not be."""
+        return self._load_later(await self._mark(record, State.LOADING))
+
+    def join(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
+        """Serve a version here that other gateways serve already, as `begin_load`: for them nothing changes."""
+        return self._load_later(record)
+
+    def drop(self, name: str, version: str) -> None:
+        """Serve a version here no more, whatever the registry has of it."""
+        gone = self.serving.take_out(name, version)
+        if gone and self.serving.current(name) is None:
+            self._observation.forget(name)
+        for served in gone:
+            self._retire_later(served)
 
     async def card(self, name: str, version: str = "") -> tuple[ModelVersion, ModelCard]:
         """A version and what it says of itself."""

@@ -48,7 +48,7 @@ class Observation:
 
     def __init__(self, *, clock: Clock, rate_step_s: float, tell_rates: TellRates) -> None:
         self._clock = clock
-        self._step_s = rate_step_s
+        self.step_s = rate_step_s
         self._tell_rates = tell_rates
         self.statistics: dict[tuple[str, str], ModelStatistics] = {}
         self.rates: dict[str, RateCounter] = {}
@@ -65,7 +65,7 @@ class Observation:
     def watch(self, model: str) -> None:
         """Count this model's rate from now on: no requests are zeros, which a forecast must see too."""
         if model not in self.rates:
-            self.rates[model] = RateCounter(self._step_s)
+            self.rates[model] = RateCounter(self.step_s)
             self.rates[model].advance(self._clock.now())
 
     def forget(self, model: str) -> None:
@@ -114,13 +114,13 @@ class Observation:
         rates = {series_of(model): points for model, points in taken.items() if points}
         if rates:
             try:
-                await self._tell_rates(self._step_s, rates)
+                await self._tell_rates(self.step_s, rates)
             except MeshError as error:
                 for model, points in taken.items():
                     if model in self.rates:
                         self.rates[model].unsent.extendleft(reversed(points))
                 _log.warning("rates of %d models cannot be told: %s", len(rates), error)
-        return self._step_s - now % self._step_s + 0.05
+        return self.step_s - now % self.step_s + 0.05
 
     def chart(self) -> dict[str, Sequence[tuple[float, float]]]:
         """Requests per second of each model over the last hour."""

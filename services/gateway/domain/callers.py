@@ -57,24 +57,6 @@ class Caller:
         return max(fitting, key=len, default="")
 
     @property
-    def owners(self) -> tuple[str, ...]:
-        """Whose jobs alone the caller reaches: a job's `owner` is its namespace. Empty: everybody's."""
-        return () if ADMIN in self.scopes else self.namespaces
-
-    def check_owner(self, owner: str) -> None:
-        """PermissionDenied unless the caller reaches this owner's jobs."""
-        if self.owners and owner not in self.owners:
-            raise PermissionDenied(
-                f"{self.name} may use jobs of {' or '.join(self.owners)} alone (owner)", reason="WRONG_OWNER"
-            )
-
-    def owner_for(self, owner: str) -> str:
-        """Whose jobs are meant: `owner`, else the caller's own where there is one. PermissionDenied as above."""
-        meant = owner or (self.owners[0] if len(self.owners) == 1 else "")
-        self.check_owner(meant)
-        return meant
-
-    @property
     def makes_topics(self) -> bool:
         """Who may only run models makes none: each is a stream with a share of the disk."""
         return not self.scopes.isdisjoint((MODELS, JOBS, ADMIN))

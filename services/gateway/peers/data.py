@@ -48,6 +48,11 @@ class DataPeer:
         request = shardsvc_pb2.GetDatasetRequest(name=name)
         return document(await self._shards.GetDataset(request, timeout=QUICK_S))
 
+    async def remove(self, name: str) -> bool:
+        """Forget a name; whether there was one."""
+        request = shardsvc_pb2.RemoveDatasetRequest(name=name)
+        return (await self._shards.RemoveDataset(request, timeout=QUICK_S)).existed
+
     async def list(self) -> Document:
         """All registered datasets."""
         return document(await self._shards.ListDatasets(shardsvc_pb2.ListDatasetsRequest(), timeout=QUICK_S))

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from recmesh.pb import ckptcache_pb2, ckptcache_pb2_grpc, jobmaster_pb2, jobmaster_pb2_grpc
 from recmesh.runtime.errors import DataLoss, NotFound
 from services.gateway.peers.documents import document
@@ -18,6 +20,8 @@ DELETE_S = 60.0
 VERIFY_S = 600.0
 """Every byte of one snapshot is read, and of what it builds on."""
 QUICK_S = 10.0
+PAGE = 500
+ENDED = ("Succeeded", "Failed", "Stopped")
 
 Document = dict[str, Any]
 
@@ -43,12 +47,26 @@ class JobsPeer:
         """One job."""
         return document(await self._jobs.Get(jobmaster_pb2.JobRequest(job_id=job_id), timeout=QUICK_S))
 
+    async def using(self, dataset: str) -> list[str]:
+        """Ids of jobs that have not ended and train on the named dataset."""
+        found, page_token = [], ""
+        while True:
+            request = jobmaster_pb2.ListRequest(limit=PAGE, page_token=page_token)
+            page = await self._jobs.List(request, timeout=QUICK_S)
+            for job in page.jobs:
+                data = orjson.loads(job.spec_json).get("data") or {} if job.phase not in ENDED else {}
+                if data.get("name") == dataset:
+                    found.append(job.job_id)
+            page_token = page.next_page_token
+            if not page_token:
+                return found
+
     async def list(
-        self, *, owner: str, phase: str, limit: int, page_token: str, labels: Mapping[str, str]
+        self, *, owner: str, phase: str, limit: int, page_token: str, labels: Mapping[str, str], namespace: str = ""
     ) -> Document:
         """Jobs, newest first."""
         request = jobmaster_pb2.ListRequest(
-            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=dict(labels)
+            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=dict(labels), namespace=namespace
         )
         return document(await self._jobs.List(request, timeout=QUICK_S))
 
@@ -96,15 +114,16 @@ class JobsPeer:
         )
         return document(await self._jobs.Logs(request, timeout=QUICK_S))
 
-    async def checkpoints(self, job_id: str, *, verify: bool = False) -> Document:
-        """A job's snapshots; with `verify` every committed one is read and hashed first, one after the other."""
+    async def checkpoints(self, job_id: str, *, verify: bool = False, snapshot: int = 0) -> Document:
+        """A job's snapshots; with `verify` every committed one, or that one, is read and hashed first, one after the
+        other."""
         stub = ckptcache_pb2_grpc.CheckpointsStub(self._mesh.channel("ckptcache"))
         listed = await stub.List(ckptcache_pb2.ListRequest(job_id=job_id), timeout=QUICK_S)
         if not verify:
             return document(listed)
-        for snapshot in listed.snapshots:
-            if snapshot.state == "committed":
-                request = ckptcache_pb2.GetRequest(job_id=job_id, snapshot=snapshot.snapshot, verify=True)
+        for each in listed.snapshots:
+            if each.state == "committed" and snapshot in (0, each.snapshot):
+                request = ckptcache_pb2.GetRequest(job_id=job_id, snapshot=each.snapshot, verify=True)
                 with contextlib.suppress(DataLoss, NotFound):      # the state tells it; retention lets snapshots go
                     await stub.Get(request, timeout=VERIFY_S)
         return document(await stub.List(ckptcache_pb2.ListRequest(job_id=job_id), timeout=QUICK_S))

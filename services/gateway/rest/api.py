@@ -37,6 +37,7 @@ from services.gateway.rest import (
     planning,
     problems,
     scaling,
+    serving,
     webhooks,
 )
 from services.gateway.rest.direct import InferDirect
@@ -91,11 +92,12 @@ def create(
     for routes in (
         jobs.router(parts.jobs, parts.events, closing=closing),
         code.router(parts.code),
-        datasets.router(parts.data),
+        datasets.router(parts.data, parts.jobs),
         models.router(parts.models, parts.freshness),
         inferring,
         labels.router(parts.labels),
         scaling.router(parts.models, parts.scaling),
+        serving.router(parts.models, parts.inference),
         webhooks.router(parts.webhooks),
         planning.router(parts.planning, parts.mesh, parts.jobs, dashboards=parts.dashboards, version=parts.version),
     ):

@@ -1,14 +1,15 @@
-"""`/v1/datasets`: named datasets, by shardsvc."""
+"""`/v1/datasets`: named datasets, by shardsvc; which jobs use one, by jobmaster."""
 
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from services.gateway.app.ports import Document
 from services.gateway.peers.data import DataPeer
+from services.gateway.peers.jobs import JobsPeer
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import as_json, read_document
 
@@ -28,7 +29,7 @@ class DatasetBody(BaseModel):
     dataset: dict[str, Any] = Field(examples=[EXAMPLE])
 
 
-def router(data: DataPeer) -> APIRouter:
+def router(data: DataPeer, jobs: JobsPeer) -> APIRouter:
     """The routes."""
     routes = APIRouter(tags=["datasets"])
 
@@ -60,6 +61,22 @@ def router(data: DataPeer) -> APIRouter:
     async def get(name: Annotated[str, Path(max_length=63)]) -> Document:
         """Its newest revision."""
         return await data.get(name)
+
+    @routes.delete(
+        "/v1/datasets/{name}", status_code=204, operation_id="removeDataset", summary="Forget a dataset's name",
+        responses=openapi.problems(404, 409),
+    )  # fmt: skip
+    async def remove(
+        name: Annotated[str, Path(max_length=63)],
+        force: Annotated[bool, Query(description="Though jobs use it: they go on with what they have of it")] = False,
+    ) -> None:
+        """Its files stay. While a job that has not ended trains on it, it is refused."""
+        users = [] if force else await jobs.using(name)
+        if users:
+            told = ", ".join(users[:10]) + (f" and {len(users) - 10} more" if len(users) > 10 else "")
+            raise FailedPrecondition(f"dataset {name!r} is used by jobs that have not ended: {told}", reason="IN_USE")
+        if not await data.remove(name):
+            raise NotFound(f"there is no dataset {name!r}", reason="UNKNOWN_DATASET")
 
     @routes.post(
         "/v1/datasets:inspect", operation_id="inspectDataset", summary="Check a dataset",

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, PermissionDenied, Violation
 from recmesh.runtime.telemetry import get_logger
 from recmesh.serving.settings import PredictionLog
 from recmesh.spec.quantity import CPU, Memory
 from services.gateway.app.ports import Document, JobEvents
-from services.gateway.domain.callers import JOBS, NAMESPACE_END, Caller
+from services.gateway.domain.callers import ADMIN, JOBS, NAMESPACE_END, Caller
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import as_json, read_document, read_model
@@ -100,11 +100,8 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
         ] = "",
     ) -> Document:
         """Checks the job and starts it. Every wrong field is named; then nothing is created."""
-        spec = await read_document(request)
-        caller = caller_of(request)
-        check_export(spec, caller)
-        if caller.owners and isinstance(spec, dict):
-            spec["owner"] = caller.owner_for(str(spec.get("owner") or ""))
+        spec = in_namespace(await read_document(request), caller_of(request))
+        check_export(spec, caller_of(request))
         job = await jobs.submit(
             as_json(spec), request_id=idempotency_key, submitter="rest", dry_run=dry_run
         )
@@ -118,6 +115,7 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
     async def list_jobs(
         request: Request,
         owner: Annotated[str, Query(description="Only this owner's")] = "",
+        namespace: Annotated[str, Query(description="Only of this namespace")] = "",
         phase: Annotated[str, Query(description="Only in this phase", examples=["Running"])] = "",
         label: Annotated[list[str] | None, Query(description="Only with this label: `key=value`")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -125,8 +123,8 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
     ) -> Document:
         """Newest first, page by page."""
         return await jobs.list(
-            owner=caller_of(request).owner_for(owner), phase=phase, limit=limit, page_token=page_token,
-            labels=_labels(label or []),
+            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=_labels(label or []),
+            namespace=chosen(namespace, caller_of(request)),
         )
 
     @routes.get("/{job_id}", operation_id="getJob", summary="One job", responses=openapi.problems(404))
@@ -208,9 +206,10 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
     async def checkpoints(
         job_id: JobId,
         verify: Annotated[bool, Query(description="Read and hash every committed one first")] = False,
+        snapshot: Annotated[int, Query(ge=0, description="With `verify`: only this one is read; 0: all")] = 0,
     ) -> Document:
         """With state, size and place; a damaged one names the file."""
-        return await jobs.checkpoints(job_id, verify=verify)
+        return await jobs.checkpoints(job_id, verify=verify, snapshot=snapshot)
 
     @routes.get(
         "/{job_id}/logs", operation_id="jobLogs", summary="The last lines of a job's processes",
@@ -313,11 +312,37 @@ def _sequence(text: str) -> int:
     return int(text)
 
 
+def in_namespace(spec: Any, caller: Caller) -> Any:
+    """The job in the caller's namespace, where its key has namespaces; PermissionDenied in another one.
+
+    What is no job is left to jobmaster.
+    """
+    if not isinstance(spec, dict) or not caller.namespaces or ADMIN in caller.scopes:
+        return spec
+    return spec | {"namespace": chosen(str(spec.get("namespace") or ""), caller)}
+
+
+def chosen(namespace: str, caller: Caller) -> str:
+    """The namespace that is meant; PermissionDenied when the caller has namespaces, and that is none of them."""
+    if not caller.namespaces or ADMIN in caller.scopes:
+        return namespace
+    if not namespace and len(caller.namespaces) == 1:
+        return caller.namespaces[0]
+    if namespace not in caller.namespaces:
+        known = ", ".join(caller.namespaces)
+        meant = f"not in {namespace!r}" if namespace else "and must say which (namespace)"
+        raise PermissionDenied(f"{caller.name} may have jobs in {known}, {meant}", reason="WRONG_NAMESPACE")
+    return namespace
+
+
 async def check_job(request: Request, jobs: JobsPeer) -> None:
-    """PermissionDenied when the job that the path names is another's, for a caller with namespaces."""
+    """PermissionDenied when the job that the path names is in no namespace of the caller's, who has some."""
     caller, job_id = caller_of(request), request.path_params.get("job_id")
-    if caller.owners and job_id is not None:
-        caller.check_owner(str((await jobs.get(job_id)).get("owner", "")))
+    if job_id is None or not caller.namespaces or ADMIN in caller.scopes:
+        return
+    if (await jobs.get(job_id)).get("namespace", "") not in caller.namespaces:
+        known = ", ".join(caller.namespaces)
+        raise PermissionDenied(f"{caller.name} may use jobs in {known} alone", reason="WRONG_NAMESPACE")
 
 
 def check_export(spec: Any, caller: Caller) -> None:

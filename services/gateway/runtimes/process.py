@@ -96,8 +96,8 @@ class ModelServer:
         greet: Callable[[Link], Awaitable[None]] = _silence,
         renewed: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
-        """`greet`: says what each run of it must know before it loads models; `renewed`: called when a run begins to
-        serve, before the one in whose place it is ends."""
+        """`greet`: says what each run of it must know before it loads models; `renewed`: called when a run could serve,
+        before it counts as one that does, and before the one in whose place it is ends."""
         self._start, self._greet, self._renewed = start, greet, renewed
         self._coming: Link | None = None
         """What is to take the place of one that is leaving."""
@@ -156,7 +156,8 @@ class ModelServer:
         return self._link.place if self._link is not None else ""
 
     @property
-    def _is_up(self) -> bool:
+    def is_up(self) -> bool:
+        """Whether it runs, and has its models."""
         return self._up.is_set() and self._link is not None and not self._link.ended.is_set()
 
     @property
@@ -171,7 +172,7 @@ class ModelServer:
 
     def serves(self, key: str) -> bool:
         """True when a request for the model would be run now."""
-        return key in self._loaded and self._is_up
+        return key in self._loaded and self.is_up
 
     async def load(
         self, key: str, folder: Path, *, settings: ServingSettings, part: str, timeout_s: float
@@ -358,7 +359,7 @@ class ModelServer:
     @property
     def _goes_on(self) -> bool:
         """It was told to go, and serves until another has its place."""
-        return self._is_up and self._link is not None and self._link.leaving
+        return self.is_up and self._link is not None and self._link.leaving
 
     async def _run_once(self) -> None:
         """Start, bring the models back, and stay until the process ends, or is told to go."""
@@ -373,11 +374,11 @@ class ModelServer:
         await self._greet(link)
         brought = await self._bring_back(link)
         self._link, self._coming = link, None
+        await self._renewed()
         self._reason = "it ended"
         self._up.set()
         for key in brought - self._loaded.keys():
             link.tell({"op": "unload", "model": key})    # it was not wanted any more meanwhile
-        await self._renewed()
         if before is not None:
             self._aside(self._leave(before))
         while not link.ended.is_set() and not link.leaving:

@@ -18,7 +18,8 @@ from services.gateway.runtimes.process import Limits, Lost, ModelServer, started
 
 HN_MODULE = "recmesh.serving.hn"
 CN_MODULE = "recmesh.serving.cn"
-TELL_S = 5.0
+TELL_S = 8.0
+"""A CN answers when it has reached the HNs, which it gives itself less time for."""
 TELL_AGAIN_S = 1.0
 
 
@@ -38,7 +39,7 @@ async def _silence(_link: Link) -> None:
 
 
 async def _nobody() -> None:
-    """The addresses are known before."""
+    """Nobody depends on CNs."""
 
 
 class SplitServer(Group):
@@ -70,7 +71,7 @@ class SplitServer(Group):
                 f"{framework} {kind}", command=command, environment={**environment, **grant.environment},
                 limits=limits, lost=lost, log=log, start=place,
                 greet=self._greet if pods is not None and kind == "CN" else _silence,
-                renewed=self._hns_changed if pods is not None and kind == "HN" else _nobody,
+                renewed=self._hns_changed if kind == "HN" else _nobody,
             )  # fmt: skip
 
         def hn(number: int, grant: Grant, lost: Lost) -> ModelServer:
@@ -114,8 +115,8 @@ class SplitServer(Group):
         return [CN_MODULE, "--framework", self._framework, *queue_of(self._limits), *asked]
 
     async def _hns_changed(self) -> None:
-        """CNs that run are told; those that are silent, or start with their former command, when they answer; those
-        that start later find it in their command."""
+        """CNs that run are told, and have reached the HNs when this returns; those that are silent, or start with their
+        former command, are told when they answer; those that start later find it in their command."""
         servers = list(self.cns.servers)
         for server in servers:
             server.command = self._cn_command()
@@ -134,6 +135,8 @@ class SplitServer(Group):
         """Whether it knows the HNs of now."""
         if not server.pid:
             return True                          # it is started with its new command
+        if not server.is_up:
+            return False                         # nothing depends on it yet: whoever tells need not wait for it
         try:
             await server.ask({"op": "hns", "addresses": self._addresses()}, timeout_s=TELL_S)
         except (MeshError, TimeoutError):

@@ -17,7 +17,8 @@ LEASE_TTL_S = 8.0
 ATTEMPTS = 8
 
 _HOOK, _PLACE, _STATE = "hook.", "place.", "state."
-_LEASE = "deliverer"
+DELIVERER, OBJECTS = "deliverer", "objects"
+"""What a lease may be of: sending to webhooks, telling of objects of Kubernetes."""
 _log = get_logger(__name__)
 
 
@@ -122,11 +123,13 @@ async def _put(bucket: KeyValue, key: str, value: bytes) -> None:
 
 
 class Lease:
-    """Held by the gateway that delivers. It is renewed at a third of its time, and given up where that fails for
-    longer: then another may hold it, and what both send has one id."""
+    """Held by the one gateway that delivers, or tells of objects. It is renewed at a third of its time, and given up
+    where that fails for longer: then another may hold it, and what both send has one id."""
 
-    def __init__(self, bucket: KeyValue, *, identity: str, clock: Clock, ttl_s: float = LEASE_TTL_S) -> None:
-        self._bucket = bucket
+    def __init__(
+        self, bucket: KeyValue, *, identity: str, clock: Clock, ttl_s: float = LEASE_TTL_S, key: str = DELIVERER
+    ) -> None:
+        self._bucket, self._key = bucket, key
         self._me = identity.encode()
         self._clock = clock
         self._revision = 0
@@ -135,7 +138,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether this gateway delivers."""
+        """Whether it is this gateway."""
         return self._revision > 0 and self._clock.monotonic() < self._held_until
 
     async def step(self) -> bool:
@@ -143,18 +146,18 @@ class Lease:
         try:
             await self._renew(self._clock.monotonic())
         except MeshError as error:
-            _log.warning("the lease of webhooks cannot be renewed: %s", error.message)
+            _log.warning("the lease of the %s cannot be renewed: %s", self._key, error.message)
         return self.is_held
 
     async def _renew(self, now: float) -> None:
         try:
             if self._revision:
-                self._revision = await self._bucket.update(_LEASE, self._me, self._revision)
+                self._revision = await self._bucket.update(self._key, self._me, self._revision)
             else:
-                self._revision = await self._bucket.create(_LEASE, self._me)
+                self._revision = await self._bucket.create(self._key, self._me)
             self._held_until = now + self.ttl_s
         except (Aborted, AlreadyExists):
-            entry = await self._bucket.get(_LEASE)
+            entry = await self._bucket.get(self._key)
             mine = entry is not None and entry.value == self._me        # our own write, whose answer was lost
             self._revision = entry.revision if entry is not None and mine else 0
 
@@ -163,6 +166,6 @@ class Lease:
         if self._revision:
             revision, self._revision = self._revision, 0
             try:
-                await self._bucket.delete(_LEASE, revision=revision)
+                await self._bucket.delete(self._key, revision=revision)
             except MeshError as error:
-                _log.info("the lease of webhooks is left to expire: %s", error.message)
+                _log.info("the lease of the %s is left to expire: %s", self._key, error.message)

@@ -23,6 +23,7 @@ from services.jobmaster.app.context import Context
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
 from services.jobmaster.domain import plan as plans
+from services.jobmaster.domain.facts import namespace_of
 from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, ObjectRef, Size
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
@@ -304,7 +305,8 @@ class Jobs:
             return None  # stored, but never held: the answer of the store was lost
 
     def page(
-        self, *, owner: str = "", phase: str = "", labels: Mapping[str, str], limit: int, page_token: str
+        self, *, owner: str = "", phase: str = "", labels: Mapping[str, str], limit: int, page_token: str,
+        namespace: str = "",
     ) -> tuple[Sequence[Run], str]:
         """Of the jobs here, the newest first; and the token of the next page. InvalidArgument for a phase that there
         is not."""
@@ -315,6 +317,7 @@ class Jobs:
         runs = [
             run for run in runs
             if (not owner or run.spec.owner == owner)
+            and (not namespace or namespace_of(run.spec, run.job) == namespace)
             and (not phase or run.status.phase.lower() == phase.lower())
             and all(run.spec.labels.get(name) == value for name, value in labels.items())
         ]
@@ -347,10 +350,15 @@ class Jobs:
         return run
 
     async def scale(self, job_id: str, *, role: str, replicas: int, clear: bool) -> Run:
-        """Pins the number of a role's processes, or lifts the pin."""
+        """Pins the number of a role's processes, or lifts the pin: then they stay as many until brain decides anew."""
         run = self.run_of(job_id)
         check_scale(run.spec, role, replicas, clear=clear)
         check_trains(run)
+        fixed, planned = plans.pin(run.spec, run.job.intent, role), run.status.plan.get(role)
+        if clear and fixed is not None and planned is not None and planned.replicas != fixed:
+            # What was planned before the pin is as old as the pin. First, for after the wish that plan would hold.
+            run.update(plan={**run.status.plan, role: planned.model_copy(update={"replicas": fixed})})
+            await run.flush()
 
         def change(intent: Intent) -> Intent:
             pins = {name: count for name, count in intent.replicas.items() if name != role}

@@ -4,7 +4,6 @@ The object says what is wanted, the store what happened (DESIGN §1). Whatever d
 reconciler, which asks of each object: is there its job, and is it as the object says? All of it may be repeated.
 """
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,17 +11,15 @@ import orjson
 
 from recmesh.crd import objects as shapes
 from recmesh.crd.kinds import FINALIZER
+from recmesh.crd.things import go_with_namespace
 from recmesh.runtime.errors import (
-    Aborted,
     AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
-    MeshError,
     NotFound,
     Unavailable,
     Violation,
 )
-from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.app import submit as submission
 from services.jobmaster.app.context import Context
@@ -32,11 +29,6 @@ from services.jobmaster.domain import objects as rules
 from services.jobmaster.domain.job import ObjectRef
 from services.jobmaster.domain.objects import Scale, Suspend, Synced
 from services.jobmaster.peers.objects import Object, Objects
-
-logger = get_logger(__name__)
-
-LET_GO_TRIES = 5
-"""An object that changes each time between look and touch is left; nobody else changes one at that time."""
 
 
 def ref_of(thing: Object) -> ObjectRef:
@@ -53,10 +45,11 @@ def name_of(thing: Object) -> str:
 class ObjectJobs(Jobs):
     """`Jobs`, with the object as the place where intent is written."""
 
-    def __init__(self, context: Context, objects: Objects, *, namespace: str) -> None:
-        """namespace: of the objects of jobs that come by REST or event."""
+    def __init__(self, context: Context, objects: Objects, *, namespace: str, everywhere: bool = False) -> None:
+        """namespace: of the objects of jobs that come by REST or event and name none. everywhere: objects of all
+        namespaces are followed."""
         super().__init__(context)
-        self.objects, self._namespace = objects, namespace
+        self.objects, self._namespace, self._everywhere = objects, namespace, everywhere
 
     # -- users' calls ------------------------------------------------------------------------------------
 
@@ -67,6 +60,7 @@ class ObjectJobs(Jobs):
         if (earlier := await self.earlier(request_id, spec_json)) is not None:
             return earlier
         checked = await submission.check(self.context, spec_json)
+        self._check_followed(checked.spec)
         self.check_holds(checked.spec.name)
         digest = submission.digest(spec_json)
         request_id = request_id or f"object/{self.context.rng.getrandbits(128):032x}"
@@ -75,17 +69,25 @@ class ObjectJobs(Jobs):
             checked, request_id=request_id, submitter=submitter, spec_digest=digest, object=ref_of(thing)
         )
 
+    def _check_followed(self, spec: TrainingJob) -> None:
+        if spec.namespace not in (None, self._namespace) and not self._everywhere:
+            reason = f"objects are followed in {self._namespace} alone (RECMESH_OBJECTS_ALL_NAMESPACES)"
+            raise InvalidArgument(
+                "the TrainingJob has 1 wrong field(s)", violations=[Violation("namespace", reason)]
+            )
+
     async def _write(self, spec_json: str, *, request_id: str, submitter: str, digest: str) -> Object:
         """The new object, or the one that an earlier try of this request has written."""
         job = TrainingJob.parse(orjson.loads(spec_json))
+        namespace = job.namespace or self._namespace
         notes = {shapes.REQUEST: request_id, shapes.SUBMITTER: submitter, shapes.DIGEST: digest}
         name = job.name
         while True:
-            body = shapes.training_job(job, namespace=self._namespace, name=name, annotations=notes)
+            body = shapes.training_job(job, namespace=namespace, name=name, annotations=notes)
             try:
                 return await self.objects.create(body)
             except AlreadyExists:
-                known = await self.objects.find(self._namespace, name)
+                known = await self.objects.find(namespace, name)
             if known is not None and _annotations(known).get(shapes.REQUEST) == request_id:
                 return known
             if known is not None:
@@ -211,29 +213,9 @@ class ObjectJobs(Jobs):
         return True
 
     async def go_with_namespace(self, things: Iterable[Object]) -> None:
-        """Of a jobmaster that ends: where its own namespace is being deleted, objects there lose the finalizer.
-
-        Kubernetes (1.33) ends all pods of a namespace before it deletes anything else, so nobody comes after who could
-        take it away; and what it is there for (pods, leases, snapshots on claims) goes with the namespace.
-        """
-        here = [thing["metadata"]["name"] for thing in things if thing["metadata"]["namespace"] == self._namespace]
-        if not here or not await self.objects.is_ending(self._namespace):
-            return
-        logger.info("namespace %s is being deleted: %d object(s) are let go with it", self._namespace, len(here))
-        await asyncio.gather(*map(self._let_go_now, here))
-
-    async def _let_go_now(self, name: str) -> None:
-        for _ in range(LET_GO_TRIES):
-            try:
-                thing = await self.objects.find(self._namespace, name)
-                if thing is not None and FINALIZER in thing["metadata"].get("finalizers", []):
-                    await self.objects.hold(thing, held=False)
-                return
-            except (Aborted, NotFound):
-                continue        # its status was told meanwhile, or it is gone
-            except MeshError as error:
-                logger.warning("object %s/%s keeps its finalizer: %s", self._namespace, name, error)
-                return
+        """Of a jobmaster that ends: see `recmesh.crd.things.go_with_namespace`; pods, leases and snapshots on claims go
+        with the namespace."""
+        await go_with_namespace(self.objects, things, namespace=self._namespace, finalizer=FINALIZER)
 
 
 def _annotations(thing: Object) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from recmesh.crd.telling import MAX_NOTE, Told
 from recmesh.runtime.bucket import Bucket
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
@@ -19,6 +20,7 @@ from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.jobs import SCALABLE, pinned_of, wanted_of
 from services.jobmaster.app.objects import ObjectJobs, name_of, ref_of
 from services.jobmaster.app.run import Run
+from services.jobmaster.app.submit import NO_DATASET
 from services.jobmaster.domain import objects as rules
 from services.jobmaster.domain.job import ObjectRef
 from services.jobmaster.domain.objects import Counts, Synced
@@ -36,6 +38,8 @@ PROGRESS_S = 10.0
 LINGER_S = 0.5
 """An object that waits for the end of its job's processes is looked at so often."""
 FIRST_AGAIN_S, LAST_AGAIN_S = 0.5, 60.0
+DATASET_S = 30.0
+"""An object whose dataset is not registered is tried again after so long, or once a TrainingDataset of the name is."""
 EVENTS_PER_S, EVENTS_BURST = 1 / 15, 25.0
 """Of one object; what comes faster is left out, and stays in the job's own history (client-go: 25, then 1/300)."""
 EVENTS_SINCE_S = 120.0
@@ -92,6 +96,13 @@ class Reconciler:
     async def wait(self) -> None:
         """Raises what ended one of its tasks."""
         await asyncio.gather(*(asyncio.shield(task) for task in self._tasks))
+
+    def dataset_changed(self, namespace: str, name: str) -> None:
+        """Objects that wait for the dataset are looked at."""
+        for key, thing in self.objects.items():
+            spec, status = thing.get("spec") or {}, thing.get("status") or {}
+            if key[0] == namespace and spec.get("dataset") == name and not status.get("job_id"):
+                self._put(key)
 
     # -- what changes ------------------------------------------------------------------------------------
 
@@ -234,12 +245,16 @@ class Reconciler:
         except NotFound:
             raise
         except CallerError as error:
+            if error.reason == NO_DATASET:      # applied before its dataset, or misnamed: the status says which
+                told = rules.waits(error, generation=generation, before=conditions, now=self._clock.now())
+                await self._tell_if_new(key, thing, told)
+                return DATASET_S
             known.refused = this
             told = rules.refused(error, generation=generation, before=conditions, now=self._clock.now())
             logger.info("object %s/%s is refused: %s", *key, error)
             await self._tell_if_new(key, thing, told)
-            event = rules.Told(f"{ref_of(thing).uid}.{generation}", self._clock.now(), told["reason"],
-                               told["message"][: rules.MAX_MESSAGE], is_warning=True)
+            event = Told(f"{ref_of(thing).uid}.{generation}", self._clock.now(), told["reason"],
+                               told["message"][: MAX_NOTE], is_warning=True)
             await self._jobs.objects.tell(ref_of(thing), event)
             return None
         logger.info("object %s/%s is job %s", *key, run.job_id)

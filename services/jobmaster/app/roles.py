@@ -58,7 +58,7 @@ class Roles:
         self._jobs = jobs
 
     async def register(
-        self, job_id: str, *, role: str, index: int, incarnation: str, address: str
+        self, job_id: str, *, role: str, index: int, incarnation: str, address: str, host: str = ""
     ) -> Assignment:
         """A process says who it is. FailedPrecondition when it is not the one that is wanted at its place."""
         run = self._jobs.held(job_id)
@@ -72,7 +72,7 @@ class Roles:
             stage = "running" if state.stage == "starting" else state.stage
             run.put_role(
                 state.model_copy(
-                    update={"stage": stage, "incarnation": incarnation, "address": address, "since": now}
+                    update={"stage": stage, "incarnation": incarnation, "address": address, "since": now, "node": host}
                 )
             )
             run.vitals.hear((role, index), Beat(at=now, incarnation=incarnation))

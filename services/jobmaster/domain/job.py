@@ -123,6 +123,8 @@ class RoleState(Stored):
     incarnation: str = ""
     address: str = ""
     handle: str = ""
+    node: str = ""
+    """The machine, as the process says when it registers; empty: not known."""
     since: float = 0.0
     exit_reason: str = ""
     done: bool = False

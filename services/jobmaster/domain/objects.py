@@ -4,14 +4,12 @@ The object is the intent (DESIGN §1): counts and sizes of roles follow it while
 when the job was accepted.
 """
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from recmesh.crd.kinds import REFUSED, Condition, RoleCounts, TrainingJobStatus
+from recmesh.crd.telling import MAX_NOTE, Told, duration, kept, moment, word, words
 from recmesh.runtime.errors import MeshError
 from recmesh.spec.job import OWN_MANAGER, TrainingJob
 from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus
@@ -22,12 +20,11 @@ from services.jobmaster.domain.record import RunRecord
 ROLES = ("ps", "worker", "data", "evaluator")
 FREE = frozenset({"replicas", "cpu", "memory"})
 """Fields of a role that may change while a job lives."""
-MAX_MESSAGE = 1024
-"""Of an Event's note, as the API server has it."""
 LABEL_JOB, LABEL_ROLE = "recmesh.dev/job", "recmesh.dev/role"
+NAMESPACE_END = "--"
+"""A dataset `ads--clicks` is `clicks` of the namespace `ads`, as models' names are."""
 _TRAINS = (Phase.RUNNING, Phase.SCALING)
 _ENDS = {Phase.SUCCEEDED: "Complete", Phase.FAILED: "Failed", Phase.STOPPED: "Stopped"}
-_REASON = re.compile(r"[^A-Za-z0-9_]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +63,12 @@ class Wishes:
 def wishes(asked: TrainingJob, spec: TrainingJob, intent: Intent) -> Wishes:
     """`asked` is the object's specification now, `spec` the job's as it was accepted."""
     changes: list[Scale | Resize | Suspend] = []
-    apart = ("roles", "data", "dataset", "api_version", "suspend")
+    apart = ("roles", "data", "dataset", "api_version", "suspend", "namespace")
     fixed = [name for name in TrainingJob.model_fields
              if name not in apart and getattr(asked, name) != getattr(spec, name)]
     if asked.dataset is not None:
-        fixed += ["dataset"] if spec.data is None or spec.data.name != asked.dataset else []
+        names = (asked.dataset, f"{asked.namespace}{NAMESPACE_END}{asked.dataset}")
+        fixed += ["dataset"] if spec.data is None or spec.data.name not in names else []
     elif asked.data != spec.data:
         fixed.append("data")
     if asked.suspend != intent.suspend:
@@ -112,7 +110,7 @@ def differs(fixed: Sequence[str]) -> Synced:
 
 def refusal(error: MeshError) -> Synced:
     """A change that was refused."""
-    return Synced(_word(error.reason), _words(error))
+    return Synced(word(error.reason), words(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +151,20 @@ def refused(
     error: MeshError, *, generation: int, before: Sequence[Mapping[str, Any]], now: float
 ) -> dict[str, Any]:
     """The status of an object of which no job can be made."""
-    said = [("Accepted", "False", _word(error.reason), _words(error))]
+    said = [("Accepted", "False", word(error.reason), words(error))]
     told = TrainingJobStatus(
-        observedGeneration=generation, phase=REFUSED, reason=_word(error.reason), message=_words(error),
-        conditions=_kept(said, generation, before, now),
+        observedGeneration=generation, phase=REFUSED, reason=word(error.reason), message=words(error),
+        conditions=kept(said, generation, before, now),
     )
     return told.model_dump(exclude_none=True)
 
 
 def waits(error: MeshError, *, generation: int, before: Sequence[Mapping[str, Any]], now: float) -> dict[str, Any]:
     """The status of an object of which a job will be made once the mesh can; it is tried again."""
-    said = [("Accepted", "Unknown", _word(error.reason), _words(error))]
+    said = [("Accepted", "Unknown", word(error.reason), words(error))]
     told = TrainingJobStatus(
-        observedGeneration=generation, phase=Phase.PENDING, reason=_word(error.reason), message=_words(error),
-        conditions=_kept(said, generation, before, now),
+        observedGeneration=generation, phase=Phase.PENDING, reason=word(error.reason), message=words(error),
+        conditions=kept(said, generation, before, now),
     )
     return told.model_dump(exclude_none=True)
 
@@ -191,22 +189,6 @@ def is_news(told: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 # -- Events ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """An Event of the object."""
-
-    id: str
-    at: float
-    reason: str
-    note: str
-    is_warning: bool = False
-
-    @property
-    def name_suffix(self) -> str:
-        """The same for the same event, so that telling it again is no second one."""
-        return hashlib.sha256(self.id.encode()).hexdigest()[:16]
-
-
 def event_of(entry: Mapping[str, Any]) -> Told | None:
     """A line of a job's history as an Event; None: it is none for `kubectl describe`."""
     data, kind = entry["data"], str(entry["type"])
@@ -216,7 +198,7 @@ def event_of(entry: Mapping[str, Any]) -> Told | None:
     reason, note, is_warning = found(data)
     if not reason:
         return None
-    return Told(str(entry["id"]), float(entry["at"]), _word(reason), note[:MAX_MESSAGE], is_warning)
+    return Told(str(entry["id"]), float(entry["at"]), word(reason), note[:MAX_NOTE], is_warning)
 
 
 def _transition(data: Mapping[str, Any]) -> tuple[str, str, bool]:
@@ -254,22 +236,6 @@ _WORDS: Mapping[str, Any] = {
 
 
 # -- words -----------------------------------------------------------------------------------------------
-
-
-def duration(seconds: float) -> str:
-    """As kubectl writes ages: the two largest units."""
-    left = max(0, round(seconds))
-    parts: list[str] = []
-    for name, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        if left >= size or (name == "s" and not parts):
-            parts.append(f"{left // size}{name}")
-            left %= size
-    return "".join(parts[:2])
-
-
-def moment(at: float) -> str:
-    """Unix seconds as the API server has times."""
-    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _role(name: str, status: JobStatus, counts: Counts) -> RoleCounts:
@@ -322,40 +288,12 @@ def _conditions(
     said = [
         ("Accepted", "True", "Accepted", ""),
         ("Synced", "True" if synced == Synced() else "False", synced.reason, synced.message),
-        ("Running", "True" if phase in _TRAINS else "False", _word(why if phase in _TRAINS else phase), ""),
+        ("Running", "True" if phase in _TRAINS else "False", word(why if phase in _TRAINS else phase), ""),
     ]
     if phase is Phase.SUSPENDED:
-        said.append(("Suspended", "True", _word(why), status.message))
+        said.append(("Suspended", "True", word(why), status.message))
     elif any(item.get("type") == "Suspended" for item in before):
         said.append(("Suspended", "False", "Resumed", ""))
     if phase in _ENDS:
-        said.append((_ENDS[phase], "True", _word(why), status.message))
-    return _kept(said, generation, before, now)
-
-
-def _kept(
-    said: Sequence[tuple[str, str, str, str]], generation: int, before: Sequence[Mapping[str, Any]], now: float
-) -> list[Condition]:
-    """With the time since when each has had its status."""
-    known = {str(item.get("type")): item for item in before}
-    made = []
-    for kind, value, reason, message in said:
-        last = known.get(kind)
-        since = str(last["lastTransitionTime"]) if last is not None and last.get("status") == value else moment(now)
-        made.append(Condition.model_validate({
-            "type": kind, "status": value, "reason": reason, "message": message[:4096], "lastTransitionTime": since,
-            "observedGeneration": generation,
-        }))
-    return made
-
-
-def _word(reason: str) -> str:
-    """A reason as the API server takes it: `REQUEST_REUSED` -> `RequestReused`."""
-    if "_" in reason or reason.isupper():
-        reason = "".join(part.capitalize() for part in reason.split("_"))
-    found = _REASON.sub("", reason)
-    return found if found[:1].isalpha() else "Unknown"
-
-
-def _words(error: MeshError) -> str:
-    return "; ".join([error.message, *map(str, error.violations)])[:4096]
+        said.append((_ENDS[phase], "True", word(why), status.message))
+    return kept(said, generation, before, now)

@@ -95,6 +95,21 @@ class QueueProgress:
     """Under which names forecaster has their rates, by topic."""
 
 
+@dataclass(frozen=True, slots=True)
+class RegisteredDataset:
+    """A dataset under a name, as shardsvc knows it."""
+
+    name: str
+    revision: int
+    created: float
+    """Unix seconds, of this revision."""
+    rows: int
+    files: int
+    size_bytes: int
+    tasks: int
+    columns: int
+
+
 class Shards(Protocol):
     """shardsvc."""
 
@@ -104,6 +119,14 @@ class Shards(Protocol):
 
     async def dataset(self, name: str) -> str:
         """The specification of a registered dataset, as JSON; NotFound."""
+        ...
+
+    async def register_dataset(self, name: str, dataset_json: str) -> RegisteredDataset:
+        """The same specification again is no new revision; InvalidArgument names what is wrong."""
+        ...
+
+    async def remove_dataset(self, name: str) -> None:
+        """Nothing when there is none."""
         ...
 
     async def open_run(self, order: RunOrder) -> OpenedRun:

@@ -33,6 +33,7 @@ from services.jobmaster.peers import (
     MoveOrder,
     OpenedRun,
     QueueProgress,
+    RegisteredDataset,
     Released,
     RestoreOrder,
     RunOrder,
@@ -69,6 +70,19 @@ class GrpcShards:
         """See `peers.Shards`."""
         reply = await self._stub.GetDataset(shardsvc_pb2.GetDatasetRequest(name=name), timeout=QUICK_S)
         return reply.dataset_json
+
+    async def register_dataset(self, name: str, dataset_json: str) -> RegisteredDataset:
+        """See `peers.Shards`."""
+        request = shardsvc_pb2.RegisterDatasetRequest(name=name, dataset_json=dataset_json)
+        reply = await self._stub.RegisterDataset(request, timeout=INDEX_TIMEOUT_S)
+        return RegisteredDataset(
+            reply.name, reply.revision, reply.created, reply.rows, reply.files, reply.size_bytes, reply.tasks,
+            reply.columns,
+        )
+
+    async def remove_dataset(self, name: str) -> None:
+        """See `peers.Shards`."""
+        await self._stub.RemoveDataset(shardsvc_pb2.RemoveDatasetRequest(name=name), timeout=QUICK_S)
 
     async def open_run(self, order: RunOrder) -> OpenedRun:
         """See `peers.Shards`."""

@@ -54,7 +54,7 @@ class JobsServicer(jobmaster_pb2_grpc.JobsServicer):
         """Of the jobs of this jobmaster."""
         runs, token = self._jobs.page(
             owner=request.owner, phase=request.phase, labels=dict(request.labels), limit=request.limit,
-            page_token=request.page_token,
+            page_token=request.page_token, namespace=request.namespace,
         )
         return jobmaster_pb2.ListReply(
             jobs=[job_message(run) for run in runs], next_page_token=token, buckets=sorted(self._jobs.buckets)
@@ -133,7 +133,7 @@ class RunsServicer(jobmaster_pb2_grpc.RunsServicer):
         """A process says who it is."""
         given = await self._roles.register(
             request.job_id, role=request.role, index=request.index, incarnation=request.incarnation,
-            address=request.address,
+            address=request.address, host=request.host,
         )
         return jobmaster_pb2.Assignment(
             spec_json=given.spec_json, record=wire.run_record(given.record), heartbeat_s=given.heartbeat_s,

@@ -55,7 +55,8 @@ class Datasets:
             raise FailedPrecondition(error.message, reason=error.reason, violations=error.violations) from error
 
     async def register(self, name: str, spec: DatasetSpec) -> Dataset:
-        """A name for a dataset. The same specification again changes nothing, another is a new revision."""
+        """A name for a dataset. The same specification again is no new revision, though its files are counted anew;
+        another one is."""
         if spec.name not in (None, name):
             reason = f"the specification is named {spec.name!r}, not {name!r}"
             raise InvalidArgument(reason, violations=[Violation("data.name", reason)])
@@ -64,10 +65,14 @@ class Datasets:
         while True:
             entry = await self._store.get(name)
             known = wire.dataset_from_bytes(entry.value) if entry else None
-            if known is not None and known.same_as(spec):
-                return known
-            revision = known.revision + 1 if known else 1
-            dataset = Dataset(name, revision, spec, self._clock.now(), index.rows, len(index.files))
+            is_same = known is not None and known.same_as(spec)
+            counts = (index.rows, len(index.files), index.size_bytes, len(index.slices), len(index.columns))
+            if known is not None and is_same:
+                dataset = Dataset(name, known.revision, spec, known.created, *counts)
+                if dataset == known:
+                    return known
+            else:
+                dataset = Dataset(name, known.revision + 1 if known else 1, spec, self._clock.now(), *counts)
             try:
                 if entry is None:
                     await self._store.create(name, wire.dataset_to_bytes(dataset))
@@ -75,7 +80,8 @@ class Datasets:
                     await self._store.update(name, wire.dataset_to_bytes(dataset), entry.revision)
             except (Aborted, AlreadyExists):
                 continue
-            self._emit(self._registered(dataset, index))
+            if not is_same:
+                self._emit(self._registered(dataset, index))
             return dataset
 
     async def get(self, name: str) -> Dataset:
@@ -84,6 +90,14 @@ class Datasets:
         if entry is None:
             raise NotFound(f"there is no dataset {name!r}", violations=[Violation("dataset", f"no {name!r}")])
         return wire.dataset_from_bytes(entry.value)
+
+    async def remove(self, name: str) -> bool:
+        """Forget a name; whether there was one. Jobs have taken the specification over, and go on."""
+        entry = await self._store.get(name)
+        if entry is None:
+            return False
+        await self._store.delete(name, revision=entry.revision)
+        return True
 
     async def list(self) -> list[Dataset]:
         """All, by name."""

@@ -240,7 +240,7 @@ def test_examples_are_taken_and_mean_the_same_with_the_servers_defaults(cluster:
     wanted = TrainingJob.parse(yaml.safe_load(file.read_text()))
     thing = objects.training_job(wanted, namespace="default")
     given = json.loads(cluster.kubectl("create", "--dry-run=server", "-f", "-", "-o", "json", body=thing))
-    assert TrainingJob.parse(objects.job_document(given)) == wanted
+    assert TrainingJob.parse(objects.job_document(given)) == wanted.model_copy(update={"namespace": "default"})
 
 
 def test_defaults_are_those_of_the_specification(cluster: KubeCluster) -> None:

@@ -31,6 +31,8 @@ from tests.support.kube import KubeCluster, kube_cluster, tool
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
 TOKEN = "of-this-mesh"
+KUBELET = "test.recmesh.dev/kubelet"
+"""A finalizer: pods without a node are else gone as soon as they are deleted."""
 WAIT_S = 120.0
 
 
@@ -88,6 +90,7 @@ class Kubelet:
             self.processes[name] = subprocess.Popen(  # noqa: ASYNC220 (it takes a millisecond)
                 command, env={**os.environ, **environment, "RECMESH_API_KEY": TOKEN}, stdout=subprocess.DEVNULL
             )
+            await self._hold(name, [KUBELET])
             await self._tell(name, {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]})
         elif process is not None and process.poll() is not None and status.get("phase") not in ("Failed", "Succeeded"):
             code = process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -101,10 +104,13 @@ class Kubelet:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
             else:
-                await self._client.delete(PODS, name, namespace=self._namespace, grace_s=0)
+                await self._hold(name, [])
         elif process is not None and name not in self._ready and await asyncio.to_thread(_answers, status["podIP"]):
             self._ready.add(name)
             await self._tell(name, {"conditions": [{"type": "Ready", "status": "True"}]})
+
+    async def _hold(self, name: str, finalizers: list[str]) -> None:
+        await self._client.patch(PODS, name, {"metadata": {"finalizers": finalizers}}, namespace=self._namespace)
 
     async def _tell(self, name: str, status: dict[str, Any]) -> None:
         await self._client.patch(PODS, name, {"status": status}, namespace=self._namespace, subresource="status")
@@ -129,8 +135,8 @@ async def gateway(
     cluster: KubeCluster, namespace: str, holder: str, *, tls: Tls | None = None
 ) -> tuple[ServingPods, Runtimes]:
     settings = PodSettings(
-        namespace=namespace, holder=holder, images={"cn": "recmesh/cn", "hn": "recmesh/hn", "hn-cuda": "x"}, grace_s=30,
-        tls_secret="serving-tls" if tls else "", tls_name=tls.server_name if tls else "",
+        namespace=namespace, holder=holder, images={"cn": "recmesh/cn", "hn": "recmesh/hn", "hn-cuda": "x"},
+        grace_s=600, tls_secret="serving-tls" if tls else "", tls_name=tls.server_name if tls else "",
     )  # fmt: skip
     kube = await connect(Access(cluster.kubeconfig), field_manager="recmesh-gateway")
     pods = ServingPods(kube, settings, token=TOKEN, tls=tls)
@@ -170,13 +176,15 @@ async def test_a_model_runs_in_pods_that_outlive_their_gateway_and_are_replaced(
         assert all(process.poll() is None for process in kubelet.processes.values())
 
         # told to go: it serves until another has its place, so every request is answered
-        cn = next(name for name, pod in pods.pods.items() if pod["metadata"]["labels"][objects.KIND] == "cn")
-        await client.delete(PODS, cn, namespace=namespace)
-        async with asyncio.timeout(WAIT_S):
-            while cn in pods.pods:
-                assert await predict(runtimes) == first
-                await asyncio.sleep(0.05)
-        assert await predict(runtimes) == first
+        for kind in ("cn", "hn"):
+            old = next(name for name, pod in pods.pods.items() if pod["metadata"]["labels"][objects.KIND] == kind)
+            await client.delete(PODS, old, namespace=namespace)
+            async with asyncio.timeout(WAIT_S):
+                while old in pods.pods:
+                    assert await predict(runtimes) == first
+                    await asyncio.sleep(0.05)
+            assert await predict(runtimes) == first
+        assert len(kubelet.processes) == len(made) + 2, "who says that it is ready lets its gateway in"
 
         # killed: another runs the model, and the CN finds it at its new address
         hn = next(name for name, pod in pods.pods.items() if pod["metadata"]["labels"][objects.KIND] == "hn")

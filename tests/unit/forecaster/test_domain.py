@@ -154,6 +154,21 @@ def test_what_is_past_is_not_forecast() -> None:
     assert [point.at for point in made.points] == [6 * HOUR]
 
 
+def test_a_forecast_of_a_series_that_went_silent_says_how_old_it_is() -> None:
+    """Its steps are past for who asks without a moment, and would be taken for those to come."""
+    grid = Grid(0, 60.0, np.ones(10))
+    steady = Predicted("m", np.ones(2), np.ones(2), np.ones(2))
+
+    def note(made_s: float, now: float = 0.0) -> str:
+        season = season_for(np.ones(10), step_s=60.0)
+        return answer(Ask("qps", 1, now=now), grid, steady, season, skipped=1 if now else 0, made=made_s).note
+
+    assert "old" not in note(600.0 + 300)
+    assert "the newest rate is 7 min old, and the forecast begins where it ends" in note(600.0 + 420)
+    assert "is 65 days old" in note(600.0 + 65 * 86_400)
+    assert "old" not in note(1200.0, now=660.0), "who asks of a moment gets that moment"
+
+
 def test_moments_of_a_step_share_it() -> None:
     assert {snapped(at, 60) for at in (60, 61, 119.9)} == {60}
 

@@ -254,6 +254,8 @@ async def test_a_cn_that_does_not_answer_is_told_of_new_hns_when_it_does(monkeyp
             self.command: list[str] = []
             self.heard: list[list[str]] = []
 
+        is_up = True
+
         async def ask(self, header: Mapping[str, Any], *, timeout_s: float) -> Mapping[str, Any]:
             if self.silent:
                 raise TimeoutError

@@ -11,11 +11,9 @@ import orjson
 import pytest
 from jwt.algorithms import HMACAlgorithm
 
-from recmesh.runtime.errors import PermissionDenied
 from services.gateway.app.access import Access
-from services.gateway.domain.callers import Caller
 from services.gateway.store.credentials import Credentials, Sources
-from tests.support.gateway import FakeClock, Gateway, OwnedJobs, gateway, http
+from tests.support.gateway import FakeClock, Gateway, JobsInNamespaces, gateway, http
 
 SECRET = "a-secret-that-is-long-enough-for-hs256"
 KEYS: list[dict[str, Any]] = [
@@ -71,13 +69,13 @@ async def ask(client: httpx.AsyncClient, verb: str, path: str, body: Any, key: s
 async def test_a_tenant_changes_and_reads_its_own_jobs_alone_and_each_refusal_is_told(
     tmp_path: Path, credential: str
 ) -> None:
-    made, jobs = gateway(tmp_path), OwnedJobs(ours="ads", theirs="shop")
+    made, jobs = gateway(tmp_path), JobsInNamespaces(ours="ads", theirs="shop")
     key = token("ads") if credential == "token" else credential
     async with http(made, access=allowed(tmp_path), jobs=jobs) as client:
         for verb, act, body in CHANGES:
             assert (await ask(client, verb, f"/v1/jobs/ours{act}", body, key)).status_code in (200, 204), act
             answer = await ask(client, verb, f"/v1/jobs/theirs{act}", body, key)
-            assert (answer.status_code, answer.json()["reason"]) == (403, "WRONG_OWNER"), act
+            assert (answer.status_code, answer.json()["reason"]) == (403, "WRONG_NAMESPACE"), act
         for path in READS:
             assert (await ask(client, "get", f"/v1/jobs/theirs{path}", None, key)).status_code == 403, path
         assert (await ask(client, "get", "/v1/plans/theirs", None, key)).status_code == 403
@@ -88,52 +86,46 @@ async def test_a_tenant_changes_and_reads_its_own_jobs_alone_and_each_refusal_is
     assert reached == {"ours"}, "nothing of another's job was asked of jobmaster"
     told = [line for line in refused(made) if line[2] == "theirs"]
     assert [(line[1], line[3], line[4]) for line in told] == [
-        (act.strip(":") if verb == "post" else "delete", "WRONG_OWNER", 403) for verb, act, _ in CHANGES
+        (act.strip(":") if verb == "post" else "delete", "WRONG_NAMESPACE", 403) for verb, act, _ in CHANGES
     ]
     assert {line[0] for line in told} == {"team" if credential == "token" else "ads"}
 
 
 @pytest.mark.asyncio
 async def test_a_job_that_a_tenant_submits_is_its_own(tmp_path: Path) -> None:
-    made, jobs = gateway(tmp_path), OwnedJobs()
+    made, jobs = gateway(tmp_path), JobsInNamespaces()
     async with http(made, access=allowed(tmp_path), jobs=jobs) as client:
 
         async def submit(key: str, **fields: Any) -> httpx.Response:
             spec = {"name": "f", "export": None, **fields}
             return await ask(client, "post", "/v1/jobs", spec, key)
 
-        assert (await submit("a")).status_code == (await submit("a", owner="ads")).status_code == 201
-        assert [orjson.loads(args[0])["owner"] for _, args, _ in jobs.calls] == ["ads", "ads"]
-        for key, owner in (("a", "shop"), ("t", "others"), ("t", "")):      # of two namespaces one must be named
-            answer = await submit(key, owner=owner)
-            assert (answer.status_code, answer.json()["reason"]) == (403, "WRONG_OWNER"), (key, owner)
-        assert (await submit("t", owner="shop")).status_code == (await submit("j", owner="x")).status_code == 201
+        assert (await submit("a")).status_code == (await submit("a", namespace="ads")).status_code == 201
+        assert [orjson.loads(args[0])["namespace"] for _, args, _ in jobs.calls] == ["ads", "ads"]
+        for key, namespace in (("a", "shop"), ("t", "others"), ("t", "")):      # of two namespaces one must be named
+            answer = await submit(key, namespace=namespace)
+            assert (answer.status_code, answer.json()["reason"]) == (403, "WRONG_NAMESPACE"), (key, namespace)
+        for key, namespace in (("t", "shop"), ("j", "x")):
+            assert (await submit(key, namespace=namespace)).status_code == 201
         assert (await submit("r")).json()["reason"] == "NO_SCOPE"
     reasons = [line[3] for line in refused(made) if line[4] == 403]
-    assert reasons == ["WRONG_OWNER"] * 3 + ["NO_SCOPE"]
+    assert reasons == ["WRONG_NAMESPACE"] * 3 + ["NO_SCOPE"]
 
 
 @pytest.mark.asyncio
 async def test_a_tenant_lists_its_own_jobs(tmp_path: Path) -> None:
-    made, jobs = gateway(tmp_path), OwnedJobs()
+    made, jobs = gateway(tmp_path), JobsInNamespaces()
     async with http(made, access=allowed(tmp_path), jobs=jobs) as client:
         asked = (("a", "", 200), ("a", "shop", 403), ("t", "", 403), ("t", "shop", 200), ("j", "", 200))
-        for key, owner, status in asked:
-            assert (await ask(client, "get", f"/v1/jobs?owner={owner}", None, key)).status_code == status, (key, owner)
-    assert [kwargs["owner"] for _, _, kwargs in jobs.calls] == ["ads", "shop", ""]
+        for key, namespace, status in asked:
+            answer = await ask(client, "get", f"/v1/jobs?namespace={namespace}", None, key)
+            assert answer.status_code == status, (key, namespace)
+    assert [kwargs["namespace"] for _, _, kwargs in jobs.calls] == ["ads", "shop", ""]
 
 
 @pytest.mark.asyncio
 async def test_keys_without_namespaces_and_the_admin_s_reach_all_jobs(tmp_path: Path) -> None:
-    made, jobs = gateway(tmp_path), OwnedJobs(ours="ads", theirs="shop")
+    made, jobs = gateway(tmp_path), JobsInNamespaces(ours="ads", theirs="shop")
     async with http(made, access=allowed(tmp_path), jobs=jobs) as client:
         for key in ("j", "c"):
             assert (await ask(client, "post", "/v1/jobs/theirs:stop", None, key)).status_code == 200, key
-
-
-def test_whose_jobs_a_caller_reaches() -> None:
-    mine = Caller("k", scopes=frozenset({"jobs"}), namespaces=("ads",))
-    assert (mine.owner_for(""), mine.owner_for("ads")) == ("ads", "ads")
-    with pytest.raises(PermissionDenied, match="jobs of ads alone"):
-        mine.check_owner("default")
-    assert Caller("all", scopes=frozenset({"jobs"})).owner_for("") == ""

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from recmesh.crd.kinds import FINALIZER
 from recmesh.crd.objects import REQUEST
+from recmesh.crd.telling import duration
 from recmesh.runtime.errors import InvalidArgument, Unavailable
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain import objects as rules
@@ -264,7 +265,7 @@ async def test_a_size_cannot_be_taken_away() -> None:
     (0, "0s"), (45, "45s"), (200, "3m20s"), (3600, "1h"), (7380, "2h3m"), (90_000, "1d1h"), (86_460, "1d1m"),
 ])
 async def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert rules.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 # -- suspend and other controllers -----------------------------------------------------------------------

@@ -190,6 +190,24 @@ async def test_a_count_that_the_user_fixes_stays_and_brain_goes_on_from_it(world
 
 @pytest.mark.asyncio
 @pytest.mark.looptime
+async def test_a_count_that_is_given_back_stays_until_brain_decides_anew(world: JobWorld) -> None:
+    """And is not what was planned before it was fixed, which may be hours old."""
+    world.brain.scheduled = [4]
+    job_id = await running(world, online())
+    await world.until(lambda: len(world.jobs.run_of(job_id).status.live("worker")) == 4)
+    await world.jobs.scale(job_id, role="worker", replicas=2, clear=False)
+    await world.until(lambda: len(world.jobs.run_of(job_id).status.live("worker")) == 2)
+    world.brain.away = True
+    await world.jobs.scale(job_id, role="worker", replicas=0, clear=True)
+    await world.clock.sleep(60.0)
+    assert len(world.jobs.run_of(job_id).status.live("worker")) == 2
+    world.brain.away, world.brain.scheduled = False, [3]
+    await world.until(lambda: len(world.jobs.run_of(job_id).status.live("worker")) == 3)
+    assert told(world, job_id)[-1][0] == "worker 2 → 3 (kale: GROW)"
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
 async def test_while_brain_is_away_the_count_stays(world: JobWorld) -> None:
     job_id = await running(world, online())
     world.brain.away = True

@@ -13,6 +13,7 @@ from recmesh.serving.cn import halves
 from recmesh.serving.cn.fleet import Fleet
 from recmesh.serving.cn.loaded import Loaded
 from recmesh.serving.cn.peers import HnLink
+from recmesh.serving.transport.endpoints import Endpoint
 from tests.support.serving import Calls, Held, RunningHn, cn_model, running_cn, running_hn, until
 
 
@@ -130,6 +131,57 @@ def test_an_hn_that_is_no_longer_listed_answers_what_it_has_and_gets_nothing_mor
             again = cn._hns.link(str(leaving.endpoint))
             assert again is not None and again is not link
             until(lambda: again.connected)
+
+
+def test_hns_are_reached_before_those_in_whose_place_they_are_are_left(tmp_path: Path) -> None:
+    with running_hn(tmp_path, name="a") as first, running_hn(tmp_path, name="b") as second:
+        runs = {str(hn.endpoint): hn.install().runs for hn in (first, second)}
+        with running_cn(tmp_path, first) as (cn, client):
+            for hn in (second, first) * 10:      # each time by a new connection
+                cn.use([hn.endpoint])
+                before = len(runs[str(hn.endpoint)])
+                assert client.predict([1]) == [5.0] and len(runs[str(hn.endpoint)]) == before + 1
+
+
+def test_an_hn_that_is_there_again_can_be_asked_when_the_cn_has_said_so(tmp_path: Path) -> None:
+    with running_hn(tmp_path) as hn:
+        hn.install()
+        with running_cn(tmp_path, hn) as (cn, client):
+            assert client.predict([1]) == [5.0]
+            hn.break_off()
+            until(lambda: bool(cn._hns.links()[0].refusal))
+            cn.use([hn.endpoint])                # it is not: that does not take long to know
+            with pytest.raises(Unavailable, match=str(hn.endpoint)):
+                client.predict([1])
+            with running_hn(tmp_path) as again:
+                again.install()
+                cn.use([again.endpoint])
+                assert client.predict([1]) == [5.0]
+
+
+def test_of_two_lists_of_hns_the_later_one_holds(tmp_path: Path) -> None:
+    with running_hn(tmp_path, name="a") as first, running_hn(tmp_path, name="b") as second:
+        first.install()
+        second.install()
+        silent = Endpoint.parse("tcp:127.0.0.1:9")
+        with running_cn(tmp_path, first) as (cn, client):
+            dial, tried, go_on = cn._hns._dial, threading.Event(), threading.Event()
+
+            def slow(endpoint: Endpoint, **more: Any) -> Any:
+                if endpoint == silent:
+                    tried.set()
+                    go_on.wait(60.0)
+                    raise Unavailable("nobody is there")
+                return dial(endpoint, **more)
+
+            cn._hns._dial = slow
+            earlier = threading.Thread(target=cn.use, args=([silent],), kwargs={"patience_s": 60.0})
+            earlier.start()
+            assert tried.wait(60.0)
+            cn.use([second.endpoint])
+            go_on.set()
+            earlier.join(60.0)
+            assert cn._hns.usual == (str(second.endpoint),) and client.predict([1]) == [5.0]
 
 
 def test_a_cn_and_an_hn_tell_how_busy_they_were(tmp_path: Path) -> None:

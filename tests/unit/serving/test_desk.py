@@ -6,6 +6,7 @@ import pytest
 
 from recmesh.runtime.errors import Aborted, MeshError, ResourceExhausted
 from recmesh.serving.admission.settings import Settings
+from recmesh.serving.cn.dispatch import MOST_ASKS
 from recmesh.serving.hn.desk import Desk
 from tests.support.serving import Calls, hn_link, running_cn, running_hn, until
 
@@ -54,22 +55,42 @@ def test_a_refused_request_is_taken_by_another_hn(tmp_path: Path) -> None:
 
 
 class Slow(Desk):
-    """Each request is on its way for longer than its grant lasts."""
+    """The first requests are on their way for longer than their grants last."""
+
+    def __init__(self, *, late: int) -> None:
+        super().__init__(Settings())
+        self._late = late
 
     def arrived(self, peer: str, request: int) -> bool:
-        until(lambda: self.snapshot().in_flight_bytes == 0)
+        self._late -= 1
+        if self._late >= 0:
+            self.let_expire()
         return super().arrived(peer, request)
 
+    def let_expire(self) -> None:
+        """As if so much time had passed."""
+        self._apply(lambda now: self._rules.wake(now + 3600.0))
+        assert self.snapshot().in_flight_bytes == 0
 
-def test_a_request_whose_grant_expired_on_its_way_asks_again(tmp_path: Path) -> None:
-    made = Slow(Settings(grant_min_s=1e-6, grant_patience=1e-6))
+
+def test_a_request_whose_grant_expired_on_its_way_asks_again_until_one_holds(tmp_path: Path) -> None:
+    made = Slow(late=8)
+    with running_hn(tmp_path, desk=made) as hn:
+        program = hn.install()
+        with running_cn(tmp_path, hn) as (_, client):
+            assert client.predict([1]) == [5.0] and program.runs == [[2]]
+            assert made.snapshot().asked == 9
+
+
+def test_a_request_whose_grants_all_expire_is_given_up(tmp_path: Path) -> None:
+    made = Slow(late=1000)
     with running_hn(tmp_path, desk=made) as hn:
         program = hn.install()
         with running_cn(tmp_path, hn) as (server, client):
             with pytest.raises(ResourceExhausted) as refused:
                 client.predict([1])
             assert refused.value.reason in ("NOT_GRANTED", "GRANT_EXPIRED")
-            assert made.snapshot().asked == 3 and program.runs == [] and not server._flights
+            assert made.snapshot().asked == MOST_ASKS and program.runs == [] and not server._flights
 
 
 def test_who_sends_without_asking_is_refused(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_an_hn_that_joins_is_asked_once_it_holds_what_serves_and_one_that_leaves
             world.commit(2)
             cn.serves(2)
             program.gate.clear()
-            cn.server.use([first.endpoint, second.endpoint])
+            cn.server.use([first.endpoint, second.endpoint], patience_s=0.05)
             until(lambda: str(second.endpoint) in cn.following.status()["hns"])
             assert cn.fleet.able == [str(first.endpoint)]
             program.gate.set()
@@ -192,6 +192,25 @@ def test_an_hn_that_joins_is_asked_once_it_holds_what_serves_and_one_that_leaves
             assert [cn.ask() for _ in range(3)] == [2] * 3 and cn.fleet.able == [str(second.endpoint)]
             world.commit(3)
             cn.serves(3)
+
+
+def test_an_hn_is_asked_until_the_one_in_its_place_holds_what_serves(world: World) -> None:
+    with running_hn(world.folder, name="a") as first, running_hn(world.folder, name="b") as second:
+        world.install(first)
+        program, _ = world.install(second)
+        with world.cn(first) as cn:
+            world.commit(2)
+            cn.serves(2)
+            program.gate.clear()
+            change = threading.Thread(
+                target=cn.server.use, args=([second.endpoint],), kwargs={"patience_s": 60.0}
+            )
+            change.start()
+            until(lambda: str(second.endpoint) in cn.following.status()["hns"])
+            assert cn.ask() == 2 and cn.fleet.able == [str(first.endpoint)]
+            program.gate.set()
+            change.join(60.0)
+            assert cn.ask() == 2 and cn.fleet.able == [str(second.endpoint)]
 
 
 def half(world: World) -> Followed:

@@ -15,6 +15,7 @@ from typing import Any
 from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load
 from recmesh.plugins.streams import GROUP, StreamPlanner
 from recmesh.runtime.errors import CallerError, InvalidArgument, MeshError, Violation
+from recmesh.runtime.progress import Progress
 from services.brain.domain.streams import STREAM_PLANNERS
 from services.brain.domain.streams.fallback import Band
 from services.brain.domain.streams.kale import Kale
@@ -93,7 +94,11 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(argv)
     try:
         study = prepared(options)
-        courses = run(study, seed=options.seed, tell=lambda text: print(text, file=sys.stderr, flush=True))
+        minutes = (study.case.last - study.case.first) * len(study.planners)
+        with Progress("simulate", total=minutes, unit="minutes") as progress:
+            courses = run(
+                study, seed=options.seed, tell=lambda text: print(text, file=sys.stderr, flush=True), progress=progress
+            )
         found = {name: columns(each, slo_s=options.slo) for name, each in courses.items()}
         planners = {name: each.document() for name, each in found.items()}
         document = {"setting": _told(options, study), "planners": planners}
@@ -133,12 +138,20 @@ def prepared(options: argparse.Namespace) -> Study:
     return Study(case, setting, made)
 
 
-def run(study: Study, *, seed: int, tell: Callable[[str], None]) -> dict[str, Course]:
+def run(
+    study: Study, *, seed: int, tell: Callable[[str], None], progress: Progress | None = None
+) -> dict[str, Course]:
     """One replay per planner, all over the same arrivals and forecasts."""
-    courses = {}
+    courses: dict[str, Course] = {}
+    told = progress or Progress("simulate")
     for name, planner in study.planners.items():
         began = time.perf_counter()
-        courses[name] = study.case.under(planner, study.setting, seed=seed)
+        before = len(courses) * (study.case.last - study.case.first)
+        told.update(before, note=name)
+        courses[name] = study.case.under(
+            planner, study.setting, seed=seed,
+            tell=lambda done, before=before: told.update(before + done),  # type: ignore[misc]  # a default binds it
+        )
         days, took_s = (study.case.last - study.case.first) / 1440, time.perf_counter() - began
         tell(f"{name}: {days:.1f} days, {courses[name].changes:,} changes, {took_s:.1f} s")
     return courses

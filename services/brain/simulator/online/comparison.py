@@ -38,9 +38,13 @@ class Case:
     first: int
     last: int
 
-    def under(self, planner: StreamPlanner, setting: Setting, *, seed: int = 0) -> Course:
-        """One replay."""
-        return replay(self.arriving, self.forecasts, planner, setting, first=self.first, last=self.last, seed=seed)
+    def under(
+        self, planner: StreamPlanner, setting: Setting, *, seed: int = 0, tell: Callable[[int], None] = lambda _: None
+    ) -> Course:
+        """One replay; `tell` hears how many minutes of it are done."""
+        return replay(
+            self.arriving, self.forecasts, planner, setting, first=self.first, last=self.last, seed=seed, tell=tell
+        )
 
 
 def loaded(values: Floats, theta: Theta, *, peak_workers: int = PEAK_WORKERS, ratio: float = PEAK_TO_TROUGH) -> Floats:

@@ -1,5 +1,6 @@
 """Replays one series of arrivals under one planner."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -75,12 +76,20 @@ class Adequate:
         return held(stream, self.count, f"{self.count} are enough for the peak")
 
 
+Tell = Callable[[int], None]
+
+
+def _silent(_minutes: int) -> None:
+    pass
+
+
 def replay(
     arriving: Floats, forecasts: Forecasts, planner: StreamPlanner, setting: Setting, *, first: int, last: int,
-    seed: int = 0,
+    seed: int = 0, tell: Tell = _silent,
 ) -> Course:  # fmt: skip
-    """Minutes `first` to `last` (not included) of the series; both whole steps. One change at a time."""
-    return _Replay(arriving, forecasts, planner, setting, first, np.random.default_rng(seed)).run(last)
+    """Minutes `first` to `last` (not included) of the series; both whole steps. One change at a time. `tell` hears each
+    hour how many minutes are done."""
+    return _Replay(arriving, forecasts, planner, setting, first, np.random.default_rng(seed)).run(last, tell)
 
 
 class _Replay:
@@ -110,8 +119,10 @@ class _Replay:
         self._told = band is not None and leaves_to_planner(self._view(first), band)
         """Measurements go to the planner, and overrule nothing."""
 
-    def run(self, last: int) -> Course:
+    def run(self, last: int, tell: Tell) -> Course:
         for minute in range(self.first, last):
+            if minute % 60 == 0:
+                tell(minute - self.first)
             if not self._changing:
                 self._decide(minute)
             self._pass(minute)

@@ -212,8 +212,9 @@ def _env(order: StartOrder, settings: PodSettings, secret: str) -> list[Object]:
             "RECMESH_TLS_CERT": f"{TLS}/tls.crt", "RECMESH_TLS_KEY": f"{TLS}/tls.key", "RECMESH_TLS_CA": f"{TLS}/ca.crt"
         }
     plain = {**places, **{name: value.replace("$(", "$$(") for name, value in given.items()}}
+    node = {"name": "RECMESH_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     return [
-        address,
+        address, node,
         *({"name": name, "value": value} for name, value in plain.items()),
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}} for name in sorted(kept)),
     ]

@@ -1,0 +1,292 @@
+"""ModelService objects of Kubernetes: each becomes a version of a model, served by every gateway.
+
+Each gateway follows all objects and makes itself serve what they say; the registry has what was agreed on. One of them,
+by a lease, besides registers, unregisters, and tells: status, Events and finalizers have one writer.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from recmesh.crd.kinds import MODEL_FINALIZER
+from recmesh.crd.reconciling import Key, Reconciling
+from recmesh.crd.telling import ThingRef
+from recmesh.crd.things import Object, Things, go_with_namespace, is_held
+from recmesh.runtime.clock import Clock
+from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
+from recmesh.runtime.telemetry import get_logger
+from services.gateway.app.models import Models
+from services.gateway.domain import objects as rules
+from services.gateway.domain.models import ModelVersion, State
+from services.gateway.domain.objects import Act, Asked
+from services.gateway.domain.traffic import Traffic, parse
+from services.gateway.store.replicas import Replicas
+from services.gateway.store.webhooks import Lease
+
+_log = get_logger(__name__)
+
+LOOK_S = 5.0
+"""Models change without their objects: each is looked at so often."""
+SOON_S = 0.5
+"""While a model is being loaded, or another gateway is to do something first."""
+REFUSED_S = 30.0
+"""What was refused may be right by now: a folder that was not there."""
+FIRST_RELOAD_S, LAST_RELOAD_S = 30.0, 600.0
+"""A version that could not be loaded is tried again after so long."""
+LOADING_S = 120.0
+"""A load of another gateway that has told nothing for so long is taken for dead."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What a gateway remembers of an object."""
+
+    uid: str = ""
+    done: int = 0
+    """The generation that it has carried out; 0: none since it began."""
+    request_id: str = ""
+    version: str = ""
+    """Of that request."""
+    model: str = ""
+    traffic: Traffic | None = None
+    """Rules that the object has set."""
+    load: "asyncio.Task[ModelVersion | MeshError] | None" = None
+    failures: int = 0
+    reload_at: float = 0.0
+    loading_since: float = 0.0
+    versions: set[str] = field(default_factory=set)
+    """Of the object, that this gateway may serve."""
+
+
+class ModelObjects:
+    """A component: it follows from its start."""
+
+    name = "model objects"
+
+    def __init__(
+        self, things: Things, models: Models, lease: Lease, replicas: Replicas, *, namespace: str, clock: Clock
+    ) -> None:
+        """namespace: the mesh's own, whose models have names without one."""
+        self._things, self._models, self._lease, self._replicas = things, models, lease, replicas
+        self._namespace, self._clock = namespace, clock
+        self._known: dict[Key, Known] = {}
+        self._others: Mapping[str, frozenset[str]] = {}
+        self._reconciling = Reconciling("ModelService", things, self.look, clock=clock)
+
+    async def start(self) -> None:
+        """Begins to follow."""
+        await self._reconciling.start()
+
+    async def stop(self) -> None:
+        """Models go on to be served; where the namespace is being deleted, objects are let go with it."""
+        await self._reconciling.stop()
+        await go_with_namespace(
+            self._things, self._reconciling.objects.values(), namespace=self._namespace, finalizer=MODEL_FINALIZER
+        )
+        await self._lease.give_up()
+        try:
+            await self._replicas.leave()
+        except MeshError as error:
+            _log.info("that this gateway ends is not told: %s", error.message)
+
+    async def wait(self) -> None:
+        """Raises what ended it."""
+        await self._reconciling.wait()
+
+    async def beat(self) -> float:
+        """Renews the lease, and tells what this gateway serves; seconds until the next one."""
+        await self._lease.step()
+        try:
+            await self._replicas.tell(self._served())
+            self._others = await self._replicas.all()
+        except MeshError as error:
+            _log.warning("what gateways serve is not known: %s", error.message)
+        return self._lease.ttl_s / 3
+
+    def _served(self) -> set[str]:
+        serving = self._models.serving
+        return {
+            f"{known.model}/{version}" for known in self._known.values() for version in known.versions
+            if serving.is_ready(known.model, version)
+        }
+
+    # -- one object --------------------------------------------------------------------------------------
+
+    async def look(self, key: Key, thing: Object | None) -> float | None:
+        """See, decide, act, tell."""
+        if thing is None:
+            self._forget(key)
+            return None
+        if not self._models.restored.is_set():
+            return SOON_S
+        ref = ThingRef.of(thing)
+        known = self._known.setdefault(key, Known(uid=ref.uid))
+        if known.uid != ref.uid:
+            self._forget(key)
+            known = self._known[key] = Known(uid=ref.uid)
+        if thing["metadata"].get("deletionTimestamp"):
+            return await self._end(thing, known)
+        if not is_held(thing, MODEL_FINALIZER):
+            if not self._lease.is_held:
+                return SOON_S
+            before, thing = thing, await self._things.hold(thing, held=True)
+            self._reconciling.keep(before, thing)
+        generation, before_status = int(thing["metadata"].get("generation", 0)), thing.get("status") or {}
+        try:
+            wanted = rules.asked(thing, own_namespace=self._namespace)
+            return await self._follow(thing, wanted, known)
+        except (MeshFault, ResourceExhausted) as error:
+            if not isinstance(error, Aborted):
+                told = rules.waits(error, generation=generation, before=before_status, now=self._clock.now())
+                await self._tell(thing, told)
+            raise
+        except CallerError as error:
+            told = rules.refused(error, generation=generation, before=before_status, now=self._clock.now())
+            await self._tell(thing, told)
+            return REFUSED_S
+
+    async def _follow(self, thing: Object, wanted: Asked, known: Known) -> float:
+        before = thing.get("status") or {}
+        version_before = known.version or str(before.get("version") or "")
+        record = await self._version(wanted, known)
+        if record is None:
+            return SOON_S
+        is_done = known.done == wanted.generation or (
+            not known.done and before.get("observedGeneration") == wanted.generation
+        )
+        trouble = await self._route(wanted, known, before)
+        record = await self._models.get(record.name, record.version)      # rules may have had it loaded
+        await self._load(
+            wanted, record, known, is_done=is_done, is_other=version_before not in ("", record.version)
+        )
+        known.done = wanted.generation
+        records = await self._models.versions(wanted.model)
+        record = next((item for item in records if item.version == record.version), record)
+        if record.state is State.READY:
+            known.failures = 0
+        ready = [item.version for item in records if self._models.serving.is_ready(item.name, item.version)]
+        told = rules.status_of(
+            wanted, record, ready=ready, replicas=self._counted(record), trouble=trouble, before=before,
+            now=self._clock.now(),
+        )
+        await self._tell(thing, told)
+        return SOON_S if record.state is State.LOADING else LOOK_S
+
+    async def _version(self, wanted: Asked, known: Known) -> ModelVersion | None:
+        """The object's version, registered where it is not; None while another gateway is to do so."""
+        registration = wanted.registration
+        records = await self._models.versions(wanted.model)
+        own = {item.version for item in rules.own(records, wanted.uid)}
+        record = next((item for item in records if item.request_id == registration.request_id), None)
+        if record is None and known.request_id == registration.request_id:
+            record = next((item for item in records if item.version == known.version), None)
+        if record is None:
+            if not self._lease.is_held:
+                return None
+            record = await self._models.register(registration, caller=wanted.caller)
+            _log.info("ModelService of uid %s is model %s", wanted.uid, record.key)
+        known.request_id, known.version, known.model = registration.request_id, record.version, wanted.model
+        known.versions |= own | {record.version}
+        return record
+
+    async def _route(self, wanted: Asked, known: Known, before: Mapping[str, Any]) -> MeshError | None:
+        """Rules of traffic as the object has them; those that it has no more are taken back. Why that cannot be."""
+        if known.traffic is None and before.get("traffic") is not None:
+            known.traffic = parse(before["traffic"])
+        here = self._models.serving.traffic(wanted.model)
+        rule = wanted.traffic
+        if rule is None and known.traffic is not None and here == known.traffic:
+            rule = Traffic()
+        if rule is not None and here != rule:
+            try:
+                await self._models.set_traffic(wanted.model, rule)
+            except CallerError as error:
+                return error
+        known.traffic = wanted.traffic
+        return None
+
+    async def _load(
+        self, wanted: Asked, record: ModelVersion, known: Known, *, is_done: bool, is_other: bool
+    ) -> None:
+        if known.load is not None:
+            if not known.load.done():
+                return
+            if not known.load.cancelled() and isinstance(known.load.result(), MeshError):
+                known.failures += 1
+                pause_s = min(LAST_RELOAD_S, FIRST_RELOAD_S * 2.0 ** (known.failures - 1))
+                known.reload_at = self._clock.monotonic() + pause_s
+            known.load = None
+        is_here = self._models.serving.find(record.name, record.version) is not None
+        now = self._clock.monotonic()
+        match rules.act(record, load=wanted.load, is_here=is_here, is_done=is_done, is_other=is_other):
+            case Act.LOAD:
+                known.load = await self._models.begin_load(record)
+            case Act.JOIN if now >= known.reload_at:
+                known.load = self._models.join(record)
+            case Act.UNLOAD:
+                await self._models.unload(record.name, record.version)
+            case _ if wanted.load and not is_here and self._is_stuck(record, known, now):
+                known.load = await self._models.begin_load(record)
+
+    def _is_stuck(self, record: ModelVersion, known: Known, now: float) -> bool:
+        """It is to be loaded, and will not be unless it is tried again."""
+        if record.state is not State.LOADING:
+            known.loading_since = 0.0
+            return record.state is State.FAILED and self._lease.is_held and now >= known.reload_at
+        known.loading_since = known.loading_since or now
+        return self._lease.is_held and now >= known.loading_since + LOADING_S
+
+    def _counted(self, record: ModelVersion) -> rules.Replicas:
+        me = self._models.serving.is_ready(record.name, record.version)
+        others = {name: serves for name, serves in self._others.items() if name != self._replicas.key}
+        return rules.Replicas(1 + len(others), me + sum(record.key in serves for serves in others.values()))
+
+    # -- its end -----------------------------------------------------------------------------------------
+
+    async def _end(self, thing: Object, known: Known) -> float | None:
+        """Unloaded by every gateway, unregistered by the one that tells."""
+        status = thing.get("status") or {}
+        model = known.model or str(status.get("model") or "")
+        records = await self._models.versions(model) if model else []
+        mine = rules.own(records, known.uid)
+        if known.load is not None and not known.load.done():
+            return SOON_S
+        for version in known.versions | {record.version for record in mine}:
+            self._models.drop(model, version)
+        known.versions.clear()
+        if not self._lease.is_held:
+            return SOON_S
+        if mine and len(mine) == len(records):
+            await self._unregister(model, "")
+        else:
+            for record in mine:
+                await self._unregister(model, record.version)
+            if records and status.get("traffic") is not None:
+                await self._models.set_traffic(model, Traffic())
+        if is_held(thing, MODEL_FINALIZER):
+            await self._things.hold(thing, held=False)
+        return None
+
+    async def _unregister(self, model: str, version: str) -> None:
+        try:
+            await self._models.unregister(model, version)
+        except NotFound:
+            pass        # somebody else has
+
+    def _forget(self, key: Key) -> None:
+        known = self._known.pop(key, Known())
+        for version in known.versions:
+            self._models.drop(known.model, version)
+
+    # -- what is told ------------------------------------------------------------------------------------
+
+    async def _tell(self, thing: Object, told: dict[str, Any]) -> None:
+        before = thing.get("status") or {}
+        if not self._lease.is_held or told == before:
+            return
+        ref = ThingRef.of(thing)
+        self._reconciling.keep(thing, await self._things.tell_status(ref, told))
+        event = rules.event_of(ref.uid, told, before, self._clock.now())
+        if event is not None:
+            await self._things.tell(ref, event)

@@ -1,0 +1,316 @@
+"""ModelService objects over fakes: what becomes of them, what is told, and who does it of several gateways."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recmesh.crd.kinds import MODEL_FINALIZER
+from recmesh.runtime.errors import InvalidArgument, Unavailable
+from services.gateway.app.objects import FIRST_RELOAD_S, ModelObjects
+from services.gateway.domain import objects as rules
+from services.gateway.domain.models import ModelVersion, Registration, State
+from services.gateway.domain.objects import Act
+from services.gateway.domain.traffic import Traffic
+from services.gateway.store.replicas import Replicas
+from services.gateway.store.webhooks import OBJECTS, Lease
+from tests.support.gateway import FakeBucket, Gateway, gateway
+from tests.support.things import FakeThings
+
+pytestmark = pytest.mark.asyncio
+
+
+class Follower:
+    """A gateway that follows objects; looks are the test's."""
+
+    def __init__(self, made: Gateway, things: FakeThings, leases: FakeBucket, identity: str = "a") -> None:
+        self.made, self.things = made, things
+        self.lease = Lease(leases, identity=identity, clock=made.clock, key=OBJECTS)
+        self.objects = ModelObjects(
+            things, made.models, self.lease, Replicas(leases, identity=identity), namespace="ads", clock=made.clock
+        )
+        self.seen: set[tuple[str, str]] = set()
+
+    async def start(self) -> "Follower":
+        await self.made.models.start()
+        await self.made.settled()
+        await self.objects.beat()
+        return self
+
+    async def look(self) -> None:
+        """At all objects, and at those that are gone; until nothing changes any more."""
+        for _ in range(6):
+            for key in [*self.things.things, *(self.seen - self.things.things.keys())]:
+                self.seen.add(key)
+                try:
+                    await self.objects.look(key, self.things.things.get(key))
+                except Unavailable:
+                    pass
+            await self.made.settled()
+            await self.objects.beat()
+
+    def serves(self, name: str, version: str) -> bool:
+        return self.made.models.serving.is_ready(name, version)
+
+
+async def follower(tmp_path: Path) -> Follower:
+    return await Follower(gateway(tmp_path), FakeThings(MODEL_FINALIZER), FakeBucket()).start()
+
+
+def reasons(follower: Follower) -> list[str]:
+    return [event.reason for event in follower.things.events]
+
+
+async def test_an_object_becomes_a_served_version_and_says_so(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    assert one.serves("tiny", "1")
+    thing = one.things.things["ads", "tiny"]
+    assert thing["metadata"]["finalizers"] == [MODEL_FINALIZER]
+    told = thing["status"]
+    assert (told["phase"], told["model"], told["version"], told["ready"]) == ("Ready", "tiny", "1", "1/1")
+    assert (told["observedGeneration"], told["ready_versions"], told["framework"]) == (1, ["1"], "torch")
+    assert one.things.condition("tiny", "Ready")["status"] == one.things.condition("tiny", "Synced")["status"] == "True"
+    assert reasons(one)[-1] == "Ready"
+    statuses = one.things.statuses
+    await one.look()
+    assert one.things.statuses == statuses      # nothing new, nothing told
+
+
+async def test_another_folder_is_another_version_and_the_first_text_the_first_one_again(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    first, second = one.made.folder(version="1"), one.made.folder(version="2")
+    for uri, version in ((first, "1"), (second, "2"), (first, "1")):
+        one.things.put("tiny", {"uri": uri})
+        await one.look()
+        assert one.things.status("tiny")["version"] == version and one.things.status("tiny")["phase"] == "Ready"
+        assert one.serves("tiny", version) and one.made.models.serving.current("tiny") is not None
+        assert one.things.status("tiny")["ready_versions"] == [version]
+    assert len(await one.made.models.versions("tiny")) == 2
+
+
+async def test_load_false_takes_it_out_of_memory_and_true_brings_it_back(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    uri = one.made.folder()
+    one.things.put("tiny", {"uri": uri, "load": False})
+    await one.look()
+    assert one.things.status("tiny")["phase"] == "Unloaded" and not one.serves("tiny", "1")
+    assert one.things.condition("tiny", "Ready")["reason"] == "NotLoaded"
+    for load, phase in ((True, "Ready"), (False, "Unloaded"), (True, "Ready")):
+        one.things.put("tiny", {"uri": uri, "load": load})
+        await one.look()
+        assert one.things.status("tiny")["phase"] == phase and one.serves("tiny", "1") is load
+
+
+async def test_rules_of_traffic_are_held_to_and_taken_back(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    uri = one.made.folder()
+    one.things.put("tiny", {"uri": uri, "traffic": {"versions": "all"}})
+    await one.look()
+    assert one.made.models.serving.traffic("tiny").keeps_all
+    assert one.things.status("tiny")["traffic"]["versions"] == "all"
+    await one.made.models.set_traffic("tiny", Traffic(latest=3))
+    await one.look()
+    assert one.made.models.serving.traffic("tiny").keeps_all
+    one.things.put("tiny", {"uri": uri})
+    await one.look()
+    assert one.made.models.serving.traffic("tiny") == Traffic() and "traffic" not in one.things.status("tiny")
+    await one.made.models.set_traffic("tiny", Traffic(latest=3))
+    await one.look()
+    assert one.made.models.serving.traffic("tiny") == Traffic(latest=3)     # of which it says nothing
+
+
+async def test_rules_that_name_a_version_that_is_not_there_are_told(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.things.put("tiny", {"uri": one.made.folder(), "traffic": {"weights": {"1": 1, "7": 1}}})
+    await one.look()
+    synced = one.things.condition("tiny", "Synced")
+    assert synced["status"] == "False" and "7" in synced["message"]
+    assert one.things.status("tiny")["phase"] == "Ready"
+
+
+@pytest.mark.parametrize(("spec", "word"), [
+    ({"uri": "models/none/1"}, "models/none/1 is not there"),
+    ({"uri": "models/tiny/1", "serving": {"batch": 0}}, "serving"),
+    ({"uri": "models/tiny/1", "traffic": {"latest": 3}}, "traffic.latest: is not known"),
+    ({"uri": "models/tiny/1", "framework": "tensorflow"}, "model.json says torch"),
+])  # fmt: skip
+async def test_what_is_wrong_is_told_in_the_status(tmp_path: Path, spec: dict[str, Any], word: str) -> None:
+    one = await follower(tmp_path)
+    one.made.folder()
+    one.things.put("tiny", spec)
+    await one.look()
+    told = one.things.status("tiny")
+    assert told["phase"] == "Refused" and word in told["message"]
+    assert one.things.condition("tiny", "Accepted")["status"] == "False"
+    assert [event.is_warning for event in one.things.events] == [True]
+    one.things.put("tiny", {"uri": "models/tiny/1"})
+    await one.look()
+    assert one.things.status("tiny")["phase"] == "Ready"
+
+
+async def test_a_version_that_cannot_be_loaded_says_why_and_is_tried_again(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.made.runtimes.broken["tiny/1"] = InvalidArgument("no such operator", reason="BAD_PROGRAM")
+    one.things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    told = one.things.status("tiny")
+    assert (told["phase"], told["reason"]) == ("Failed", "BadProgram") and "no such operator" in told["message"]
+    one.made.runtimes.broken.clear()
+    await one.look()
+    assert one.things.status("tiny")["phase"] == "Failed"
+    one.made.clock.time += FIRST_RELOAD_S
+    await one.objects.beat()
+    await one.look()
+    assert one.things.status("tiny")["phase"] == "Ready"
+
+
+async def test_a_newer_version_of_a_job_is_not_worked_against(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    await one.made.models.register(Registration("tiny", "", one.made.folder(version="2"), "torch", load=True))
+    await one.look()
+    told = one.things.status("tiny")
+    assert (told["phase"], told["ready_versions"]) == ("Unloaded", ["2"]) and "replaced by version 2" in told["message"]
+
+
+async def test_a_deleted_object_takes_its_versions_along_and_no_others(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    await one.made.models.register(Registration("tiny", "", one.made.folder(version="1"), "torch", load=True))
+    one.things.put("tiny", {"uri": one.made.folder(version="2")})
+    one.things.put("other", {"uri": one.made.folder("other"), "traffic": {"versions": "all"}})
+    await one.look()
+    assert one.things.status("tiny")["version"] == "2"
+    one.things.ask_to_delete("tiny")
+    one.things.ask_to_delete("other")
+    await one.look()
+    assert one.things.things == {}
+    assert [item.key for item in await one.made.models.versions()] == ["tiny/1"]
+    assert one.made.models.serving.find("other") is None and one.made.models.serving.traffic("other") == Traffic()
+
+
+async def test_a_version_that_somebody_unregistered_is_registered_again(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    await one.made.models.unregister("tiny")
+    await one.look()
+    assert one.things.status("tiny")["phase"] == "Ready" and one.serves("tiny", "1")
+
+
+async def test_after_a_restart_nothing_is_done_twice(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    await one.made.models.register(Registration("tiny", "", one.made.folder(version="2"), "torch", load=True))
+    await one.look()
+    again = await Follower(gateway(tmp_path, bucket=one.made.bucket), one.things, FakeBucket(), "b").start()
+    await again.look()
+    assert again.serves("tiny", "2") and not again.serves("tiny", "1")
+    assert [item.state for item in await again.made.models.versions("tiny")] == [State.UNLOADED, State.READY]
+
+
+async def test_every_gateway_serves_and_one_tells(tmp_path: Path) -> None:
+    things, leases, bucket = FakeThings(MODEL_FINALIZER), FakeBucket(), FakeBucket()
+    one, two = [
+        await Follower(gateway(tmp_path, bucket=bucket), things, leases, identity).start() for identity in "ab"
+    ]
+    assert one.lease.is_held and not two.lease.is_held
+    uri = one.made.folder()
+    things.put("tiny", {"uri": uri, "traffic": {"versions": "all"}})
+    await two.look()
+    assert "tiny" not in two.made.models.serving.names and things.status("tiny") == {}
+    await one.look()
+    await two.look()
+    await one.look()
+    assert one.serves("tiny", "1") and two.serves("tiny", "1")
+    assert things.status("tiny")["ready"] == "2/2" and things.status("tiny")["replicas"] == 2
+    assert two.made.models.serving.traffic("tiny").keeps_all
+    assert len(await one.made.models.versions("tiny")) == 1
+
+    await one.lease.give_up()                       # the other one tells now
+    await two.objects.beat()
+    things.put("tiny", {"uri": uri, "load": False})
+    await one.look()
+    await two.look()
+    assert not one.serves("tiny", "1") and not two.serves("tiny", "1")
+    assert things.status("tiny")["phase"] == "Unloaded"
+    things.ask_to_delete("tiny")
+    await one.look()
+    await two.look()
+    assert things.things == {} and await two.made.models.versions() == []
+
+
+async def test_an_object_of_another_namespace_has_models_and_folders_of_its_own(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.made.folder()
+    one.things.put("tiny", {"uri": "models/tiny/1"}, namespace="play")
+    one.things.put("good", {"uri": one.made.folder("play--good")}, namespace="play")
+    await one.look()
+    assert one.things.status("tiny", namespace="play")["phase"] == "Refused"
+    assert "namespaces/play" in one.things.status("tiny", namespace="play")["message"]
+    assert one.things.status("good", namespace="play")["model"] == "play--good"
+    assert one.serves("play--good", "1")
+
+
+async def test_objects_go_with_the_namespace_of_their_gateway(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    one.objects._reconciling.objects = dict(one.things.things)
+    one.things.ending.add("ads")
+    await one.objects.stop()
+    assert "finalizers" not in one.things.things["ads", "tiny"]["metadata"] or not (
+        one.things.things["ads", "tiny"]["metadata"]["finalizers"]
+    )
+
+
+async def test_while_the_registry_is_away_the_object_waits_and_is_not_carried_out(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.things.put("tiny", {"uri": one.made.folder()})
+
+    async def away(prefix: str = "") -> list[str]:
+        raise Unavailable("NATS is away", reason="NO_NATS")
+
+    there, one.made.bucket.keys = one.made.bucket.keys, away      # type: ignore[method-assign]  # for a while
+    await one.look()
+    told = one.things.status("tiny")
+    assert (told["phase"], told["reason"]) == ("Pending", "NoNats") and "observedGeneration" not in told
+    one.made.bucket.keys = there                                  # type: ignore[method-assign]  # as it was
+    await one.look()
+    assert one.things.status("tiny")["phase"] == "Ready"
+
+
+async def test_an_earlier_text_answers_again_where_all_versions_stay(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    first, second, traffic = one.made.folder(version="1"), one.made.folder(version="2"), {"versions": "all"}
+    for uri, version in ((first, "1"), (second, "2"), (first, "1")):
+        one.things.put("tiny", {"uri": uri, "traffic": traffic})
+        await one.look()
+        current = one.made.models.serving.current("tiny")
+        assert current is not None and current.record.version == version
+    assert one.things.status("tiny")["ready_versions"] == ["1", "2"]
+
+
+def version_in(state: State) -> ModelVersion:
+    return ModelVersion("tiny", "1", "u", "torch", state=state)
+
+
+@pytest.mark.parametrize(("state", "load", "is_here", "is_done", "expected"), [
+    (State.REGISTERED, True, False, True, Act.LOAD),
+    (State.UNLOADED, True, False, False, Act.LOAD),
+    (State.UNLOADED, True, False, True, Act.NOTHING),
+    (State.LOADING, True, False, False, Act.NOTHING),
+    (State.READY, True, False, False, Act.JOIN),
+    (State.READY, True, False, True, Act.JOIN),
+    (State.READY, True, True, False, Act.NOTHING),
+    (State.FAILED, True, False, True, Act.NOTHING),
+    (State.READY, False, True, False, Act.UNLOAD),
+    (State.UNLOADED, False, True, False, Act.UNLOAD),
+    (State.READY, False, True, True, Act.NOTHING),
+    (State.REGISTERED, False, False, False, Act.NOTHING),
+])  # fmt: skip
+async def test_what_a_gateway_does(state: State, load: bool, is_here: bool, is_done: bool, expected: Act) -> None:
+    assert rules.act(version_in(state), load=load, is_here=is_here, is_done=is_done) is expected
