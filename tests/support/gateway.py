@@ -384,6 +384,20 @@ class FakePeer:
         return call
 
 
+class JobsInNamespaces(FakePeer):
+    """Jobs by their namespaces; what else is asked of them is answered as a FakePeer does."""
+
+    def __init__(self, **namespaces: str) -> None:
+        super().__init__()
+        self.namespaces = namespaces
+
+    async def get(self, job_id: str) -> Document:
+        """As jobmaster."""
+        if job_id not in self.namespaces:
+            raise unknown_job()
+        return {"job_id": job_id, "namespace": self.namespaces[job_id], "phase": "Running"}
+
+
 def unknown_job() -> NotFound:
     """What jobmaster says of a job that is not there."""
     return NotFound("there is no job 'x'", reason="UNKNOWN_JOB")

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
@@ -80,7 +80,11 @@ class ResizeBody(BaseModel):
 
 def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    async def of_caller(request: Request) -> None:
+        """A job that is named must be one that the caller reaches."""
+        await check_job(request, jobs)
+
+    routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(of_caller)])
 
     @routes.post(
         "", status_code=201, operation_id="submitJob", summary="Submit a training job",
@@ -329,6 +333,16 @@ def chosen(namespace: str, caller: Caller) -> str:
         meant = f"not in {namespace!r}" if namespace else "and must say which (namespace)"
         raise PermissionDenied(f"{caller.name} may have jobs in {known}, {meant}", reason="WRONG_NAMESPACE")
     return namespace
+
+
+async def check_job(request: Request, jobs: JobsPeer) -> None:
+    """PermissionDenied when the job that the path names is in no namespace of the caller's, who has some."""
+    caller, job_id = caller_of(request), request.path_params.get("job_id")
+    if job_id is None or not caller.namespaces or ADMIN in caller.scopes:
+        return
+    if (await jobs.get(job_id)).get("namespace", "") not in caller.namespaces:
+        known = ", ".join(caller.namespaces)
+        raise PermissionDenied(f"{caller.name} may use jobs in {known} alone", reason="WRONG_NAMESPACE")
 
 
 def check_export(spec: Any, caller: Caller) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from recmesh.runtime.errors import Unauthenticated
+from recmesh.runtime.errors import Unauthenticated, Unavailable
 from recmesh.runtime.kube import PODS, Access, KubeClient, connect
 from recmesh.runtime.tls import Tls
 from recmesh.serving.settings import ServingSettings
@@ -83,9 +83,9 @@ class Kubelet:
             environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
             if self._secret is not None:
                 [mount] = [each for each in container["volumeMounts"] if each["name"] == "tls"]
-                path, secret = mount["mountPath"], str(self._secret)
+                path, secret = f"{mount['mountPath']}/", f"{self._secret}/"
                 environment |= {
-                    each: value.replace(path, secret) for each, value in environment.items() if "_TLS_" in each
+                    each: value.replace(path, secret, 1) for each, value in environment.items() if "_TLS_" in each
                 }
             self.processes[name] = subprocess.Popen(  # noqa: ASYNC220 (it takes a millisecond)
                 command, env={**os.environ, **environment, "RECMESH_API_KEY": TOKEN}, stdout=subprocess.DEVNULL
@@ -249,7 +249,7 @@ async def test_gateway_cn_and_hn_show_each_other_certificates_and_speak_to_nobod
 
 def _is_kept_out(endpoint: Endpoint, who: Tls | None) -> None:
     """The right token alone is not enough."""
-    with pytest.raises((Unauthenticated, ConnectionLost, OSError)):
+    with pytest.raises((Unauthenticated, Unavailable, ConnectionLost, OSError)):
         transport = dial(endpoint, token=TOKEN, timeout_s=5.0, tls=who)
         message = transport.receive()               # with TLS 1.3 a client hears of its refusal after its own handshake
         transport.close()
