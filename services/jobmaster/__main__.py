@@ -288,7 +288,7 @@ async def jobs_of(
     reconciler = Reconciler(jobs, clock=context.clock)
     of_datasets = DatasetObjects(
         jobs, datasets(kube, namespace="" if settings.objects_all_namespaces else namespace), namespace=namespace,
-        clock=context.clock, of_jobs=lambda: reconciler.objects.values(), changed=reconciler.dataset_changed,
+        clock=context.clock, of_jobs=reconciler.known_objects, changed=reconciler.dataset_changed,
     )
     following: list[Component] = [reconciler, of_datasets]
     if settings.job_metrics_s:

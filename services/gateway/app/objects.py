@@ -135,7 +135,7 @@ class ModelObjects:
         generation, before_status = int(thing["metadata"].get("generation", 0)), thing.get("status") or {}
         try:
             wanted = rules.asked(thing, own_namespace=self._namespace)
-            return await self._follow(thing, wanted, known)
+            told, again_s = await self._follow(thing, wanted, known)
         except (MeshFault, ResourceExhausted) as error:
             if not isinstance(error, Aborted):
                 told = rules.waits(error, generation=generation, before=before_status, now=self._clock.now())
@@ -143,15 +143,18 @@ class ModelObjects:
             raise
         except CallerError as error:
             told = rules.refused(error, generation=generation, before=before_status, now=self._clock.now())
-            await self._tell(thing, told)
-            return REFUSED_S
+            again_s = REFUSED_S
+        if told is not None:
+            await self._tell(thing, told)       # what the API server says to it is nothing about the specification
+        return again_s
 
-    async def _follow(self, thing: Object, wanted: Asked, known: Known) -> float:
+    async def _follow(self, thing: Object, wanted: Asked, known: Known) -> tuple[dict[str, Any] | None, float]:
+        """What is to be told (None: nothing yet), and seconds after which to look again."""
         before = thing.get("status") or {}
         version_before = known.version or str(before.get("version") or "")
         record = await self._version(wanted, known)
         if record is None:
-            return SOON_S
+            return None, SOON_S
         is_done = known.done == wanted.generation or (
             not known.done and before.get("observedGeneration") == wanted.generation
         )
@@ -170,8 +173,7 @@ class ModelObjects:
             wanted, record, ready=ready, replicas=self._counted(record), trouble=trouble, before=before,
             now=self._clock.now(),
         )
-        await self._tell(thing, told)
-        return SOON_S if record.state is State.LOADING else LOOK_S
+        return told, SOON_S if record.state is State.LOADING else LOOK_S
 
     async def _version(self, wanted: Asked, known: Known) -> ModelVersion | None:
         """The object's version, registered where it is not; None while another gateway is to do so."""
@@ -212,11 +214,11 @@ class ModelObjects:
         if known.load is not None:
             if not known.load.done():
                 return
-            if not known.load.cancelled() and isinstance(known.load.result(), MeshError):
+            load, known.load = known.load, None
+            if not load.cancelled() and (load.exception() is not None or isinstance(load.result(), MeshError)):
                 known.failures += 1
                 pause_s = min(LAST_RELOAD_S, FIRST_RELOAD_S * 2.0 ** (known.failures - 1))
                 known.reload_at = self._clock.monotonic() + pause_s
-            known.load = None
         is_here = self._models.serving.find(record.name, record.version) is not None
         now = self._clock.monotonic()
         match rules.act(record, load=wanted.load, is_here=is_here, is_done=is_done, is_other=is_other):

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from recmesh.crd.kinds import DATASET_FINALIZER
-from recmesh.crd.reconciling import Key, Reconciling
+from recmesh.crd.reconciling import Key, Reconciling, key_of
 from recmesh.crd.telling import ThingRef
 from recmesh.crd.things import Object, Things, go_with_namespace, is_held
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import Aborted, CallerError, MeshFault, NotFound, ResourceExhausted
+from recmesh.runtime.errors import Aborted, CallerError, InvalidArgument, MeshFault, NotFound, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.dataset import DatasetSpec
 from services.jobmaster.app.context import Context
@@ -26,6 +28,8 @@ LOOK_S = 3.0
 """Jobs that name a dataset come and go, and so do buckets: each object is looked at so often."""
 REFUSED_S = 30.0
 """What was refused may be right by now: files that were not there."""
+SOON_S = 0.5
+"""While it is not known which jobs there are."""
 COUNT_S = 300.0
 """Files are counted anew so often."""
 
@@ -46,11 +50,12 @@ class DatasetObjects:
     name = "dataset objects"
 
     def __init__(
-        self, jobs: Jobs, things: Things, *, namespace: str, clock: Clock, of_jobs: Callable[[], Iterable[Object]],
+        self, jobs: Jobs, things: Things, *, namespace: str, clock: Clock,
+        of_jobs: Callable[[], Iterable[Object] | None],
         changed: Callable[[str, str], None] = lambda namespace, name: None,
     ) -> None:
-        """namespace: the mesh's own, whose datasets have names without one. of_jobs: all TrainingJob objects. changed:
-        is told (namespace, name) of datasets that jobs may have waited for."""
+        """namespace: the mesh's own, whose datasets have names without one. of_jobs: all TrainingJob objects; None:
+        they are not known yet. changed: is told (namespace, name) of datasets that jobs may have waited for."""
         self._jobs, self._things, self._namespace, self._clock = jobs, things, namespace, clock
         self._of_jobs, self._changed = of_jobs, changed
         self._known: dict[Key, Known] = {}
@@ -85,7 +90,9 @@ class DatasetObjects:
         if not self._jobs.holds(in_mesh):
             self._known.pop(key, None)
             return LOOK_S
-        users = rules.users(thing, self._of_jobs())
+        if (jobs := self._of_jobs()) is None:
+            return SOON_S           # to take them for none would remove what they use
+        users = rules.users(thing, jobs)
         if thing["metadata"].get("deletionTimestamp"):
             return await self._end(thing, in_mesh, users)
         if not is_held(thing, DATASET_FINALIZER):
@@ -137,10 +144,21 @@ class DatasetObjects:
             await self._tell(thing, name, rules.held(thing, users, now=self._clock.now()))
             return LOOK_S
         self._context.may_write(name)
-        await self._context.peers.shards.remove_dataset(name)
+        if await self._is_its_own(thing, name):
+            await self._context.peers.shards.remove_dataset(name)
         if is_held(thing, DATASET_FINALIZER):
             await self._things.hold(thing, held=False)
         return None
+
+    async def _is_its_own(self, thing: Object, name: str) -> bool:
+        """Whether the registered dataset is of this object: where that was refused, somebody else may have the name."""
+        if "revision" in (thing.get("status") or {}) or key_of(thing) in self._known:
+            return True
+        try:                        # it may have been registered, and not told of, before a restart
+            _, spec = rules.asked(thing, own=self._namespace)
+            return DatasetSpec.parse(orjson.loads(await self._context.peers.shards.dataset(name))) == spec
+        except (InvalidArgument, NotFound):
+            return False
 
     async def _tell(self, thing: Object, name: str, told: dict[str, Any]) -> None:
         before = thing.get("status") or {}

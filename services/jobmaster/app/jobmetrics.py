@@ -59,7 +59,7 @@ class JobMetrics:
         runs, now = self._runs(), self._clock.monotonic()
         for job_id in self._known.keys() - runs.keys():
             del self._known[job_id]
-        due: list[tuple[float, Run, Known, dict[str, Any]]] = []
+        waiting: list[tuple[Run, Known]] = []
         for job_id, run in runs.items():
             ref = run.job.object
             if ref is None or run.job.intent.delete:
@@ -67,13 +67,19 @@ class JobMetrics:
             known = self._known.get(job_id)
             if known is None or known.ref != ref:
                 known = self._known[job_id] = Known(ref)
-            if now < known.due:
-                continue
+            if now >= known.due:
+                waiting.append((run, known))
+        waiting.sort(key=lambda item: item[1].due)
+        due: list[tuple[Run, Known, dict[str, Any]]] = []
+        for run, known in waiting:
+            if len(due) == MOST_AT_ONCE:
+                break               # of those behind nothing is measured either: they are very many
             told = rules.measured(run.status, run.vitals.beats, now=self._clock.now())
-            if not rules.is_same(told, known.told):
-                due.append((known.due, run, known, told))
-        due.sort(key=lambda item: item[0])
-        await asyncio.gather(*(self._write(run, known, told) for _, run, known, told in due[:MOST_AT_ONCE]))
+            if rules.is_same(told, known.told):
+                known.due = now + self._every_s
+            else:
+                due.append((run, known, told))
+        await asyncio.gather(*(self._write(*each) for each in due))
         return LOOK_S
 
     async def _write(self, run: Run, known: Known, told: dict[str, Any]) -> None:

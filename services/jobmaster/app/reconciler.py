@@ -8,6 +8,7 @@ takes more.
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +97,10 @@ class Reconciler:
     async def wait(self) -> None:
         """Raises what ended one of its tasks."""
         await asyncio.gather(*(asyncio.shield(task) for task in self._tasks))
+
+    def known_objects(self) -> Collection[Object] | None:
+        """All that there are; None before the first list of them."""
+        return self.objects.values() if self._listed else None
 
     def dataset_changed(self, namespace: str, name: str) -> None:
         """Objects that wait for the dataset are looked at."""

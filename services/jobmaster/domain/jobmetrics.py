@@ -1,5 +1,6 @@
 """What a JobMetrics object tells of a job: how fast it trains, how well, and what its processes use."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def measured(status: JobStatus, beats: Mapping[RoleKey, Beat], *, now: float) ->
         "observed": moment(now), "phase": status.phase, "samples": status.samples,
         "samples_per_s": _rounded(status.samples_per_s),
         "loss": _maybe(weighted(workers, "loss")), "auc": _maybe(weighted(workers, "auc")),
-        "metrics": {name: _rounded(value) for name, value in status.metrics.items()},
+        "metrics": {name: _rounded(value) for name, value in status.metrics.items() if math.isfinite(value)},
     }
     if status.partitions and not status.has_ended:
         told |= {"lag_s": _rounded(status.lag_s), "lag_messages": status.lag_messages}
@@ -69,4 +70,5 @@ def _rounded(value: float) -> float:
 
 
 def _maybe(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+    """None, too, for what no JSON has: the loss of a job that diverges may be NaN."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")

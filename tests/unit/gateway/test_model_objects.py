@@ -1,20 +1,23 @@
 """ModelService objects over fakes: what becomes of them, what is told, and who does it of several gateways."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recmesh.crd.kinds import MODEL_FINALIZER
-from recmesh.runtime.errors import InvalidArgument, Unavailable
-from services.gateway.app.objects import FIRST_RELOAD_S, ModelObjects
+from recmesh.crd.telling import Ref, Told
+from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unavailable
+from services.gateway.app.objects import FIRST_RELOAD_S, LOADING_S, ModelObjects
 from services.gateway.domain import objects as rules
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.objects import Act
 from services.gateway.domain.traffic import Traffic
 from services.gateway.store.replicas import Replicas
 from services.gateway.store.webhooks import OBJECTS, Lease
-from tests.support.gateway import FakeBucket, Gateway, gateway
+from tests.support.gateway import FakeBucket, FakeEntry, Gateway, gateway
 from tests.support.things import FakeThings
 
 pytestmark = pytest.mark.asyncio
@@ -281,6 +284,43 @@ async def test_while_the_registry_is_away_the_object_waits_and_is_not_carried_ou
     one.made.bucket.keys = there                                  # type: ignore[method-assign]  # as it was
     await one.look()
     assert one.things.status("tiny")["phase"] == "Ready"
+
+
+async def test_a_load_that_lost_the_registry_is_begun_again(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    get = one.made.bucket.get
+
+    async def lost(key: str) -> FakeEntry | None:
+        task = asyncio.current_task()
+        if task is not None and task.get_name().startswith("load "):
+            raise Unavailable("NATS is away", reason="NO_NATS")
+        return await get(key)
+
+    one.made.bucket.get = lost          # type: ignore[method-assign]  # for a while
+    one.things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    assert one.things.status("tiny")["phase"] == "Loading" and not one.serves("tiny", "1")
+    one.made.bucket.get = get           # type: ignore[method-assign]  # as it was
+    one.made.clock.time += LOADING_S
+    await one.objects.beat()
+    await one.look()
+    assert one.things.status("tiny")["phase"] == "Ready" and one.serves("tiny", "1")
+
+
+async def test_an_api_server_that_takes_no_events_says_nothing_of_the_specification(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+
+    async def refuses(ref: Ref, told: Told) -> None:
+        raise PermissionDenied("events is forbidden", reason="Forbidden")
+
+    one.things.tell = refuses           # type: ignore[method-assign]  # for good
+    one.things.put("tiny", {"uri": one.made.folder()})
+    phases = []
+    for _ in range(4):
+        with suppress(PermissionDenied):
+            await one.look()
+        phases.append(one.things.status("tiny")["phase"])
+    assert phases[-1] == "Ready" and "Refused" not in phases
 
 
 async def test_an_earlier_text_answers_again_where_all_versions_stay(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest_asyncio
 
 from recmesh.crd.kinds import DATASET_FINALIZER
 from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.spec.dataset import DatasetSpec
 from services.jobmaster.app.datasets import COUNT_S, DatasetObjects
+from services.jobmaster.app.reconciler import Reconciler
 from services.jobmaster.domain import datasets as rules
 from tests.support.job_fakes import LoopClock
 from tests.support.job_world import spec
@@ -34,7 +36,7 @@ class DatasetWorld(ObjectWorld):
         reconciler = self.reconciler
         self.following = DatasetObjects(
             self.jobs, self.datasets, namespace=NAMESPACE, clock=LoopClock(),
-            of_jobs=lambda: reconciler.objects.values(), changed=reconciler.dataset_changed,
+            of_jobs=reconciler.known_objects, changed=reconciler.dataset_changed,
         )
         await self.following.start()
 
@@ -133,6 +135,42 @@ async def test_a_dataset_is_held_while_a_job_uses_it(world: DatasetWorld) -> Non
     assert (in_use["status"], in_use["reason"], in_use["message"]) == ("True", "NamedByJobs", "user")
     assert world.datasets.events[-1].is_warning
     await world.until_told("user", phase="Succeeded")
+    await world.until(lambda: world.datasets.things == {})
+    assert world.shards.datasets == {}
+
+
+async def test_a_dataset_is_not_removed_before_jobs_are_known(world: DatasetWorld) -> None:
+    await world.begin()
+    world.datasets.put("clicks", DATA)
+    await world.until_dataset("clicks", phase="Ready")
+    world.objects.put("user", job(training={"epochs": 50, "batch_size": 4}))
+    await world.until_told("user", phase="Running")
+    assert world.reconciler is not None and world.following is not None
+    await world.following.stop()
+    await world.reconciler.stop()
+    world.datasets.ask_to_delete("clicks")
+    world.reconciler = Reconciler(world.jobs, clock=LoopClock())        # of the next jobmaster
+    world.following = DatasetObjects(
+        world.jobs, world.datasets, namespace=NAMESPACE, clock=LoopClock(), of_jobs=world.reconciler.known_objects
+    )
+    await world.following.start()
+    await LoopClock().sleep(2.0)
+    assert "clicks" in world.shards.datasets
+    await world.reconciler.start()
+    await world.until_dataset("clicks", phase="Deleting", jobs=["user"])
+    assert "clicks" in world.shards.datasets
+
+
+async def test_a_refused_object_takes_no_dataset_of_that_name_along(world: DatasetWorld) -> None:
+    await world.begin()
+    await world.shards.register_dataset("clicks", DatasetSpec.parse(DATA | {"name": "clicks"}).model_dump_json())
+    world.datasets.put("clicks", {"features": []})
+    await world.until_dataset("clicks", phase="Refused")
+    world.datasets.ask_to_delete("clicks")
+    await world.until(lambda: world.datasets.things == {})
+    assert "clicks" in world.shards.datasets
+    # One that was registered, and could not be told of before its jobmaster died, goes.
+    world.datasets.put("clicks", DATA, finalizers=[DATASET_FINALIZER], deletionTimestamp="2026-11-23T12:00:00Z")
     await world.until(lambda: world.datasets.things == {})
     assert world.shards.datasets == {}
 

@@ -159,3 +159,36 @@ async def test_what_is_measured_is_of_processes_that_live() -> None:
         ],
     }
     assert rules.is_same(told, told | {"observed": "later"}) and not rules.is_same(told, told | {"samples": 1001})
+
+
+async def test_what_no_json_has_is_left_out() -> None:
+    status = JobStatus(
+        job_id="j", phase=Phase.RUNNING, roles=(RoleState(role="worker", index=0, stage="running"),),
+        metrics={"eval_auc": float("nan"), "eval_loss": 0.5},
+    )
+    beats = {("worker", 0): Beat(at=1, incarnation="b", loss=float("nan"), auc=float("inf"), window_samples=10)}
+    told = rules.measured(status, beats, now=0.0)
+    assert "loss" not in told and "auc" not in told and told["metrics"] == {"eval_loss": 0.5}
+
+
+async def test_only_what_can_be_written_now_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, clock, count = FakeBoard(), LoopClock(), 3 * MOST_AT_ONCE
+    world = ObjectWorld()
+    await world.begin()
+    for number in range(count):
+        world.objects.put(f"job-{number}", body())
+    await world.until(lambda: len(world.jobs.runs()) == count)
+    measured, calls = rules.measured, []
+
+    def counted(status: JobStatus, *args: Any, **names: Any) -> dict[str, Any]:
+        calls.append(status.job_id)
+        return measured(status, *args, **names)
+
+    monkeypatch.setattr(rules, "measured", counted)
+    metrics = JobMetrics(board, world.jobs.runs, clock=clock, every_s=EVERY_S, may_write=lambda job_id: None)
+    await metrics.look()
+    assert len(calls) == len(board.told) == MOST_AT_ONCE
+    await metrics.look()
+    await metrics.look()
+    assert len(board.told) == count == len(set(calls))
+    await world.close()
