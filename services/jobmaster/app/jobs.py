@@ -104,8 +104,8 @@ class Jobs:
         await self.hold(range(BUCKETS))
 
     async def follow(self) -> None:
-        """Lets go of all jobs; their processes go on."""
-        await self.release(self.buckets)
+        """Lets go of all jobs, also of those of buckets that were just being taken; their processes go on."""
+        await self.release(range(BUCKETS))
 
     async def hold(self, buckets: Iterable[int]) -> None:
         """Runs the jobs of these buckets, too, from now on; their processes are found by the runners."""
@@ -120,6 +120,7 @@ class Jobs:
     async def release(self, buckets: Iterable[int]) -> None:
         """Lets go of the jobs of these buckets; their processes go on. What is being written for them is waited for."""
         old = frozenset(buckets)
+        given = self.buckets & old
         self.buckets -= old
         async with self._submitting:            # what is being accepted is stored, and will be found by the next holder
             runners = [runner for job_id, runner in self.runners.items() if bucket_of(job_id) in old]
@@ -127,8 +128,8 @@ class Jobs:
                 del self.runners[runner.run.job_id]
             self.unreadable = {job_id: run for job_id, run in self.unreadable.items() if bucket_of(job_id) not in old}
         await asyncio.gather(*(runner.stop() for runner in runners))
-        if old:
-            logger.info("%d bucket(s) let go, %d job(s) in them; held: %d", len(old), len(runners), len(self.buckets))
+        if given or runners:
+            logger.info("%d bucket(s) let go, %d job(s) in them; held: %d", len(given), len(runners), len(self.buckets))
 
     async def sweep(self) -> None:
         """Takes in jobs of held buckets that were stored by a jobmaster which held them before, after this one had
