@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 from prometheus_client import REGISTRY
 
@@ -86,7 +86,7 @@ def collect() -> dict[str, frozenset[str]]:
 
     desk = {**Desk(Settings()).state(), "refused": {"DEADLINE": 1}}
     model = {"queued": 0, "running": 0, "answered": 1}
-    states = [
+    states: list[dict[str, Any]] = [
         {"role": "hn", "models": {"ctr/1": model}, "admission": desk},
         {"role": "cn", "models": {"ctr/1": {"queued": 0, "calls": 1, "hedges": 0}}, "requests": 0},
     ]
@@ -99,7 +99,7 @@ def collect() -> dict[str, frozenset[str]]:
         "j", "o", "Running", 1, 2, 1.0, 0, 0, snapshot_at=1.0, snapshot_every_s=1.0, lag_s=1.0, roles={"ps": role},
         metrics={"loss": 1.0},
     )
-    served = families([({PROCESS: "1"}, state) for state in states], labels=[PROCESS])
+    served = families((({PROCESS: "1"}, state) for state in states), labels=[PROCESS])
     for family in [*JobCollector(lambda: [job]).collect(), *served, *REGISTRY.collect()]:
         for sample in family.samples:
             found.setdefault(sample.name, frozenset(sample.labels))
