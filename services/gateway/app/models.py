@@ -210,22 +210,23 @@ class Models:
             loaded = self.serving.find(name, version)
             if loaded is None or loaded.runtime != self._runtime(records[version]):
                 record = await self._mark(records[version], State.LOADING)
-                self._load_later(record)
+                self.load_later(record)
         for aside in rules.put_aside(records.values()) if traffic.keeps_all else ():
             if aside.version not in traffic.needed:
-                self._load_later(await self._mark(aside, State.LOADING), behind=True)
+                self.load_later(await self._mark(aside, State.LOADING), behind=True)
         return traffic
 
-    def _load_later(self, record: ModelVersion, *, behind: bool = False) -> "asyncio.Task[ModelVersion | MeshError]":
+    def load_later(self, record: ModelVersion, *, behind: bool = False) -> "asyncio.Task[ModelVersion | MeshError]":
+        """Load a version that is marked as loading, in the background; the task's result may be why it could not be."""
         return self._background(lambda: self._load(record, behind=behind), f"load {record.key}")
 
     async def begin_load(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
         """As `load`, which goes on after this returns; the task's result is why it could not be."""
-        return self._load_later(await self._mark(record, State.LOADING))
+        return self.load_later(await self._mark(record, State.LOADING))
 
     def join(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
         """Serve a version here that other gateways serve already, as `begin_load`: for them nothing changes."""
-        return self._load_later(record)
+        return self.load_later(record)
 
     def drop(self, name: str, version: str) -> None:
         """Serve a version here no more, whatever the registry has of it."""
