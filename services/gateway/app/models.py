@@ -224,7 +224,7 @@ class Models:
         return traffic
 
     def load_later(self, record: ModelVersion, *, behind: bool = False) -> "asyncio.Task[ModelVersion | MeshError]":
-        """Load a version that is marked as loading, in the background; the task's result is why it could not be."""
+        """Load a version that is marked as loading, in the background; the task's result may be why it could not be."""
         return self._background(lambda: self._load(record, behind=behind), f"load {record.key}")
 
     async def begin_load(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
