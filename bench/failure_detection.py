@@ -2,8 +2,8 @@
 
 30 light workers (a model of numpy) on this machine, killed with SIGKILL while they train; then 10 in pods of the
 cluster that KUBECONFIG names, which has the dev overlay and whose node is this machine: their processes are killed,
-too, and nobody is told. A replacement is created when its process begins (by the kernel's clock; of a pod: when a
-watch shows it), and runs when it has registered with jobmaster, which is behind its imports.
+too, and nobody is told. A pod has a tenth of a core. A replacement is created when its process begins (by the kernel's
+clock; of a pod: when a watch shows it), and runs when it has registered with jobmaster, which is behind its imports.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from recmesh.client.rest import Client
 from recmesh.client.views import Job, Role
 
 WORKERS, PODS = 30, 10
+POD = {"cpu": "100m", "memory": "512Mi"}
+"""Of each pod, so that a node of two cores has room for all beside the mesh: a start has a tenth of a core, then."""
 ROUNDS, QUICK_ROUNDS = 3, 1
 ROWS, STEP_S = 100_000, 1.0
 PATIENCE_S = 300.0
@@ -117,7 +120,7 @@ def _pods_round(archive: bytes, rows: Path, number: int) -> Replaced:
     address = f"http://{service['clusterIP']}:8000"
     with (
         Client(address, api_key=b64decode(key).decode()) as client,
-        _job(client, archive, file, f"killed-pods-{number}", PODS) as job_id,
+        _job(client, archive, file, f"killed-pods-{number}", PODS, size=POD) as job_id,
     ):
         pids = _in_pods(job_id)
         if len(pids) != PODS:
@@ -161,14 +164,18 @@ def _first_seen(job_id: str) -> Iterator[dict[str, float]]:
 
 
 @contextlib.contextmanager
-def _job(client: Client, archive: bytes, file: str, name: str, workers: int) -> Iterator[str]:
+def _job(
+    client: Client, archive: bytes, file: str, name: str, workers: int, *,
+    size: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[str]:  # fmt: skip
     """Its id, once all workers train; deleted at the end."""
     job_id = client.submit({
         "name": name, "model": {"entrypoint": "light:main", "code": client.upload_code(archive)},
         "data": {"source": {"format": "parquet", "files": [file]}, "label": "label", "features": [{"name": "item"}]},
         "training": {"batch_size": 50, "shard_batches": 4, "epochs": 20}, "export": None, "backoff_limit": 1000,
         "roles": {
-            "ps": {"replicas": 1}, "worker": {"replicas": workers, "max": workers, "env": {"STEP_S": str(STEP_S)}},
+            "ps": {"replicas": 1, **size},
+            "worker": {"replicas": workers, "max": workers, "env": {"STEP_S": str(STEP_S)}, **size},
         },
     }).job_id
     try:

@@ -116,6 +116,8 @@ def calls(service: str) -> list[Panel]:
 
 JOB = 'job_id=~"$job_id"'
 MODEL = 'model=~"$model"'
+KEY = 'model=~"($model)/.*"'
+"""CNs and HNs know models by name and version."""
 OWN: Mapping[str, tuple[str, str, Sequence[Panel]]] = {
     "overview": ("recmesh", "", [
         tile("services ready", "short", f"count(max by (job) ({of('recmesh_ready')}) == 1) or vector(0)", bad_below=6),
@@ -255,6 +257,18 @@ OWN: Mapping[str, tuple[str, str, Sequence[Panel]]] = {
         lines("Processes started or ended", "short",
               (rate("recmesh_gateway_model_scalings_total", MODEL, "model, kind, outcome"),
                "{{model}} {{kind}} {{outcome}}")),
+        lines("CN and HN: requests that wait for a model", "short",
+              (f"sum by (model) ({of('recmesh_hn_queued', KEY)})", "HN {{model}}"),
+              (f"sum by (model) ({of('recmesh_cn_queued', KEY)})", "CN {{model}}")),
+        lines("HN: requests answered", "reqps", (rate("recmesh_hn_answered_total", KEY, "model"), "{{model}}")),
+        lines("CN: HNs asked", "reqps", (rate("recmesh_cn_calls_total", KEY, "model"), "{{model}}"),
+              (rate("recmesh_cn_hedges_total", KEY, "model"), "{{model}}, a second one")),
+        lines("HN: admission", "reqps", (rate("recmesh_hn_admission_asked_total"), "asked"),
+              (rate("recmesh_hn_admission_granted_total"), "granted"),
+              (rate("recmesh_hn_admission_refused_total", "", "reason"), "refused: {{reason}}")),
+        lines("HN: window and bytes on the way", "bytes",
+              (f"sum({of('recmesh_hn_admission_window_bytes')})", "window"),
+              (f"sum({of('recmesh_hn_admission_in_flight_bytes')})", "on the way")),
         lines("Snapshot that is served", "short",
               (of("recmesh_gateway_fresh_version", MODEL), "{{model}} {{version}}")),
         lines("From commit to service", "s",

@@ -84,6 +84,7 @@ def submit(
 
 def jobs(
     owner: Annotated[str, typer.Option(help="Only this owner's.")] = "",
+    namespace: Annotated[str, typer.Option(help="Only of this namespace.")] = "",
     phase: Annotated[
         str, typer.Option(help="Only those in this phase.", autocompletion=completion.phases)
     ] = "",
@@ -93,7 +94,7 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with connect(home) as mesh:
-        page = mesh.jobs(owner=owner, phase=phase, limit=limit)
+        page = mesh.jobs(owner=owner, phase=phase, limit=limit, namespace=namespace)
     if shape.is_document:
         output.print_document(page.model_dump(), shape)
         return

@@ -1,4 +1,4 @@
-"""webhook create, list, get, test, rotate, dead, delete: events by HTTP."""
+"""webhook create, list, get, change, test, rotate, dead, retry, delete: events by HTTP."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from recmesh.runtime.errors import InvalidArgument
 NameArgument = Annotated[
     str, typer.Argument(help="Name of the webhook.", metavar="NAME", autocompletion=completion.webhooks)
 ]
+_RETRIED_AT_ONCE = 10
 NewNameArgument = Annotated[str, typer.Argument(help="What to call it.", metavar="NAME")]
 SecretOption = Annotated[
     Path | None, typer.Option("--secret-file", help="File with its secret, whsec_...; else one is made.")
@@ -25,7 +26,7 @@ SecretOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this module."""
     group = group_of(name="webhook", help="Events of the mesh by HTTP, signed.")
-    for verb in (create, list_webhooks, get, test, rotate, dead, delete):
+    for verb in (create, list_webhooks, get, change, test, rotate, dead, retry, delete):
         group.command(verb.__name__.removesuffix("_webhooks"))(verb)
     app.add_typer(group)
 
@@ -126,10 +127,66 @@ def dead(name: NameArgument, home: HomeOption = None, shape: ShapeOption = Shape
         output.print_document(found, shape)
         return
     rows = [
-        [output.clock(each["at"]), each["type"], each["subject"], str(each["attempts"]), each["reason"]]
+        [output.clock(each["at"]), each["id"], each["type"], each["subject"], str(each["attempts"]), each["reason"]]
         for each in found
     ]
-    output.print_table(["given up", "type", "of", "attempts", "why"], rows, empty="None was given up.")
+    output.print_table(["given up", "id", "type", "of", "attempts", "why"], rows, empty="None was given up.")
+
+
+def change(
+    name: NameArgument,
+    url: Annotated[str | None, typer.Option(help="Where events go.", metavar="URL")] = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", help="Type of event, or a pattern such as job.* (repeat for more), in place of all before.",
+            autocompletion=completion.event_types,
+        ),
+    ] = None,
+    namespace: Annotated[list[str] | None, typer.Option(help="In place of all before (repeat for more).")] = None,
+    job: Annotated[list[str] | None, typer.Option(help="By id, in place of all before (repeat for more).")] = None,
+    description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on, where its receiver had stopped it.")] = False,
+    home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
+) -> None:
+    """Send it elsewhere, or other events; it goes on from where it is."""
+    given = {"url": url, "types": types, "namespaces": namespace, "jobs": job, "description": description}
+    body = {key: value for key, value in given.items() if value is not None} | ({"resume": True} if resume else {})
+    if not body:
+        raise InvalidArgument("say what is to be another: --url, --type, --namespace, --job, --description or --resume")
+    with connect(home) as mesh:
+        found = mesh.change_webhook(name, body)
+    output.print_done(found, shape, f"{found['name']} sends {', '.join(found['types'])} to {found['url']}.")
+
+
+def retry(
+    name: NameArgument,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Of events, as `dead` lists them; else all.", metavar="[ID...]")
+    ] = None,
+    home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
+) -> None:
+    """Send events again that were given up, oldest first, until one is not taken; exit code 1 then."""
+    from recmesh.runtime.progress import Progress
+
+    taken: list[str] = []
+    found: dict[str, Any] = {"left": 0, "answer": "", "failed": ""}
+    with connect(home) as mesh, Progress(f"retry {name}", unit="events", quiet=shape.is_document) as progress:
+        wanted = ids or [str(each["id"]) for each in mesh.webhook_dead_letters(name, limit=1000)]
+        for at in range(0, len(wanted), _RETRIED_AT_ONCE):
+            progress.update(len(taken), total=len(wanted))
+            found = mesh.retry_webhook(name, wanted[at : at + _RETRIED_AT_ONCE])
+            taken += found["taken"]
+            if found["answer"]:
+                break
+    left = len(wanted) - len(taken)
+    document = {"taken": taken, "left": left, "answer": found["answer"], "failed": found["failed"]}
+    why = f"; {left} are left, as {found['failed']} was answered with {found['answer']}" if found["answer"] else ""
+    output.print_done(document, shape, f"{len(taken)} were taken{why}." if wanted else "None was given up.")
+    if found["answer"]:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def delete(name: NameArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:

@@ -41,6 +41,8 @@ _DELETE_S = 75.0
 """Longer than the server takes to stop a job."""
 _VERIFY_S = 3600.0
 """Every byte of every snapshot is read."""
+_RETRY_S = 1600.0
+"""A hundred events, each of which a slow receiver may answer after 15 s."""
 _STREAM_SILENCE_S = 60.0
 """Longer than the server's keep-alives; a stream silent for so long is opened again."""
 
@@ -130,9 +132,13 @@ class Client:
         params = {"dry_run": "true"} if dry_run else {}
         return self._view(Job, "POST", "/v1/jobs", json=values, params=params, headers=headers, retry=True)
 
-    def jobs(self, *, owner: str = "", phase: str = "", limit: int = 100, page_token: str = "") -> JobPage:
+    def jobs(
+        self, *, owner: str = "", phase: str = "", limit: int = 100, page_token: str = "", namespace: str = ""
+    ) -> JobPage:
         """One page of jobs, newest first."""
-        params = {"owner": owner, "phase": phase, "limit": limit, "page_token": page_token}
+        params = {
+            "owner": owner, "phase": phase, "limit": limit, "page_token": page_token, "namespace": namespace,
+        }
         return self._view(JobPage, "GET", "/v1/jobs", params={key: v for key, v in params.items() if v})
 
     def job(self, job_id: str) -> Job:
@@ -353,6 +359,16 @@ class Client:
     def rotate_webhook(self, name: str, secret: str = "") -> dict[str, Any]:
         """Another secret, made unless one is given; for a day the one before signs, too."""
         return self._mapping("POST", f"/v1/webhooks/{_part(name)}:rotate", json={"secret": secret})
+
+    def change_webhook(self, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
+        """Another `url`, `types`, `namespaces`, `jobs`, `mode`, `description`; `resume` lets a stopped one go on."""
+        return self._mapping("PATCH", f"/v1/webhooks/{_part(name)}", json=dict(change))
+
+    def retry_webhook(self, name: str, ids: Sequence[str] = ()) -> dict[str, Any]:
+        """Sends dead letters again, all or those named, 100 at most: `taken` (ids), `left`, and the `answer` to the one
+        that was not taken (`failed`), after which none was sent."""
+        path = f"/v1/webhooks/{_part(name)}:retry"
+        return self._mapping("POST", path, json={"ids": list(ids)}, timeout_s=_RETRY_S)
 
     def webhook_dead_letters(self, name: str, *, limit: int = 100) -> list[dict[str, Any]]:
         """Events that were given up, oldest first, with the reason."""

@@ -88,7 +88,7 @@ _TOO_LONG = "makes a name of more than 63 characters together with the model's"
 KINDS = (
     Kind(
         "TrainingJob", "trainingjobs", ("tj",), TrainingJob, kinds.TrainingJobStatus, scales=True,
-        left_out=("api_version",), optional=("name",),
+        left_out=("api_version", "namespace"), optional=("name",),
         columns=(
             Column("Phase", ".status.phase"),
             Column("Workers", ".status.ready_workers", about="At work / wanted."),

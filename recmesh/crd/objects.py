@@ -1,8 +1,8 @@
 """Jobs as objects, and objects as jobs.
 
-An object's `spec` has the shape of the job (docs/reference/job.md) without `api_version`, and `name` where it is the
-object's own. Numbers that may be written as texts are whole numbers or texts in objects, for the API server knows no
-field that takes both a fraction and a text: 0.5 cores are `500m`.
+An object's `spec` has the shape of the job (docs/reference/job.md) without `api_version` and `namespace`, and `name`
+where it is the object's own. Numbers that may be written as texts are whole numbers or texts in objects, for the API
+server knows no field that takes both a fraction and a text: 0.5 cores are `500m`.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,7 @@ def training_job(
     """The object of a job as it was submitted; it says no more than the user did. name: another than the job's."""
     spec = written(job)
     spec.pop("api_version", None)
+    spec.pop("namespace", None)
     if not name or name == job.name:
         spec.pop("name", None)
     return {
@@ -41,7 +42,8 @@ def training_job(
 
 def job_document(thing: Mapping[str, Any]) -> dict[str, Any]:
     """What an object asks for, as it would be submitted."""
-    return {"name": thing["metadata"]["name"], **(thing.get("spec") or {})}
+    metadata = thing["metadata"]
+    return {"name": metadata["name"], **(thing.get("spec") or {}), "namespace": metadata["namespace"]}
 
 
 def written(spec: BaseModel) -> dict[str, Any]:

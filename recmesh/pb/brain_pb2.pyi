@@ -53,6 +53,7 @@ class JobMeta(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     DEADLINE_FIELD_NUMBER: builtins.int
     SUBMITTED_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     owner: builtins.str
     model: builtins.str
@@ -67,6 +68,8 @@ class JobMeta(google.protobuf.message.Message):
     priority: builtins.int
     deadline: builtins.float
     submitted: builtins.float
+    namespace: builtins.str
+    """whose quota bounds it, where there is one"""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -87,8 +90,9 @@ class JobMeta(google.protobuf.message.Message):
         priority: builtins.int = ...,
         deadline: builtins.float = ...,
         submitted: builtins.float = ...,
+        namespace: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "data_bytes", b"data_bytes", "data_rows", b"data_rows", "deadline", b"deadline", "dense_parameters", b"dense_parameters", "dim", b"dim", "epochs", b"epochs", "framework", b"framework", "job_id", b"job_id", "labels", b"labels", "model", b"model", "owner", b"owner", "priority", b"priority", "submitted", b"submitted", "tables", b"tables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "data_bytes", b"data_bytes", "data_rows", b"data_rows", "deadline", b"deadline", "dense_parameters", b"dense_parameters", "dim", b"dim", "epochs", b"epochs", "framework", b"framework", "job_id", b"job_id", "labels", b"labels", "model", b"model", "namespace", b"namespace", "owner", b"owner", "priority", b"priority", "submitted", b"submitted", "tables", b"tables"]) -> None: ...
 
 Global___JobMeta: typing_extensions.TypeAlias = JobMeta
 
@@ -293,6 +297,7 @@ class Profile(google.protobuf.message.Message):
     IS_STEADY_FIELD_NUMBER: builtins.int
     ROLES_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     at: builtins.float
     workers: builtins.int
@@ -319,6 +324,7 @@ class Profile(google.protobuf.message.Message):
     is_steady: builtins.bool
     """nothing changed over the rate's window"""
     owner: builtins.str
+    namespace: builtins.str
     @property
     def roles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoleUse]:
         """all that the job has, but for what it shares"""
@@ -350,8 +356,9 @@ class Profile(google.protobuf.message.Message):
         is_steady: builtins.bool = ...,
         roles: collections.abc.Iterable[Global___RoleUse] | None = ...,
         owner: builtins.str = ...,
+        namespace: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "is_synchronous", b"is_synchronous", "job_id", b"job_id", "owner", b"owner", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "roles", b"roles", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "batch_size", b"batch_size", "compute_s", b"compute_s", "data_s", b"data_s", "hardware", b"hardware", "is_steady", b"is_steady", "is_synchronous", b"is_synchronous", "job_id", b"job_id", "namespace", b"namespace", "owner", b"owner", "ps", b"ps", "ps_busy_share", b"ps_busy_share", "ps_cpu", b"ps_cpu", "ps_cpu_limit", b"ps_cpu_limit", "ps_memory_bytes", b"ps_memory_bytes", "pull_s", b"pull_s", "push_s", b"push_s", "remaining", b"remaining", "roles", b"roles", "rows", b"rows", "samples", b"samples", "samples_per_s", b"samples_per_s", "worker_cpu", b"worker_cpu", "worker_cpu_limit", b"worker_cpu_limit", "workers", b"workers"]) -> None: ...
 
 Global___Profile: typing_extensions.TypeAlias = Profile
 
@@ -505,6 +512,7 @@ class FeedRequest(google.protobuf.message.Message):
     FREE_CPU_FIELD_NUMBER: builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     min: builtins.int
     max: builtins.int
@@ -518,6 +526,7 @@ class FeedRequest(google.protobuf.message.Message):
     free_memory_bytes: builtins.int
     """not set: unknown"""
     owner: builtins.str
+    namespace: builtins.str
     """whose quota bounds them"""
     @property
     def now(self) -> Global___RolePlan: ...
@@ -535,9 +544,10 @@ class FeedRequest(google.protobuf.message.Message):
         free_cpu: builtins.float | None = ...,
         free_memory_bytes: builtins.int | None = ...,
         owner: builtins.str = ...,
+        namespace: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "now", b"now"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "buffer_fill", b"buffer_fill", "cpu_idle", b"cpu_idle", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job_id", b"job_id", "max", b"max", "memory", b"memory", "min", b"min", "now", b"now", "owner", b"owner", "samples_per_s", b"samples_per_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "buffer_fill", b"buffer_fill", "cpu_idle", b"cpu_idle", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job_id", b"job_id", "max", b"max", "memory", b"memory", "min", b"min", "namespace", b"namespace", "now", b"now", "owner", b"owner", "samples_per_s", b"samples_per_s"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
     @typing.overload

@@ -84,10 +84,12 @@ class ListRequest(google.protobuf.message.Message):
     LIMIT_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
     owner: builtins.str
     phase: builtins.str
     limit: builtins.int
     page_token: builtins.str
+    namespace: builtins.str
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -98,8 +100,9 @@ class ListRequest(google.protobuf.message.Message):
         limit: builtins.int = ...,
         page_token: builtins.str = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        namespace: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "limit", b"limit", "owner", b"owner", "page_token", b"page_token", "phase", b"phase"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "limit", b"limit", "namespace", b"namespace", "owner", b"owner", "page_token", b"page_token", "phase", b"phase"]) -> None: ...
 
 Global___ListRequest: typing_extensions.TypeAlias = ListRequest
 
@@ -454,6 +457,7 @@ class Job(google.protobuf.message.Message):
     NOTES_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
     PINNED_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     owner: builtins.str
@@ -471,6 +475,8 @@ class Job(google.protobuf.message.Message):
     model_name: builtins.str
     model_version: builtins.str
     model_uri: builtins.str
+    namespace: builtins.str
+    """its object's, or as it was submitted"""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -519,9 +525,10 @@ class Job(google.protobuf.message.Message):
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         wanted: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         pinned: collections.abc.Mapping[builtins.str, builtins.bool] | None = ...,
+        namespace: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created", "ended", b"ended", "gen", b"gen", "job_id", b"job_id", "labels", b"labels", "message", b"message", "metrics", b"metrics", "model_name", b"model_name", "model_uri", b"model_uri", "model_version", b"model_version", "name", b"name", "notes", b"notes", "owner", b"owner", "phase", b"phase", "pinned", b"pinned", "progress", b"progress", "reason", b"reason", "roles", b"roles", "snapshot", b"snapshot", "spec_json", b"spec_json", "started", b"started", "transitions", b"transitions", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created", b"created", "ended", b"ended", "gen", b"gen", "job_id", b"job_id", "labels", b"labels", "message", b"message", "metrics", b"metrics", "model_name", b"model_name", "model_uri", b"model_uri", "model_version", b"model_version", "name", b"name", "namespace", b"namespace", "notes", b"notes", "owner", b"owner", "phase", b"phase", "pinned", b"pinned", "progress", b"progress", "reason", b"reason", "roles", b"roles", "snapshot", b"snapshot", "spec_json", b"spec_json", "started", b"started", "transitions", b"transitions", "wanted", b"wanted"]) -> None: ...
 
 Global___Job: typing_extensions.TypeAlias = Job
 

@@ -81,6 +81,7 @@ class Progress:
         self._lock = threading.Lock()
         self._done: float | None = None
         self._rate: float | None = None
+        self._rated_at = 0.0
         self._note = ""
         self._began = clock()
         self._told = 0
@@ -125,7 +126,7 @@ class Progress:
                 self._pace.observe(done, now)
             self.total = total or self.total
             self._note = self._note if note is None else note
-            self._rate = rate
+            self._rate, self._rated_at = rate, now
 
     def share(self) -> float | None:
         """0 to 1; None while the total or what is done is not known."""
@@ -147,7 +148,7 @@ class Progress:
         rate = self._rate if self._rate is not None else self._pace.per_s(now)
         left = self._pace.left_s(self.total, now) if self.total and self._timed else None
         if self._rate and self.total and self._done is not None:
-            left = max(0.0, (self.total - self._done) / self._rate)
+            left = (self.total - self._done) / self._rate - (now - self._rated_at)
         if self._done is not None:
             if self.total:
                 yield f"{min(1.0, self._done / self.total):.0%}"
@@ -158,7 +159,7 @@ class Progress:
                 yield f"{self._amount(rate) if rate >= 1 else f'{rate:.2g}'}{unit}/s"
         if self._note:
             yield self._note
-        if left is not None and self._done is not None and self.total and self._done < self.total:
+        if left is not None and left > 0:      # else it should be over, and is not: nobody knows for how long
             yield f"{duration(left)} left"
         else:
             yield f"{duration(now - self._began)} so far"

@@ -1,6 +1,6 @@
-"""What CN and HN tell of themselves as Prometheus metrics, on a port of its own (`--metrics`)."""
+"""What CN and HN tell of themselves as Prometheus metrics: on a port of its own (`--metrics`), or by their gateway."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -24,6 +24,15 @@ _COUNTERS = {
 }  # fmt: skip
 
 
+_BY_MODEL: Mapping[str, tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str]] = {
+    "queued": (GaugeMetricFamily, "Requests that wait for the model"),
+    "running": (GaugeMetricFamily, "Requests in the batch that is run"),
+    "answered": (CounterMetricFamily, "Requests that the model answered"),
+    "calls": (CounterMetricFamily, "Requests for which HNs were asked"),
+    "hedges": (CounterMetricFamily, "Requests for which a second HN was asked"),
+}
+
+
 class Told(Collector):
     """The state (docs/reference/serving.md), asked for anew at each scrape."""
 
@@ -32,27 +41,45 @@ class Told(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """`recmesh_hn_…` or `recmesh_cn_…`, by the state's role."""
-        state = self._state()
+        return families([({}, self._state())])
+
+
+def families(
+    states: Iterable[tuple[Mapping[str, str], Mapping[str, Any]]], *, labels: Sequence[str] = ()
+) -> Iterable[Metric]:
+    """The metrics of processes by their states, each with values for `labels`, which all its series have."""
+    made = _Families(labels)
+    for of, state in states:
         prefix = f"recmesh_{state['role']}"
-        for name, about in (
-            ("queued", "Requests that wait for the model"), ("running", "Requests in the batch that is run"),
-        ):  # fmt: skip
-            yield from _by_model(f"{prefix}_{name}", about, GaugeMetricFamily, state, name)
-        for name, about in (
-            ("calls", "Requests for which HNs were asked"), ("hedges", "Requests for which a second HN was asked"),
-        ):  # fmt: skip
-            yield from _by_model(f"{prefix}_{name}", about, CounterMetricFamily, state, name)
+        for name, (kind, about) in _BY_MODEL.items():
+            for model, told in state["models"].items():
+                if name in told:
+                    made.add(kind, f"{prefix}_{name}", about, told[name], of, {"model": model})
         if "requests" in state:
-            yield GaugeMetricFamily(f"{prefix}_requests", "Requests in the process", value=state["requests"])
+            made.add(GaugeMetricFamily, f"{prefix}_requests", "Requests in the process", state["requests"], of, {})
         if admission := state.get("admission"):
             for name, about in _GAUGES.items():
-                yield GaugeMetricFamily(f"{prefix}_admission_{name}", about, value=admission[name])
+                made.add(GaugeMetricFamily, f"{prefix}_admission_{name}", about, admission[name], of, {})
             for name, about in _COUNTERS.items():
-                yield CounterMetricFamily(f"{prefix}_admission_{name}", about, value=admission[name])
-            refused = CounterMetricFamily(f"{prefix}_admission_refused", "Requests refused", labels=["reason"])
+                made.add(CounterMetricFamily, f"{prefix}_admission_{name}", about, admission[name], of, {})
             for reason, count in admission["refused"].items():
-                refused.add_metric([reason], count)
-            yield refused
+                refused = f"{prefix}_admission_refused"
+                made.add(CounterMetricFamily, refused, "Requests refused", count, of, {"reason": reason})
+    return made.found.values()
+
+
+class _Families:
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._labels = labels
+        self.found: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+
+    def add(
+        self, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, about: str, value: float,
+        of: Mapping[str, str], own: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        if name not in self.found:
+            self.found[name] = kind(name, about, labels=[*self._labels, *own])
+        self.found[name].add_metric([*(of[each] for each in self._labels), *own.values()], value)
 
 
 def serve(address: str, state: Callable[[], Mapping[str, Any]]) -> str:
@@ -67,14 +94,3 @@ def serve(address: str, state: Callable[[], Mapping[str, Any]]) -> str:
     except OSError as error:
         raise InvalidArgument(f"metrics cannot be served at {address}: {error.strerror or error}") from None
     return f"{host}:{server.server_port}"
-
-
-def _by_model(
-    name: str, about: str, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], state: Mapping[str, Any], key: str
-) -> Iterable[Metric]:
-    values = {model: told[key] for model, told in state["models"].items() if key in told}
-    if values:
-        made = kind(name, about, labels=["model"])
-        for model, value in values.items():
-            made.add_metric([model], value)
-        yield made

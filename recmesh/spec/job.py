@@ -387,6 +387,8 @@ class TrainingJob(Spec):
     api_version: Literal["recmesh.dev/v1alpha1"] = "recmesh.dev/v1alpha1"
     name: Name
     owner: Label = "default"
+    namespace: Name | None = None
+    """Whose job it is: lists and quotas know it, and `dataset` is one of its own. On Kubernetes its object's."""
     labels: dict[Label, str] = {}
     model: Model
     data: DatasetSpec | None = None

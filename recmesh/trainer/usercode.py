@@ -95,13 +95,35 @@ def _unpack(archive: bytes, target: Path) -> None:
     scratch = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-            tar.extractall(scratch, filter="data")
+            _extract(tar, scratch)
         scratch.rename(target)
     except OSError:
         if not target.exists():   # else another process with this folder was first
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)   # gone already, unless something failed
+
+
+def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """What lies inside the folder, and nothing that reaches out of it (the gateway took no other archive)."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(folder, filter="data")
+        return
+    root = folder.resolve()                    # Python before 3.11.4, as Debian 12 has it
+    root.mkdir(parents=True)
+    for member in tar:
+        place = (root / member.name).resolve()
+        if not place.is_relative_to(root) or not (member.isfile() or member.isdir()):
+            why = f"{member.name!r} is no file or folder of it; links need Python 3.11.4 or later"
+            raise _mistake("model.code", why)
+        if member.isdir():
+            place.mkdir(parents=True, exist_ok=True)
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        content = tar.extractfile(member)
+        assert content is not None             # it is a file
+        with content, place.open("wb") as made:
+            shutil.copyfileobj(content, made)
 
 
 def _mistake(path: str, reason: str) -> UserMistake:

@@ -105,8 +105,8 @@ class BrainSettings(ServiceSettings):
     cpu_max: float = Field(default=8.0, gt=0)
     """Most cores of one process, where its user names none."""
     quotas: dict[str, OwnerQuota] = Field(default_factory=dict)
-    """By owner, as JSON: what all their jobs may hold together,
-    {"ads": {"cpu": 64, "memory_gib": 256, "gpus": {"a100": 4}}}."""
+    """By owner, or by namespace as `namespace:NAME`, as JSON: what all their jobs may hold together,
+    {"ads": {"cpu": 64, "memory_gib": 256, "gpus": {"a100": 4}}}. A job counts for its namespace's, if there is one."""
     loans: LoanSettings | None = None
     """Room that training lends to serving, as JSON: {"own": 4, "most": 8, "unit": {"cpu": 2}}; none: nothing."""
     seed: int = 0

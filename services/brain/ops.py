@@ -64,22 +64,27 @@ class View:
         """What a person sees."""
         return Page(
             "brain", subtitle="what resources each job should have", refresh_s=2.0, choices=("job",),
+            links={"all jobs": "./"},
             panels=[
                 Tiles("Now", self._tiles),
                 Plots("A job's plan", self._plots, empty="brain has not looked at a job that trains yet"),
-                Table("Decisions", _DECISIONS, self._decisions, empty="no job that trains has asked yet"),
-                Table("Changes, samples/s", _CHANGES, self._changes, empty="no job was changed yet"),
-                Table("Plans", ["at", "job", "from", "plan", "why"], self._plans, empty="no job has asked yet"),
+                Table(
+                    "Decisions", _DECISIONS, self._decisions, empty="no job that trains has asked yet",
+                    chosen_by="job",
+                ),
+                Table("Changes, samples/s", _CHANGES, self._changes, empty="no job was changed yet", chosen_by="job"),
+                Table("Plans", ["at", "job", "from", "plan", "why"], self._plans, empty="no job has asked yet",
+                      chosen_by="job"),
                 Table(
                     "Processes of served models", ["at", "model", "requests/s", "kind", "processes", "reason", "why"],
                     self._served, empty="no gateway has asked for a change yet",
                 ),
                 *self._loans(),
                 *self._placement(),
-                Chart("Throughput per job", self._throughput, unit="samples/s", wide=True),
+                Chart("Throughput per job", self._throughput, unit="samples/s", wide=True, chosen_by="job"),
                 Table(
                     "History", ["ended", "job", "owner", "model", "outcome", "samples", "samples/s", "plan"],
-                    self._history, empty="no job has ended yet",
+                    self._history, empty="no job has ended yet", chosen_by="job",
                 ),
                 Log("Log"),
             ],

@@ -28,7 +28,7 @@ from services.brain.domain.views import UNLIMITED_CPU, total
 
 _JOB = (
     "job_id", "owner", "model", "framework", "dense_parameters", "tables", "dim", "batch_size", "data_rows",
-    "data_bytes", "epochs", "priority", "deadline", "submitted",
+    "data_bytes", "epochs", "priority", "deadline", "submitted", "namespace",
 )  # fmt: skip
 _RULES = tuple(field.name for field in pb.ScalingRules.DESCRIPTOR.fields if field.name != "series")
 _DEMAND = tuple(field.name for field in pb.Demand.DESCRIPTOR.fields)
@@ -213,6 +213,7 @@ def feed_ask(request: pb.FeedRequest) -> FeedAsk:
     return FeedAsk(
         request.job_id, role_plan(request.now), request.min, request.max, request.buffer_fill, request.cpu_idle,
         request.memory, request.samples_per_s, free(request), request.owner,
+        request.namespace,
     )  # fmt: skip
 
 

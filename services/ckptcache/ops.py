@@ -1,12 +1,12 @@
 """The ops page of ckptcache: what is kept, where, and how fast it gets there; figures."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, state, text
-from recmesh.runtime.ops.panels import Value
+from recmesh.runtime.ops.panels import Points, Value
 from recmesh.runtime.readiness import Readiness
 from services.ckptcache.app.checkpoints import Checkpoints
 from services.ckptcache.app.figures import Figures
@@ -19,6 +19,7 @@ from services.ckptcache.domain.snapshot import Snapshot, State
 from services.ckptcache.store.files import SnapshotFiles
 
 WRITTEN, MEMORY = "to storage", "in memory"
+MOST_CHARTED = 8
 
 
 def release() -> str:
@@ -44,15 +45,18 @@ class View:
     def page(self) -> Page:
         """What a person sees."""
         return Page(
-            "ckptcache", subtitle="snapshots of training state, in memory and on storage",
+            "ckptcache", subtitle="snapshots of training state, in memory and on storage", choices=("job",),
+            links={"all jobs": "./"},
             panels=[
                 Tiles("Now", self._tiles),
                 Table(
                     "Snapshots",
                     ["job", "snapshot", "holds", "gen", "state", "parts", "rows", "samples", "size", "tiers", "age",
                      "why"],
-                    self._rows, empty="no job has cut a snapshot yet",
+                    self._rows, empty="no job has cut a snapshot yet", chosen_by="job",
                 ),
+                Chart("Size of snapshots", self._sizes, unit="B", chosen_by="job"),
+                Chart("Time until a snapshot was committed", self._times, unit="s", chosen_by="job"),
                 Chart("Flush throughput", lambda: self.recorder.points(WRITTEN), unit="B/s"),
                 Chart("Shared memory", lambda: self.recorder.points(MEMORY), unit="B"),
                 Log("Log"),
@@ -93,6 +97,21 @@ class View:
             Tile("flushing", f"{text.size(self._figures.bytes_per_s())}/s", spark=self.recorder.recent(WRITTEN)),
             Tile("failed or damaged", bad, tone=Tone.BAD if bad else Tone.PLAIN),
         ]  # fmt: skip
+
+    def _sizes(self) -> Mapping[str, Points]:
+        return self._of_committed(lambda snapshot: float(snapshot.size_bytes))
+
+    def _times(self) -> Mapping[str, Points]:
+        return self._of_committed(lambda snapshot: max(0.0, snapshot.committed - snapshot.created))
+
+    def _of_committed(self, figure: Callable[[Snapshot], float]) -> Mapping[str, Points]:
+        """Of the jobs with the newest snapshots, at the time of each."""
+        lines: dict[str, list[tuple[float, float | None]]] = {}
+        for snapshot in self._checkpoints.local():
+            if snapshot.committed:
+                lines.setdefault(snapshot.job_id, []).append((snapshot.created, figure(snapshot)))
+        newest = sorted(lines, key=lambda job_id: lines[job_id][-1][0], reverse=True)[:MOST_CHARTED]
+        return {job_id: sorted(lines[job_id]) for job_id in newest}
 
     def _rows(self) -> Iterable[Sequence[Value]]:
         held = {(copy.job_id, copy.number) for copy in self._flusher.copies}

@@ -99,11 +99,16 @@ class App:
         Of a `counter` the points are what it showed, and the steps that lie between them are stored: begin each
         observation with the last sample of the one before.
         """
-        found = checked(series, step_s, points, now=self._clock.now(), snap=not counter)
+        try:
+            found = checked(series, step_s, points, now=self._clock.now(), snap=not counter)
+        except InvalidArgument:
+            _refused.inc()
+            raise
         if counter:
             found = rates_of_counter(found, step_s=step_s, max_gap_s=COUNTER_GAP_STEPS * step_s)
         (stored,) = await self._writes.put([Observation(series, step_s, found)])
         if isinstance(stored, ResourceExhausted):
+            _refused.inc()
             raise stored
         if found:
             self._recent.stored(series, found[0].at)
@@ -126,6 +131,7 @@ class App:
                 wrong.append(error)
                 refused.append(f"{series!r}: {'; '.join(map(str, error.violations))}")
         if wrong and not taken:
+            _refused.inc(len(wrong))
             raise wrong[0]
         told = await self._writes.put(taken)
         for each in taken:

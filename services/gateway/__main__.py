@@ -24,6 +24,7 @@ from services.gateway.app.inference import Inference
 from services.gateway.app.labels import Labels
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
+from services.gateway.app.replicas import Replicas
 from services.gateway.app.scaling import Scaling
 from services.gateway.app.serving import Serving, ServingLimits
 from services.gateway.app.webhooks import Webhooks
@@ -96,9 +97,9 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     serving = Serving(
         runtimes, features, observation, clock=system_clock, limits=limits, log_prediction=predictions.offer
     )
-    registry = Registry(bus.kv(BUCKET))
+    registry, traffic = Registry(bus.kv(BUCKET)), TrafficRules(bus.kv(TRAFFIC_BUCKET))
     models = Models(
-        registry, TrafficRules(bus.kv(TRAFFIC_BUCKET)), ModelFolders(config.storage_root),
+        registry, traffic, ModelFolders(config.storage_root),
         runtimes, serving, observation,
         tell=facts.model, clock=system_clock, limits=limits,
         inspect=Inspection(child_environment(env), timeout_s=config.inspect_timeout_s).inspect,
@@ -146,7 +147,9 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         waits = not models.restored.is_set() and system_clock.monotonic() < ready_from
         return "models that served before are being loaded" if waits else ""
 
-    face = OpsFace(view, version=release, grafana=config.grafana_url, waits_for=waits_for)
+    face = OpsFace(
+        view, version=release, grafana=config.grafana_url, waits_for=waits_for, relays=config.runtime == "local"
+    )
     parts = api.Parts(
         models, freshness, inference, labels, regions, _code(config), jobs, DataPeer(mesh), planning,
         mesh, JobHistory(bus), config.dashboards, release, scaling, webhooks, audit,
@@ -162,12 +165,14 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     gc.freeze()     # what is here stays, and the collector's looks through it were requests' longest waits
     return [
         bus, trail.Trail(bus, days=config.audit_days), mesh, *([pods] if pods else []), runtimes, features,
-        predictions, models, scaling,
+        predictions, models,
+        Replicas(models, registry, traffic, clock=system_clock, load_timeout_s=config.load_timeout_s), scaling,
         topic_events.consumer(bus, labels),
         registrations.consumer(bus, models, audit),
         deliveries,
         *objects,
         Loop("rates", observation.tell),
+        Loop("waiting ensembles", models.load_ensembles),
         Loop("resting models", serving.rest_idle),
         Loop("scaling", scaling.look),
         Loop("ops view", view.refresh),
@@ -207,8 +212,9 @@ async def _pods(config: Config) -> "ServingPods | None":
         storage_claim=config.kube_storage_claim, storage_path=str(config.storage_root),
         service_account=config.kube_service_account, user=config.kube_user, grace_s=config.kube_grace_s,
         resources={"cn": config.cn_resources, "hn": config.hn_resources},
+        tls_secret=config.pod_tls_secret, tls_name=config.pod_tls.server_name if config.pod_tls else "",
     )  # fmt: skip
-    return ServingPods(client, settings, token=config.token)
+    return ServingPods(client, settings, token=config.token, tls=config.pod_tls)
 
 
 async def _objects(config: Config, bus: Bus, models: Models) -> list[Component]:

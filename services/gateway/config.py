@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.runtime.settings import Env, ServiceSettings
+from recmesh.runtime.tls import Tls
 from recmesh.serving.transport.endpoints import Endpoint
 from services.gateway.domain.access import is_loopback
 from services.gateway.domain.addresses import networks
@@ -79,6 +80,11 @@ class Config(ServiceSettings):
     """Of HNs with accelerators (`serving.resources`); empty: `hn_image`."""
     pod_secret: Annotated[str, Env("GATEWAY_POD_SECRET")] = "recmesh"
     """A Secret that holds the mesh's token as `api-key`."""
+    pod_tls_secret: Annotated[str, Env("GATEWAY_POD_TLS_SECRET")] = ""
+    """A Secret with `tls.crt`, `tls.key` and `ca.crt` of the mesh's authority, for pods of models: needed where this
+    gateway has certificates (RECMESH_TLS_*)."""
+    pod_tls_name: Annotated[str, Env("GATEWAY_POD_TLS_NAME")] = ""
+    """What the certificate in it is issued for; empty: RECMESH_TLS_SERVER_NAME."""
     pod_owner: Annotated[str, Env("GATEWAY_POD_OWNER")] = ""
     """The Deployment with which pods of models go; empty: they have no owner."""
     cn_resources: Annotated[dict[str, dict[str, str]], Env("GATEWAY_CN_RESOURCES")] = Field(
@@ -137,8 +143,13 @@ class Config(ServiceSettings):
                 raise ValueError(f"RECMESH_GATEWAY_{name} is not set: it is the image of pods of models")
         if self.token is None:
             raise ValueError("RECMESH_API_KEY is not set: by it gateway and pods of models know each other")
-        if self.tls is not None:
-            raise ValueError("RECMESH_GATEWAY_RUNTIME=kubernetes does not go with certificates (RECMESH_TLS_*) yet")
+        if self.tls is not None and not (self.pod_tls_secret and self.pod_tls and self.pod_tls.server_name):
+            raise ValueError(
+                "this gateway has certificates (RECMESH_TLS_*), and pods of models need some: set "
+                "RECMESH_GATEWAY_POD_TLS_SECRET, and RECMESH_GATEWAY_POD_TLS_NAME to what they are issued for"
+            )
+        if self.tls is None and self.pod_tls_secret:
+            raise ValueError("RECMESH_GATEWAY_POD_TLS_SECRET needs certificates of this gateway, too (RECMESH_TLS_*)")
         if self.kube_storage_claim and not self.storage_uri.removeprefix("file://").startswith("/"):
             raise ValueError("RECMESH_STORAGE_URI must be a path where RECMESH_KUBE_STORAGE_CLAIM is set")
         return self
@@ -161,6 +172,11 @@ class Config(ServiceSettings):
         if self.webhook_ca is not None and not self.webhook_ca.is_file():
             raise ValueError(f"webhook_ca: {self.webhook_ca} is no file")
         return self
+
+    @property
+    def pod_tls(self) -> Tls | None:
+        """This gateway's certificates, for connections to pods of models."""
+        return self.tls.expecting(self.pod_tls_name) if self.tls else None
 
     @property
     def hn_addresses(self) -> tuple[str, ...]:

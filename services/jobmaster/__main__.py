@@ -110,6 +110,13 @@ def own_namespace() -> str:
     return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
 
 
+async def namespace_of_objects(settings: JobmasterSettings) -> str:
+    """The mesh's own; empty where jobs are no objects."""
+    if settings.jobmaster_objects == "store":
+        return ""
+    return settings.kube_namespace or await asyncio.to_thread(own_namespace)
+
+
 # Kubernetes' client takes a second to import, so that it is imported only where it is used.
 
 
@@ -273,9 +280,11 @@ async def jobs_of(
     from services.jobmaster.app.reconciler import Reconciler
     from services.jobmaster.peers.objects import KubernetesMetrics, KubernetesObjects, datasets
 
-    namespace = settings.kube_namespace or await asyncio.to_thread(own_namespace)
+    namespace = context.namespace
     objects = KubernetesObjects(kube, namespace="" if settings.objects_all_namespaces else namespace)
-    jobs = ObjectJobs(context, objects, namespace=namespace)
+    jobs = ObjectJobs(
+        context, objects, namespace=namespace, everywhere=settings.objects_all_namespaces
+    )
     reconciler = Reconciler(jobs, clock=context.clock)
     of_datasets = DatasetObjects(
         jobs, datasets(kube, namespace="" if settings.objects_all_namespaces else namespace), namespace=namespace,
@@ -364,6 +373,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
             lambda: settings.jobmaster or server.address, settings.shardsvc, settings.ckptcache
         ),
         storage_uri=settings.storage,
+        namespace=await namespace_of_objects(settings),
         limits=settings.limits,
         role_env=role_environment(env, settings),
         topics_env={name: value for name, value in env.items() if name.startswith(TOPIC_VARIABLES)},

@@ -30,7 +30,7 @@ from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.domain.minutes import MINUTE_S
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.shards import BUCKETS
-from services.jobmaster.domain.vitals import Serving, StepTimes, mean_step
+from services.jobmaster.domain.vitals import Serving, mean_step
 from services.jobmaster.gauges import SHOWN_AFTER_END_S, JobFigures, RoleFigures, register
 
 MAX_CHARTED = 8
@@ -125,33 +125,43 @@ def _count(jobs: Jobs, phase: Phase) -> float:
 def page(jobs: Jobs, charts: Recorder, jobmasters: Callable[[], int] = lambda: 1) -> Page:
     """What a person sees. jobmasters: that share the jobs."""
     return Page(
-        "jobmaster", subtitle="the life of training jobs",
+        "jobmaster", subtitle="the life of training jobs", choices=("job",), links={"all jobs": "./"},
         panels=[
             Tiles("Now", lambda: _tiles(jobs, jobmasters())),
             Table(
                 "Jobs",
                 ["job", "owner", "phase", "progress", "samples/s", "loss", "AUC", "workers", "PS", "gen",
                  "snapshot", "message"],
-                lambda: _job_rows(jobs), empty="no job yet: recmesh submit job.yaml",
+                lambda: _job_rows(jobs), empty="no job yet: recmesh submit job.yaml", chosen_by="job",
             ),
-            Chart("Throughput", lambda: _points(charts, RATE), unit="samples/s"),
-            Chart("AUC by the minute, test-then-train", lambda: _auc(jobs), from_zero=False),
-            Chart("Lag of jobs on topics", lambda: _points(charts, LAG), unit="s"),
-            Chart("A step of the newest job's workers", lambda: _points(charts, STEP), unit="s"),
+            Table(
+                "The job", ["what", "is"], of_choice=lambda choice: _facts(jobs, choice.get("job", "")),
+                empty="choose a job above", wide=True,
+            ),
+            Chart("Throughput", lambda: _points(charts, RATE), unit="samples/s", chosen_by="job"),
+            Chart("AUC by the minute, test-then-train", lambda: _auc(jobs), from_zero=False, chosen_by="job"),
+            Chart("Lag of jobs on topics", lambda: _points(charts, LAG), unit="s", chosen_by="job"),
+            Chart(
+                "A step of the workers, of the newest job or the chosen one", dict, unit="s",
+                of_choice=lambda choice: _steps(jobs, charts, choice.get("job", "")),
+            ),
             Table(
                 "Roles",
                 ["job", "role", "state", "process", "restarts", "samples/s", *PARTS, "memory", "rows",
                  "last exit"],
-                lambda: _role_rows(jobs), empty="no process runs",
+                lambda: _role_rows(jobs), empty="no process runs", chosen_by="job",
             ),
             Table(
                 "Timeline", ["at", "job", "matter", "where", "what was seen", "decided", "done", "effect"],
-                lambda: _timeline_rows(jobs), empty="no trouble yet",
+                lambda: _timeline_rows(jobs), empty="no trouble yet", chosen_by="job", limit=MAX_DECISIONS,
             ),
-            Table("Transitions", ["at", "job", "from", "to", "why"], lambda: _transition_rows(jobs)),
+            Table(
+                "Transitions", ["at", "job", "from", "to", "why"], lambda: _transition_rows(jobs), chosen_by="job",
+                limit=MAX_TRANSITIONS,
+            ),
             Table(
                 "Slots moved", ["at", "job", "slots", "from", "to", "pause", "why"], lambda: _move_rows(jobs),
-                empty="none yet",
+                empty="none yet", chosen_by="job", limit=MAX_TRANSITIONS,
             ),
             Log("Log"),
         ],
@@ -253,11 +263,48 @@ def recorder(jobs: Jobs) -> Recorder:
 def _probe(jobs: Jobs) -> Mapping[str, float]:
     training = _training(jobs)[:MAX_CHARTED]
     values = {f"{RATE}{run.job_id}": run.status.samples_per_s for run in training}
-    step = mean_step(training[0].vitals.of("worker")) if training else StepTimes()
     values |= {f"{LAG}{run.job_id}": run.status.lag_s for run in training if run.status.partitions}
-    if step.steps:
-        values |= {f"{STEP}{name}": float(getattr(step, f"{name}_s")) for name in PARTS}
+    for run in training:
+        step = mean_step(run.vitals.of("worker"))
+        if step.steps:
+            values |= {f"{STEP}{run.job_id} {name}": float(getattr(step, f"{name}_s")) for name in PARTS}
     return values
+
+
+def _steps(jobs: Jobs, charts: Recorder, chosen: str) -> Mapping[str, Points]:
+    """Of the chosen job; else of the newest that trains, or that did."""
+    points = _points(charts, STEP)
+    known = [run.job_id for run in [*_training(jobs), *_runs(jobs)] if f"{run.job_id} {PARTS[0]}" in points]
+    job_id = chosen or next(iter(known), "")
+    return {name: points[f"{job_id} {name}"] for name in PARTS if f"{job_id} {name}" in points}
+
+
+def _facts(jobs: Jobs, chosen: str) -> Iterable[Sequence[Value]]:
+    """Of the chosen job, what no table has room for."""
+    run = next((run for run in _runs(jobs) if run.job_id == chosen), None)
+    if run is None:
+        return
+    status, now = run.status, run.context.clock.now()
+    rate = 0.0 if status.has_ended else status.samples_per_s
+    facts: dict[str, Value] = {
+        "name and owner": f"{run.spec.name}, {run.spec.owner}",
+        "phase": state(status.phase), "why": status.message or status.reason,
+        "submitted": _moment(run.job.created), "ended": _moment(status.ended),
+        "trained": f"{status.samples:,} samples" + (f" of {status.total:,}" if status.total else ""),
+        "left": text.duration(status.remaining / rate) if rate and status.total and not status.goes_on else "",
+        "generation": run.record.gen, "rollbacks": status.rollbacks, "failures of processes": status.failures,
+        "last snapshot": f"{run.record.last_committed}, {text.age(status.snapshot_at, now=now)}"
+        if run.record.last_committed and status.snapshot_at else "",
+        "lag": text.duration(status.lag_s) if status.partitions and not status.has_ended else "",
+        "processes wanted": ", ".join(f"{count} {role}" for role, count in wanted_of(run).items() if count),
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in sorted(status.metrics.items())),
+        "notes": "; ".join(status.notes),
+    }
+    yield from ([name, value] for name, value in facts.items() if value not in ("", 0))
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at else ""
 
 
 def _auc(jobs: Jobs) -> Mapping[str, Points]:
@@ -280,7 +327,7 @@ def _points(charts: Recorder, prefix: str) -> Mapping[str, Points]:
 def _timeline_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
     lines = [(line, run.job_id) for run in _runs(jobs) for line in run.status.timeline]
     lines.sort(key=lambda item: -item[0].at)
-    for line, job_id in lines[:MAX_DECISIONS]:
+    for line, job_id in lines:
         yield [_clock(line.at), job_id, line.matter, line.place, line.seen, line.decided, line.done, line.effect]
 
 
@@ -291,7 +338,7 @@ def _clock(at: float) -> str:
 def _transition_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
     steps = [(step, run.job_id) for run in _runs(jobs) for step in run.status.transitions]
     steps.sort(key=lambda item: -item[0].at)
-    for step, job_id in steps[:MAX_TRANSITIONS]:
+    for step, job_id in steps:
         yield [_clock(step.at), job_id, step.source, state(step.target), step.reason]
 
 
@@ -299,7 +346,7 @@ def _move_rows(jobs: Jobs) -> Iterable[Sequence[Value]]:
     told = [(item, run.job_id) for run in _runs(jobs) for item in run.telling.history
             if item["type"] == "job.slots_moved"]
     told.sort(key=lambda pair: -pair[0]["at"])
-    for item, job_id in told[:MAX_TRANSITIONS]:
+    for item, job_id in told:
         data = item["data"]
         pause = "not known" if data["pause_ms"] is None else f"{data['pause_ms']:.0f} ms"
         yield [_clock(item["at"]), job_id, data["slots"], f"ps {data['source']}", f"ps {data['target']}", pause,

@@ -8,6 +8,7 @@ import orjson
 from recmesh.pb import common_pb2, jobmaster_pb2
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain.executors import Executor
+from services.jobmaster.domain.facts import namespace_of
 from services.jobmaster.domain.job import AcceptedJob, JobStatus, RoleKey, RoleState
 from services.jobmaster.domain.record import RunRecord
 from services.jobmaster.domain.vitals import Beat, Scores, Serving, StepTimes
@@ -57,7 +58,7 @@ def job(
             )
             for step in status.transitions
         ],
-        notes=list(status.notes), wanted=dict(wanted), pinned=dict(pinned),
+        notes=list(status.notes), wanted=dict(wanted), pinned=dict(pinned), namespace=namespace_of(spec, accepted),
     )
 
 

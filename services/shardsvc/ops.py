@@ -18,7 +18,10 @@ from services.shardsvc.domain.lease import Cause
 MOST_CHARTED = 8
 MOST_HOLDERS = 100
 _DATASETS_KEPT_S = 10.0
-_TONES = {Cause.EXPIRED: Tone.WARN, Cause.CRASHED: Tone.BAD, Cause.ORPHANED: Tone.WARN, Cause.RELEASED: Tone.IDLE}
+_TONES = {
+    Cause.EXPIRED: Tone.WARN, Cause.CRASHED: Tone.BAD, Cause.ORPHANED: Tone.WARN, Cause.RELEASED: Tone.IDLE,
+    Cause.CUT: Tone.WARN,
+}  # fmt: skip
 
 
 def release() -> str:
@@ -43,22 +46,23 @@ class View:
     def page(self) -> Page:
         """What a person sees."""
         return Page(
-            "shardsvc", subtitle="datasets, data tasks and shard leases", refresh_s=1.0,
+            "shardsvc", subtitle="datasets, data tasks and shard leases", refresh_s=1.0, choices=("job",),
+            links={"all jobs": "./"},
             panels=[
                 Tiles("Now", self._tiles),
                 Table(
                     "Runs",
                     ["job", "gen", "state", "trained", "of", "queued", "leased", "leases", "samples/s", "left",
                      "requeues", "expired"],
-                    self._rows, empty="no run is open",
+                    self._rows, empty="no run is open", chosen_by="job",
                 ),
-                Chart("Samples trained per second", self._pace, unit="samples/s", wide=True),
+                Chart("Samples trained per second", self._pace, unit="samples/s", wide=True, chosen_by="job"),
                 Table("Partitions of topics", ["job", "partition", "state", "next", "end", "behind", "lag"],
-                      self._partitions, empty="no job trains on a topic"),
+                      self._partitions, empty="no job trains on a topic", chosen_by="job"),
                 Table("Leases by worker", ["job", "worker", "leases", "positions", "oldest"], self._holders,
-                      empty="nobody holds a lease"),
+                      empty="nobody holds a lease", chosen_by="job"),
                 Table("Back in the queue", ["at", "job", "worker", "positions", "from", "cause"], self._requeues,
-                      empty="nothing was requeued"),
+                      empty="nothing was requeued", chosen_by="job"),
                 Table("Datasets", ["name", "revision", "rows", "files", "format", "registered"], self._registered,
                       empty="none is registered"),
                 Log("Log"),

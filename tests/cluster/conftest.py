@@ -62,9 +62,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def mesh(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Mesh:
+def mesh(cluster: Cluster) -> Mesh:
     """`kubectl apply -k infra/overlays/dev`, all ready."""
-    volumes(cluster, tmp_path_factory.mktemp("volumes"))
+    assert cluster.folder is not None
+    volumes(cluster, cluster.folder / "volumes")
     began = time.monotonic()
     cluster.kubectl("apply", "-k", OVERLAY)
     made = Mesh(cluster)

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 FLIGHTS = ROOT / "examples" / "flights"
 FILE = "/storage/datasets/flights.parquet"
 NAME = "late-flights"
-ROWS, EPOCHS = 480_000, 80
+ROWS, EPOCHS = 480_000, 75
 STARTS_S, LIFE_S = 240.0, 1800.0
 
 
@@ -59,12 +59,12 @@ class TrainedJob:
         self.mesh.kubectl("patch", "tj", self.name, "--type=merge", "-p", orjson.dumps({"spec": fields}).decode())
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.mesh.get("tj", self.name).get("status") or {}
+        found: dict[str, Any] = self.mesh.get("trainingjobs", self.name).get("status") or {}
         return found
 
     def pods(self, role: str = "worker") -> dict[str, Any]:
         """Those that run and do not end, by name."""
-        found = self.mesh.get("pods", "-l", f"recmesh.dev/job={self.name},recmesh.dev/role={role}")["items"]
+        found = self.mesh.get("pods", labels=f"recmesh.dev/job={self.name},recmesh.dev/role={role}")["items"]
         return {
             item["metadata"]["name"]: item for item in found
             if item["status"].get("phase") == "Running" and "deletionTimestamp" not in item["metadata"]
@@ -72,7 +72,7 @@ class TrainedJob:
 
     def told(self, text: str) -> bool:
         """Whether an Event of the object says so."""
-        events = self.mesh.get("events.v1.events.k8s.io")["items"]
+        events = self.mesh.get("events")["items"]
         return any(text in str(item.get("note")) for item in events if item["regarding"].get("name") == self.name)
 
     def until(self, condition: Callable[[], object], *, timeout_s: float = STARTS_S) -> float:

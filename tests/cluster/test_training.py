@@ -69,7 +69,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_replaced_by_one_with_more(
     job.mesh.cluster.try_kubectl("-n", "recmesh", "exec", name, "--", "sh", "-c", HOG)
 
     def end() -> dict[str, Any]:
-        found = job.mesh.get("pod", name)["status"]["containerStatuses"][0]["state"]
+        found = job.mesh.get("pods", name)["status"]["containerStatuses"][0]["state"]
         ended: dict[str, Any] = found.get("terminated") or {}
         return ended
 
@@ -123,7 +123,6 @@ def test_training_survives_the_end_of_a_services_pod(job: TrainedJob, name: str)
 
 def test_it_ends_with_every_sample_once(job: TrainedJob) -> None:
     print(memory())
-    job.patch(roles={"worker": {"cpu": "1"}})       # in place, too: the rest is soon done
     job.until(lambda: job.status()["phase"] == "Succeeded", timeout_s=LIFE_S)
     status = job.status()
     job.say(f"{status['phase']}: {status['samples']:,} of {status['total']:,} samples, {status['metrics']}")

@@ -20,7 +20,7 @@ def test_what_was_stored_outlives_the_pods(mesh: Mesh) -> None:
 
 def test_deleting_the_namespace_leaves_nothing(mesh: Mesh) -> None:
     """With a job in it, whose object only jobmaster may let go, and jobmaster is deleted, too."""
-    assert mesh.get("tj")["items"]
+    assert mesh.get("trainingjobs")["items"]
     began = time.monotonic()
     mesh.cluster.kubectl("delete", "namespace", "recmesh", "--timeout=180s", timeout_s=200)
     print(f"\nnamespace gone after {time.monotonic() - began:.0f} s")

@@ -160,6 +160,39 @@ def watch_and_leave(mesh: WholeMesh, job_id: str, *, keys: str, code: int) -> No
         assert terminal.raw.rfind("\x1b[?25h") > terminal.raw.rfind("\x1b[?25l")                 # with a cursor
 
 
+def test_top_has_a_document_and_scaling_is_waited_for(mesh: WholeMesh) -> None:
+    spec = tiny_job(mesh, "waited", epochs=100, workers=1)
+    spec["roles"]["worker"]["env"] = {"STEP_S": "0.25"}
+    job_id = mesh.submit(spec)
+    mesh.trains(job_id, share=0.0, snapshots=0)
+    scaled = json.loads(mesh.ok("scale", job_id, "worker=2", "--wait", "--timeout", str(STEP_S), "--json"))
+    assert [role["state"] for role in scaled["roles"] if role["role"] == "worker"].count("running") == 2
+    found = json.loads(mesh.ok("top", "--json"))
+    [shown] = [job for job in found["jobs"] if job["job_id"] == job_id]
+    living = [role for role in shown["roles"] if role["state"] == "running"]
+    [node] = found["nodes"]
+    assert {role["node"] for role in living} == {node["node"]} and node["processes"]["worker"] == 2
+    assert node["cpu_used"] is not None and node["memory_bytes"] > 0
+    assert {model["name"] for model in found["models"]} == {each.name for each in mesh.client.models()}
+    suspended = json.loads(mesh.ok("suspend", job_id, "--wait", "--timeout", str(STEP_S), "--json"))
+    assert suspended["phase"] == "Suspended" and not mesh.roles()
+    assert mesh.ok("checkpoints", job_id, "--verify").count("committed") >= 1
+    assert json.loads(mesh.ok("resume", job_id, "--wait", "--timeout", str(STEP_S), "--json"))["phase"] == "Running"
+    assert json.loads(mesh.ok("stop", job_id, "--wait", "--timeout", str(STEP_S), "--json"))["phase"] == "Stopped"
+
+
+def test_a_job_that_is_followed_on_a_terminal_has_a_bar_with_the_time_left(mesh: WholeMesh) -> None:
+    spec = tiny_job(mesh, "followed", epochs=5)
+    spec["roles"]["worker"]["env"] = {"STEP_S": "0.2"}
+    file = mesh.folder / "followed.json"
+    file.write_text(json.dumps(spec))
+    with mesh.terminal("submit", str(file), "--wait") as terminal:
+        until(lambda: "━" in terminal.text and " left" in terminal.text, timeout_s=STEP_S)
+        assert f" of {ROWS * 5:,} samples" in terminal.text and "samples/s" in terminal.text
+        assert terminal.process.wait(STEP_S) == 0, terminal.text[-2000:]
+    assert "followed Succeeded" in terminal.text and "Pending → Starting" in terminal.text
+
+
 def test_features_by_a_function_of_the_users_are_trained_evaluated_and_carried_by_the_model(mesh: WholeMesh) -> None:
     spec = flights_job("own-features", mesh.folder, rows=0.02, epochs=1, step_s=0.0)
     code = mesh.folder / "own-features"

@@ -28,7 +28,7 @@ from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Document, Fact, Features, Inspect, Runtimes
 from services.gateway.app.scaling import Planned, Scaling
 from services.gateway.app.serving import Serving, ServingLimits
-from services.gateway.app.webhooks import Webhooks
+from services.gateway.app.webhooks import Letter, Webhooks
 from services.gateway.domain import addresses
 from services.gateway.domain.load import Load
 from services.gateway.domain.models import ModelVersion
@@ -67,6 +67,7 @@ CARD: Document = {
 
 @dataclass(frozen=True, slots=True)
 class FakeEntry:
+    key: str
     value: bytes
     revision: int
 
@@ -78,6 +79,7 @@ class FakeBucket:
         self.values: dict[str, FakeEntry] = {}
         self._beside = beside
         self._revision = 0
+        self._watchers: list[asyncio.Queue[FakeEntry]] = []
 
     @property
     def beside(self) -> "FakeBucket":
@@ -99,15 +101,29 @@ class FakeBucket:
         return self._put(key, value)
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
-        self.values.pop(key, None)
+        if self.values.pop(key, None) is not None:
+            self._told(FakeEntry(key, b"", self._revision))
+
+    async def watch(self, prefix: str = "") -> AsyncGenerator[FakeEntry, None]:
+        news: asyncio.Queue[FakeEntry] = asyncio.Queue()
+        self._watchers.append(news)
+        for entry in [each for each in self.values.values() if each.key.startswith(prefix)]:
+            yield entry
+        while True:
+            yield await news.get()
 
     async def keys(self, prefix: str = "") -> Sequence[str]:
         return sorted(key for key in self.values if key.startswith(prefix))
 
     def _put(self, key: str, value: bytes) -> int:
         self._revision += 1
-        self.values[key] = FakeEntry(value, self._revision)
+        self._told(FakeEntry(key, value, self._revision))
+        self.values[key] = FakeEntry(key, value, self._revision)
         return self._revision
+
+    def _told(self, entry: FakeEntry) -> None:
+        for news in self._watchers:
+            news.put_nowait(entry)
 
 
 class FakeRuntimes:
@@ -368,6 +384,20 @@ class FakePeer:
         return call
 
 
+class JobsInNamespaces(FakePeer):
+    """Jobs by their namespaces; what else is asked of them is answered as a FakePeer does."""
+
+    def __init__(self, **namespaces: str) -> None:
+        super().__init__()
+        self.namespaces = namespaces
+
+    async def get(self, job_id: str) -> Document:
+        """As jobmaster."""
+        if job_id not in self.namespaces:
+            raise unknown_job()
+        return {"job_id": job_id, "namespace": self.namespaces[job_id], "phase": "Running"}
+
+
 def unknown_job() -> NotFound:
     """What jobmaster says of a job that is not there."""
     return NotFound("there is no job 'x'", reason="UNKNOWN_JOB")
@@ -426,14 +456,15 @@ def rest_app(
 
 
 def webhooks_of(
-    made: Gateway, *, networks: str = "", records: Mapping[str, Record] | None = None, poster: Any = None
+    made: Gateway, *, networks: str = "", records: Mapping[str, Record] | None = None, poster: Any = None,
+    letters: Sequence[Letter] = (),
 ) -> Webhooks:
-    """Webhooks in memory; addresses of these networks are let."""
+    """Webhooks in memory; addresses of these networks are let. letters: what any of them has given up."""
     async def newest() -> int:
         return 7
 
-    async def dead(durable: str, limit: int) -> list[Document]:
-        return [{"durable": durable, "limit": limit}]
+    async def dead(durable: str, limit: int) -> list[Letter]:
+        return list(letters)[-limit:]
 
     reached = Poster(allowed=addresses.networks(networks), tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     return Webhooks(

@@ -1,6 +1,7 @@
 """The world of jobs with an API server in memory: its TrainingJob objects are what jobs are made of."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from recmesh.crd.kinds import FINALIZER
@@ -69,7 +70,8 @@ class ObjectWorld(JobWorld):
         super().__init__()
 
     def jobs_of(self, context: Context) -> ObjectJobs:
-        return ObjectJobs(context, self.objects, namespace=NAMESPACE)
+        context = replace(context, namespace=NAMESPACE)
+        return ObjectJobs(context, self.objects, namespace=NAMESPACE, everywhere=True)
 
     async def begin(self) -> None:
         """Leads, and follows objects."""

@@ -1,9 +1,11 @@
 """The overlays as kubectl makes them, and a cluster that takes them."""
 
 import fcntl
+import functools
 import json
 import os
 import shutil
+import ssl
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,15 @@ _ONE_NODE = Path("/tmp/kube-node.lock")
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """An API server."""
+
+    url: str
+    token: str
+    tls: ssl.SSLContext
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A cluster that is up."""
 
@@ -48,6 +59,14 @@ class Cluster:
     def get(self, *arguments: str) -> Any:
         """What `kubectl get` finds."""
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    @functools.cached_property
+    def server(self) -> "Server":
+        """Its API server, as the kubeconfig of `kube-cluster` says (JSON, with a token)."""
+        config = json.loads(self.kubeconfig.read_text())
+        there = config["clusters"][0]["cluster"]
+        tls = ssl.create_default_context(cafile=there["certificate-authority"])
+        return Server(there["server"], config["users"][0]["user"]["token"], tls)
 
     def load(self, image: Path) -> None:
         """An image (`docker save` form) onto its real node."""

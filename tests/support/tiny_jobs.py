@@ -1,7 +1,7 @@
 """Jobs whose model is a few lines of numpy: a process starts in moments, and what it does depends on the rows alone.
 
 `params.deadly` names rows at which a worker dies, `params.bad` rows at which the loss is not finite; STEP_S in a
-worker's environment is the least time of a step.
+worker's environment is the least time of a step, until there is the file HURRY.
 """
 
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from recmesh.trainer.session import EmbeddingTable
 
 STEP_S = float(os.environ.get("STEP_S", "0"))
+HURRY = os.environ.get("HURRY", "")
 
 
 class Tiny:
@@ -42,7 +43,7 @@ def main(job):
     due = time.monotonic()
     for step in job.session.steps():
         time.sleep(max(0.0, due - time.monotonic()))
-        due = max(due + STEP_S, time.monotonic())
+        due = max(due + (0.0 if os.path.exists(HURRY) else STEP_S), time.monotonic())
         numbers = {int(number) for number in step.batch.dense[:, 0]}
         if deadly & numbers:
             os._exit(9)

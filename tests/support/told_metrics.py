@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 from prometheus_client import REGISTRY
 
@@ -75,11 +75,21 @@ def collect() -> dict[str, frozenset[str]]:
         package = importlib.import_module(f"services.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    from recmesh.serving.admission.settings import Settings
+    from recmesh.serving.hn.desk import Desk
+    from recmesh.serving.metrics import families
     from services.ckptcache.app.figures import Figures
+    from services.gateway.ops.relay import PROCESS
     from services.jobmaster.app.jobs import Jobs
     from services.jobmaster.gauges import JobCollector, JobFigures, RoleFigures
     from services.jobmaster.ops import watch_metrics
 
+    desk = {**Desk(Settings()).state(), "refused": {"DEADLINE": 1}}
+    model = {"queued": 0, "running": 0, "answered": 1}
+    states: list[dict[str, Any]] = [
+        {"role": "hn", "models": {"ctr/1": model}, "admission": desk},
+        {"role": "cn", "models": {"ctr/1": {"queued": 0, "calls": 1, "hedges": 0}}, "requests": 0},
+    ]
     tell_ready(True)
     Figures(Metrics("ckptcache"), clock=system_clock)
     watch_metrics(cast(Jobs, SimpleNamespace(runners={}, unreadable={})))
@@ -89,7 +99,8 @@ def collect() -> dict[str, frozenset[str]]:
         "j", "o", "Running", 1, 2, 1.0, 0, 0, snapshot_at=1.0, snapshot_every_s=1.0, lag_s=1.0, roles={"ps": role},
         metrics={"loss": 1.0},
     )
-    for family in [*JobCollector(lambda: [job]).collect(), *REGISTRY.collect()]:
+    served = families((({PROCESS: "1"}, state) for state in states), labels=[PROCESS])
+    for family in [*JobCollector(lambda: [job]).collect(), *served, *REGISTRY.collect()]:
         for sample in family.samples:
             found.setdefault(sample.name, frozenset(sample.labels))
     return found

@@ -18,6 +18,7 @@ def main() -> None:
     values = {
         "api-key": secrets.token_hex(24),
         "public-api-key": secrets.token_hex(24),
+        "metrics-key": secrets.token_hex(24),
         "nats-token": "t" + secrets.token_hex(24),     # NATS reads one that begins with digits as a number
         "valkey-password": valkey,
         "valkey-url": f"redis://:{valkey}@valkey:6379/0",

@@ -70,6 +70,9 @@ class Table:
     limit: int = 200
     of_choice: "Callable[[Choice], Rows | Awaitable[Rows]] | None" = None
     """In place of `rows`, where they are of what the viewer chose."""
+    chosen_by: str = ""
+    """A column that is one of the page's `choices`, too: its values are links, and of what was chosen only its rows are
+    shown."""
     kind: str = field(default="table", init=False)
 
 
@@ -96,6 +99,11 @@ class Chart:
     wide: bool = False
     from_zero: bool = True
     """False where changes matter and zero is far away, as it is of an AUC."""
+    chosen_by: str = ""
+    """One of the page's `choices`: of what was chosen only the series of its name, or that begin with it and a space,
+    are shown."""
+    of_choice: "Callable[[Choice], Mapping[str, Points]] | None" = None
+    """In place of `series`, where they are of what the viewer chose."""
     kind: str = field(default="chart", init=False)
 
 

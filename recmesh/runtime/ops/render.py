@@ -3,12 +3,13 @@
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from inspect import isawaitable
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -100,7 +101,7 @@ class Renderer:
         try:
             if isinstance(panel, Chart):
                 scale = {} if panel.from_zero else {"from_zero": False}
-                return Fragment(chart=columns(await _ask(panel.series)) | scale)
+                return Fragment(chart=columns(await _series(panel, choice)) | scale)
             template = self._templates.get_template(f"{panel.kind}.html")
             return Fragment(html=template.render(**await _context(panel, choice)))
         except Exception as error:   # one broken panel must not hide the others
@@ -139,7 +140,26 @@ def _drawn(item: Plot | Bars | Picture) -> str:
 async def _rows(panel: Table, choice: Choice) -> Rows:
     of_choice = panel.of_choice
     found: Rows = await _ask(panel.rows if of_choice is None else lambda: of_choice(choice))
-    return found
+    return _chosen(panel, found, choice) if panel.chosen_by else found
+
+
+def _chosen(panel: Table, rows: Rows, choice: Choice) -> Rows:
+    """Those of what was chosen, or all; each with the way to its own page."""
+    place, wanted = list(panel.columns).index(panel.chosen_by), choice.get(panel.chosen_by)
+    for row in rows:
+        known = cell(row[place])
+        if wanted is None or known.text == wanted:
+            href = known.href or f"./?{panel.chosen_by}={quote(known.text, safe='')}"
+            linked = replace(known, href=href) if known.text else known
+            yield [*row[:place], linked, *row[place + 1 :]]
+
+
+async def _series(panel: Chart, choice: Choice) -> Mapping[str, Points]:
+    of_choice, wanted = panel.of_choice, choice.get(panel.chosen_by)
+    found: Mapping[str, Points] = await _ask(panel.series if of_choice is None else lambda: of_choice(choice))
+    if wanted is None:
+        return found
+    return {name: points for name, points in found.items() if name == wanted or name.startswith(f"{wanted} ")}
 
 
 async def _data(panel: Panel, choice: Choice) -> Any:
@@ -155,7 +175,7 @@ async def _data(panel: Panel, choice: Choice) -> Any:
             return {label: _plain(value) for label, value in values.items()}
         return {tile.label: {"value": _plain(tile.value), "note": tile.note} for tile in values}
     if isinstance(panel, Chart):
-        return {name: list(points) for name, points in (await _ask(panel.series)).items()}
+        return {name: list(points) for name, points in (await _series(panel, choice)).items()}
     return list(map(_line, await _ask(panel.lines)))
 
 

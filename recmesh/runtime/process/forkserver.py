@@ -14,6 +14,7 @@ import json
 import os
 import random
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +27,12 @@ from typing import Any
 
 from recmesh.runtime.process import shim
 
-EARLY = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "NUMBA_", "ARROW_", "GRPC_")
+EARLY = (
+    "PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "NPY_", "NUMBA_",
+    "ARROW_", "GRPC_",
+)
+PLAIN = frozenset({"PATH", "HOME", "TMPDIR", "TZ"})
+"""All else that a server is started with: what one job's processes are told, forks of others could read in `/proc`."""
 FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 """Threads that their library begins anew in a fork: of Arrow's allocator."""
 READY = b"ready\n"
@@ -55,7 +61,7 @@ class ForkServer:
         return self._process.pid if self._process is not None else None
 
     def warm_up(self, env: Mapping[str, str]) -> None:
-        """Starts it, with the early variables and all else of this environment but the mesh's own; returns at once."""
+        """Starts it, with this environment's early and plain variables alone; returns at once."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
@@ -63,7 +69,7 @@ class ForkServer:
                 return
             self._tried_at = time.monotonic()
             self._end()
-            self._env = {name: value for name, value in env.items() if not name.startswith("RECMESH_")}
+            self._env = {name: value for name, value in env.items() if name.startswith(EARLY) or name in PLAIN}
             with suppress(OSError):
                 self._begin()
 
@@ -71,11 +77,15 @@ class ForkServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.settimeout(_SEND_S)
-        with theirs, (self._folder / "forkserver.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())], env=self._env, cwd=self._folder, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, pass_fds=(theirs.fileno(),), start_new_session=True,
-            )
+        try:
+            with theirs, (self._folder / "forkserver.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno())], env=self._env, cwd=self._folder, stdin=subprocess.DEVNULL,
+                    stdout=log, stderr=log, pass_fds=(theirs.fileno(),), start_new_session=True,
+                )
+        except OSError:
+            ours.close()
+            raise
         self._socket = ours
 
     def fits(self, env: Mapping[str, str]) -> bool:
@@ -89,7 +99,7 @@ class ForkServer:
         if self._socket is None:
             return False
         if not self._is_ready:
-            if not select.select([self._socket], [], [], 0)[0]:
+            if not readable(self._socket.fileno(), 0.0):
                 return False
             with suppress(OSError):
                 self._is_ready = self._socket.recv(len(READY)) == READY
@@ -124,6 +134,13 @@ class ForkServer:
         self._socket, self._process, self._is_ready = None, None, False
 
 
+def readable(descriptor: int, timeout_s: float) -> bool:
+    """Something can be read, or its end; False after the time. select() refuses descriptors from 1024 up."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
+
+
 def _early(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(EARLY)}
 
@@ -143,12 +160,13 @@ def serve(descriptor: int) -> None:
     gc.freeze()             # no collection writes to pages that all share
     connection = socket.socket(fileno=descriptor)
     connection.sendall(READY)
-    rest = b""
+    orders = _Orders(connection)
     while True:
-        body, status, rest = _received(connection, rest)
+        body, status = orders.next()
         child = os.fork()
         if child == 0:
             connection.close()
+            orders.close()
             order, env = body["order"], body["env"]
             if not shim.main(order | {"status_fd": status}, forked=True):
                 os._exit(0)
@@ -158,21 +176,37 @@ def serve(descriptor: int) -> None:
         os.waitpid(child, 0)
 
 
-def _received(connection: socket.socket, rest: bytes) -> tuple[dict[str, Any], int, bytes]:
-    data, descriptors = rest, array.array("i")
-    while b"\n" not in data:
-        part, found, _, _ = socket.recv_fds(connection, 1 << 16, 4)
-        descriptors.extend(found)
-        if not part or len(data) > _MOST_BYTES:
-            sys.exit(0)
-        data += part
-    line, _, rest = data.partition(b"\n")
-    return json.loads(line), descriptors[0], rest
+class _Orders:
+    """Read from the connection one by one; exits where it ends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._data = connection, b""
+        self._descriptors = array.array("i")
+        """In the order of the orders. One read may bring the end of a long order and the beginning of the next."""
+
+    def next(self) -> tuple[dict[str, Any], int]:
+        """It, and the descriptor that came with it."""
+        while b"\n" not in self._data:
+            part, found, _, _ = socket.recv_fds(self._connection, 1 << 16, 4)
+            self._descriptors.extend(found)
+            if not part or len(self._data) > _MOST_BYTES:
+                sys.exit(0)
+            self._data += part
+        line, _, self._data = self._data.partition(b"\n")
+        return json.loads(line), self._descriptors.pop(0)
+
+    def close(self) -> None:
+        """In a fork: those of later orders are the server's."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
 
 def _become(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):     # as an interpreter begins; else a peer's leaving kills
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.path:
         sys.path[0] = os.getcwd()       # as `python -m` has it
     random.seed()
@@ -181,4 +215,4 @@ def _become(env: Mapping[str, str]) -> None:
         numpy.random.seed()             # all forks would draw the same numbers
 
 
-__all__ = ["EARLY", "ForkServer", "serve"]
+__all__ = ["EARLY", "ForkServer", "readable", "serve"]

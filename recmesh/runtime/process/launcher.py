@@ -4,7 +4,6 @@ import json
 import os
 import re
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from recmesh.runtime.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from recmesh.runtime.process import cgroup
-from recmesh.runtime.process.forkserver import ForkServer
+from recmesh.runtime.process.forkserver import ForkServer, readable
 from recmesh.runtime.process.identity import ProcessId, boot_id
 from recmesh.runtime.process.records import (
     EXIT_SUFFIX,
@@ -276,9 +275,12 @@ def _load(path: Path) -> ProcessHandle | None:
 
 def _start(order: dict[str, object], env: dict[str, str], server: ForkServer | None) -> StartRecord:
     """Starts the shim and waits for its one line about the start."""
-    line = b""
+    line: bytes | None = b""
     if server is not None and server.fits(env):
-        line = _line(lambda status: server.start(order | {"status_fd": status}, env))
+        line = _line(lambda status: server.start(order | {"status_fd": status}, env), on_silence=server.close)
+        if line is None:        # its shim is there, and may start it yet: a second one would be one too many
+            said = "the shim said nothing in time"
+            raise FailedPrecondition(f"{order['name']} cannot be started: {said}", reason="LAUNCH_FAILED")
     # Of a fork server that died before it could fork nobody holds the pipe any more: nothing was started.
     values = json.loads(line or _line(lambda status: _run_shim(order | {"status_fd": status}, env)) or b"{}")
     if "pid" not in values:
@@ -287,15 +289,20 @@ def _start(order: dict[str, object], env: dict[str, str], server: ForkServer | N
     return StartRecord(**values)
 
 
-def _line(start: Callable[[int], object]) -> bytes:
-    """What comes through a pipe whose other end `start` gets; empty when all who have it are gone."""
+def _line(start: Callable[[int], object], *, on_silence: Callable[[], None] | None = None) -> bytes | None:
+    """What comes through a pipe whose other end `start` gets; empty when all who have it are gone, None when nothing
+    came in time. on_silence: then done first, and waited for once more."""
     reader, writer = os.pipe()
     try:
         try:
             start(writer)
         finally:
             os.close(writer)
-        return _read_line(reader, time.monotonic() + _START_TIMEOUT_S)
+        line = _read_line(reader, time.monotonic() + _START_TIMEOUT_S)
+        if line is None and on_silence is not None:
+            on_silence()
+            line = _read_line(reader, time.monotonic() + _START_TIMEOUT_S)
+        return line
     finally:
         os.close(reader)
 
@@ -313,12 +320,14 @@ def _run_shim(order: dict[str, object], env: dict[str, str]) -> None:
         starter.wait(5.0)  # it forks and leaves at once; the shim proper is not our child
 
 
-def _read_line(descriptor: int, deadline: float) -> bytes:
+def _read_line(descriptor: int, deadline: float) -> bytes | None:
+    """None: not in time; empty: it has ended without one."""
     data = b""
     while not data.endswith(b"\n"):
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        part = os.read(descriptor, 65536) if ready else b""
+        if not readable(descriptor, max(0.0, deadline - time.monotonic())):
+            return None
+        part = os.read(descriptor, 65536)
         if not part:
-            break
+            return b""
         data += part
     return data

@@ -13,6 +13,7 @@ thread for long. What follows is as safe as the connection: over networks that a
 import contextlib
 import hmac
 import secrets
+from collections.abc import Generator
 from typing import Any
 
 from recmesh.runtime.errors import MeshError, Unauthenticated
@@ -27,23 +28,48 @@ HANDSHAKE_S = 5.0
 MAX_HEADER_BYTES = 4096
 
 
+class Refused(Exception):
+    """The other side is none of this mesh: it is told `header`, and who called gets `error`."""
+
+    def __init__(self, header: Header, error: MeshError) -> None:
+        super().__init__(str(error))
+        self.header, self.error = header, error
+
+
+def clients(*, token: str | None, carrier: str) -> Generator[Header, Message | None, Header]:
+    """A client's side without a connection: yields what to send, is sent what came, returns the server's terms.
+
+    Raises `Refused`; Unauthenticated: the server refuses us; ConnectionLost: it has gone.
+    """
+    ours = secrets.token_hex(16)
+    hello: Header = {"op": "hello", "protocol": PROTOCOL, "nonce": ours, "carrier": carrier}
+    challenge = _expect((yield hello), "challenge")
+    theirs = str(challenge.get("nonce", ""))
+    if token is not None and not _same(challenge, _proof(token, "server", ours, theirs)):
+        told = describe(Unauthenticated(
+            "this process does not know the token of the mesh that connects: start it with its RECMESH_API_KEY",
+            reason="BAD_TOKEN",
+        ))  # fmt: skip
+        raise Refused(told, Unauthenticated(
+            "it does not know this mesh's token: start it with the mesh's RECMESH_API_KEY", reason="BAD_TOKEN"
+        ))  # fmt: skip
+    return _expect((yield {"op": "proof", "proof": _proof(token or "", "client", ours, theirs)}), "welcome")
+
+
 def as_client(connection: SocketTransport, *, token: str | None, carrier: str) -> Header:
     """Prove and be shown a proof; the server's terms. Unauthenticated by either side, ConnectionLost: no answer."""
-    ours = secrets.token_hex(16)
+    steps = clients(token=token, carrier=carrier)
     with _Small(connection):
-        connection.send({"op": "hello", "protocol": PROTOCOL, "nonce": ours, "carrier": carrier})
-        challenge = _expect(connection.receive(), "challenge")
-        theirs = str(challenge.get("nonce", ""))
-        if token is not None and not _same(challenge, _proof(token, "server", ours, theirs)):
-            connection.send(describe(Unauthenticated(
-                "this process does not know the token of the mesh that connects: start it with its RECMESH_API_KEY",
-                reason="BAD_TOKEN",
-            )))  # fmt: skip
-            raise Unauthenticated(
-                "it does not know this mesh's token: start it with the mesh's RECMESH_API_KEY", reason="BAD_TOKEN"
-            )
-        connection.send({"op": "proof", "proof": _proof(token or "", "client", ours, theirs)})
-        return _expect(connection.receive(), "welcome")
+        try:
+            connection.send(next(steps))
+            while True:
+                connection.send(steps.send(connection.receive()))
+        except StopIteration as done:
+            terms: Header = done.value
+            return terms
+        except Refused as refused:
+            connection.send(refused.header)
+            raise refused.error from None
 
 
 def as_server(connection: SocketTransport, *, token: str | None, terms: Header) -> str:

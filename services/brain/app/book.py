@@ -1,4 +1,7 @@
-"""Who holds what: of the cluster what was promised and does not run yet, of owners' quotas what their jobs have.
+"""Who holds what: of the cluster what was promised and does not run yet, of quotas what their jobs have.
+
+A quota is an owner's or a namespace's; a job is bounded by its namespace's, where there is one, else by its owner's.
+All that is called `owner` here is the one whose quota it is (`account`).
 
 jobmaster tells what is free at the moment of asking. What another job was given a moment before may not run by then, so
 it is kept back for a while. What an owner's jobs hold together is known only here, by what they tell every few seconds.
@@ -19,6 +22,8 @@ from services.brain.domain.views import UNLIMITED_CPU, total
 
 MAX_JOBS = 20_000
 """Those that were heard of longest ago go."""
+NAMESPACE = "namespace:"
+"""What the name of a namespace's quota begins with; owners' names have no colon."""
 PATIENCE_S = 600.0
 """A job of which nothing was heard for so long holds nothing; one that has never told may take so long to start."""
 ENDED_S = 60.0
@@ -51,6 +56,15 @@ class Book:
         """What training has lent to serving: of what is free it is kept back."""
         self._lock = threading.Lock()
         self.choosing = asyncio.Lock()
+
+    def account(self, owner: str, namespace: str) -> str:
+        """By which quota a job is bounded: its namespace's where there is one, else its owner's."""
+        of_namespace = NAMESPACE + namespace
+        return of_namespace if namespace and of_namespace in self.quotas else owner
+
+    def placed(self, job: Job) -> Job:
+        """The job, with its account."""
+        return replace(job, account=self.account(job.owner, job.namespace))
 
     def begin(self, job_id: str) -> None:
         """A first plan of it is asked for: whatever had that name before, it lives."""
@@ -133,7 +147,7 @@ class Book:
 
     def waits_before(self, job: Job) -> list[Waiter]:
         """Those of its owner whose turn comes first; one that can never begin is before nobody."""
-        return self._holding(self.waiting.before(job), job.owner)
+        return self._holding(self.waiting.before(job), job.payer)
 
     def to_grow(self, owner: str) -> Resources | None:
         """What is left to jobs that train: those that wait to begin come first. None: the owner has no quota."""
@@ -142,7 +156,7 @@ class Book:
 
     def to_begin(self, job: Job) -> Resources | None:
         """What is left to a job that asks for its first plan; None: its owner has no quota."""
-        left = self.left(job.owner, but=job.job_id)
+        left = self.left(job.payer, but=job.job_id)
         return kept_back(left, self.waits_before(job)) if left is not None else None
 
     def _holding(self, waiters: Iterable[Waiter], owner: str) -> list[Waiter]:

@@ -121,6 +121,7 @@ class Deciding:
     async def decide(self, ask: Ask) -> tuple[Look, Plan | None]:
         """What the job should change to; None: nothing. What is chosen is stored before it is given out."""
         _check(ask)
+        ask = replace(ask, job=self._book.placed(ask.job))
         began, now = self._clock.monotonic(), self._clock.now()
         shown, profiles, changes, own = await asyncio.gather(
             asyncio.to_thread(self._store.shown, ask.job.job_id),
@@ -221,7 +222,7 @@ class Deciding:
             front=tuple(each.allocation for each in before[1].candidates) if before else (),
         )  # fmt: skip
         self._asks[ask.job.job_id] = ask
-        self._book.see(ask.job.job_id, ask.job.owner, ask.now.values())
+        self._book.see(ask.job.job_id, ask.job.payer, ask.now.values())
         cluster = self._cluster(ask, now)
         rng = np.random.default_rng([self._seed, _number(ask.job.job_id), int(now)])
         proposed = within_bounds(self._planner.propose(seen, cluster, rng))
@@ -246,7 +247,7 @@ class Deciding:
             plan = Plan(roles, planner, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now,
                         samples_per_s=expected)  # fmt: skip
             # What it was given is its own until it asks again; what else it could have had is free for others.
-            self._book.give(ask.job.job_id, ask.job.owner, roles)
+            self._book.give(ask.job.job_id, ask.job.payer, roles)
             self._live[ask.job.job_id] = now, Proposal(seen, (), Reason.KEEP, "it was given a plan")
         look = Look(
             job_id=ask.job.job_id, at=now, planner=planner, reason=reason, why=why,
@@ -268,7 +269,7 @@ class Deciding:
         if sizing is None or is_avoided(ask.job.job_id, sizing.roles, changes, now=cluster.now):
             return None
         more = total(sizing.roles).plus(total(tuple(ask.now.values())), times=-1)
-        quota = cluster.quotas.get(ask.job.owner)
+        quota = cluster.quotas.get(ask.job.payer)
         return sizing if more.within(cluster.free) and (quota is None or more.within(quota)) else None
 
     def _remember(self, proposal: Proposal, now: float) -> None:

@@ -36,7 +36,7 @@ class Feeding:
     def _decide(self, ask: FeedAsk, now: float) -> Verdict:
         if self._book.has_ended(ask.job_id):
             raise FailedPrecondition(f"job {ask.job_id!r} has ended")
-        self._book.see(ask.job_id, ask.owner, [ask.now], whole=False)
+        self._book.see(ask.job_id, self._account(ask), [ask.now], whole=False)
         signal = Signal(ask.buffer_fill, ask.cpu_idle, ask.memory, ask.samples_per_s)
         history = self._tried.pop(ask.job_id, ())
         if history and history[-1].wanted != ask.now.replicas:      # not carried out, or overtaken by a user
@@ -49,16 +49,19 @@ class Feeding:
                 rate_before=ask.samples_per_s,
             )  # fmt: skip
             history = (*history, tried)[-MAX_TRIED:]
-            self._book.give(ask.job_id, ask.owner, [replace(ask.now, replicas=found.count)])
+            self._book.give(ask.job_id, self._account(ask), [replace(ask.now, replicas=found.count)])
         self._tried[ask.job_id] = history
         while len(self._tried) > MAX_LIVE:
             self._tried.pop(next(iter(self._tried)))
         _verdicts.labels(found.reason.name).inc()
         return found
 
+    def _account(self, ask: FeedAsk) -> str:
+        return self._book.account(ask.owner, ask.namespace)
+
     def _most(self, ask: FeedAsk) -> int:
         """Within the limits, what is free, and its owner's quota less what waits to begin; what is there stays."""
-        rooms = [self._book.room(ask.free, but=ask.job_id), self._book.to_grow(ask.owner)]
+        rooms = [self._book.room(ask.free, but=ask.job_id), self._book.to_grow(self._account(ask))]
         more = [
             room / one for each in rooms if each is not None
             for room, one in ((each.cpu, ask.now.cpu or UNLIMITED_CPU), (each.memory_bytes, ask.now.memory_bytes))

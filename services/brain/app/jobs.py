@@ -62,7 +62,7 @@ class Jobs:
         since = self._clock.now() - PATIENCE_S
         for profile in await asyncio.to_thread(self._store.running, since=since):
             if profile.roles:
-                self._book.see(profile.job_id, profile.owner, [use.has for use in profile.roles])
+                self._book.see(profile.job_id, self._account(profile), [use.has for use in profile.roles])
 
     async def plan(self, job: Job, limits: Sequence[RoleLimits], free: Free) -> Plan:
         """The job's first plan; it is stored before it is given out.
@@ -71,6 +71,7 @@ class Jobs:
             ResourceExhausted: even the least that the user allows is more than what is left of the owner's quota.
         """
         check_job(job, limits)
+        job = self._book.placed(job)
         self._book.begin(job.job_id)
         waits = self._book.waiting.again(job, limits)
         if waits is not None:       # it asks every few seconds: only with room is it worth looking through the past
@@ -80,12 +81,15 @@ class Jobs:
             made = self._first(job, limits, free, past)
             plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now())
             await asyncio.to_thread(self._store.put_plan, plan)
-            self._book.give(job.job_id, job.owner, plan.roles)
+            self._book.give(job.job_id, job.payer, plan.roles)
         await self._told(plan)
         self._counts["plans"] += 1
         self._counts["plans_from_similar"] += plan.source == "similar"
         _plans.labels(plan.source).inc()
         return plan
+
+    def _account(self, profile: Profile) -> str:
+        return self._book.account(profile.owner, profile.namespace)
 
     def _first(self, job: Job, limits: Sequence[RoleLimits], free: Free, past: Sequence[History]) -> Plan:
         """Within what is free beyond what was promised to others, and what is left of the quota."""
@@ -101,16 +105,17 @@ class Jobs:
 
     def _check_quota(self, job: Job, least: Resources) -> None:
         """ResourceExhausted while there is no room in its owner's quota for the least that it may begin with."""
-        left, now = self._book.left(job.owner, but=job.job_id), self._book.to_begin(job)
+        left, now = self._book.left(job.payer, but=job.job_id), self._book.to_begin(job)
         if left is None or now is None or least.within(now):
             return
-        quota, first = self._book.quotas[job.owner], [each.job.job_id for each in self._book.waits_before(job)]
+        quota, first = self._book.quotas[job.payer], [each.job.job_id for each in self._book.waits_before(job)]
         ever = "" if least.within(quota) else ": it can never begin"
         more = f" and {len(first) - SHOWN_WAITERS} more" if len(first) > SHOWN_WAITERS else ""
+        whose = f"namespace {job.namespace!r}" if job.account not in ("", job.owner) else f"owner {job.owner!r}"
         behind = f"; it waits behind {', '.join(first[:SHOWN_WAITERS])}{more}" if first and not ever else ""
         raise ResourceExhausted(
             f"the least that job {job.job_id!r} may begin with is {amount(least)}, and {amount(left)} are left in "
-            f"the quota of owner {job.owner!r}, which is {amount(quota)}{ever}{behind}",
+            f"the quota of {whose}, which is {amount(quota)}{ever}{behind}",
             reason="OVER_QUOTA",
         )
 
@@ -127,7 +132,7 @@ class Jobs:
         at = profile.at or self._clock.now()
         await asyncio.to_thread(self._store.put_profile, replace(profile, at=at))
         if profile.roles:
-            self._book.see(profile.job_id, profile.owner, [use.has for use in profile.roles])
+            self._book.see(profile.job_id, self._account(profile), [use.has for use in profile.roles])
         self._counts["profiles"] += 1
         _profiles.inc()
 

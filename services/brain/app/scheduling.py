@@ -14,7 +14,7 @@ from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin, load, names
 from recmesh.plugins.streams import GROUP, Schedule, StreamPlanner, StreamView
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
-from recmesh.runtime.telemetry import Metrics
+from recmesh.runtime.telemetry import Metrics, get_logger
 from services.brain.app.book import Book, counted
 from services.brain.app.jobs import check_job
 from services.brain.domain import online
@@ -34,6 +34,7 @@ UNSEEN = "its workers have not had enough to do yet for their speed to be seen"
 MAX_TOLD = 1000
 """Past counts of one job."""
 
+_log = get_logger(__name__)
 _metrics = Metrics("brain")
 _schedules = _metrics.counter(
     "schedules", "Looks at online jobs, by planner and what was decided", labels=["planner", "reason"]
@@ -56,10 +57,12 @@ class Scheduling:
     async def schedule(self, ask: OnlineAsk) -> tuple[Look, Plan | None]:
         """What the job should change to now; None: nothing. What is chosen is stored before it is given out.
 
-        Of a dry run the look alone is stored, and nothing is booked or told.
+        Of a dry run the look alone is stored, and nothing is booked or told. InvalidArgument for a planner that there
+        is not, FailedPrecondition for one that breaks.
         """
         planner = _planner(ask.rules.planner)
         _check(ask)
+        ask = replace(ask, job=self._book.placed(ask.job))
         job_id, now = ask.job.job_id, self._clock.now()
         self._refuse_ended(job_id)
         had = self._had(ask, now)
@@ -69,7 +72,7 @@ class Scheduling:
         )
         rates = online.speed(ask, model, shown=shown)
         async with self._book.choosing:
-            self._book.see(job_id, ask.job.owner, ask.now.values(), whole=False)
+            self._book.see(job_id, ask.job.payer, ask.now.values(), whole=False)
             look, plan = _unknown(ask, now, fit), None
             if rates is not None:
                 stream = online.view(
@@ -78,7 +81,7 @@ class Scheduling:
                 )
                 look, plan = await asyncio.to_thread(self._choose, planner, stream, ask, coming, rates.note, fit)
             if plan is not None and not ask.rules.dry_run:
-                self._book.give(job_id, ask.job.owner, plan.roles)
+                self._book.give(job_id, ask.job.payer, plan.roles)
         self._refuse_ended(job_id)
         if plan is not None and not ask.rules.dry_run:
             await asyncio.to_thread(self._store.put_plan, plan)
@@ -115,7 +118,9 @@ class Scheduling:
         if measured.capacity <= 0 or measured.occupied < online.OCCUPIED_ENOUGH:
             return
         told = await asyncio.to_thread(self._store.profiles, ask.job.job_id, limit=1)
-        like = told[-1] if told else Profile(ask.job.job_id, now, 0, 0, owner=ask.job.owner)
+        like = told[-1] if told else Profile(
+            ask.job.job_id, now, 0, 0, owner=ask.job.owner, namespace=ask.job.namespace
+        )
         shown = replace(
             like, at=now, workers=worker.replicas, ps=ps.replicas, batch_size=ask.job.batch_size,
             samples_per_s=measured.trained_per_s, capacity_per_s=measured.capacity, worker_cpu_limit=worker.cpu,
@@ -179,7 +184,7 @@ class Scheduling:
         if ask.rules.workers_per_ps > 0:
             one = one.plus(counted(replace(ps, replicas=1)), 1.0 / ask.rules.workers_per_ps)
         kinds = [worker.gpu_kind or ANY_GPU] if worker.gpu else []
-        rooms = [self._book.room(ask.free, but=ask.job.job_id, kinds=kinds), self._book.to_grow(ask.job.owner)]
+        rooms = [self._book.room(ask.free, but=ask.job.job_id, kinds=kinds), self._book.to_grow(ask.job.payer)]
         more = min([_times(one, room) for room in rooms if room is not None], default=math.inf)
         return math.floor(min(bound.max, worker.replicas + max(0.0, more)))
 
@@ -190,11 +195,17 @@ class Scheduling:
     ) -> tuple[Look, Plan | None]:
         rng = np.random.default_rng([self._seed, int(stream.now)])
         measured = Measured(ask.measured.arrivals_per_s, ask.measured.lag_s)
-        if ask.rules.fallback:
-            schedule = decided(planner, stream, measured, self._band, rng)
-        else:
-            schedule = planner.schedule(stream, rng)
-        choice = online.choose(stream, schedule, ask.rules, ps=ask.now["ps"].replicas)
+        try:
+            if ask.rules.fallback:
+                schedule = decided(planner, stream, measured, self._band, rng)
+            else:
+                schedule = planner.schedule(stream, rng)
+            choice = online.choose(stream, schedule, ask.rules, ps=ask.now["ps"].replicas)
+        except Exception as error:      # somebody else's planner; the job keeps its workers, and notes why
+            _log.exception("the planner %s broke over job %s", ask.rules.planner, ask.job.job_id)
+            raise FailedPrecondition(
+                f"the planner {ask.rules.planner!r} broke: {type(error).__name__}: {error}", reason="BROKEN_PLANNER"
+            ) from error
         roles = online.chosen_roles(choice, ask)
         grows = choice.workers > stream.workers
         more = grows or (choice.workers == stream.workers and choice.ps > ask.now["ps"].replicas)
@@ -276,13 +287,16 @@ def planners() -> list[str]:
 
 
 def _planner(name: str) -> StreamPlanner:
-    """InvalidArgument when there is none of that name, or it cannot be loaded."""
+    """InvalidArgument when there is none of that name, or it cannot be loaded or made."""
     try:
         found: Callable[[], StreamPlanner] = load(GROUP, name, STREAM_PLANNERS)
+        return found()
     except (UnknownPlugin, BrokenPlugin) as error:
-        violation = Violation("scaling.planner", str(error))
-        raise InvalidArgument("the job cannot be scaled", reason="BAD_PLANNER", violations=[violation]) from error
-    return found()
+        why = str(error)
+    except Exception as error:      # somebody else's class
+        why = f"{name} cannot be made: {type(error).__name__}: {error}"
+    violation = Violation("scaling.planner", why)
+    raise InvalidArgument("the job cannot be scaled", reason="BAD_PLANNER", violations=[violation])
 
 
 def _check(ask: OnlineAsk) -> None:

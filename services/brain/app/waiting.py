@@ -68,12 +68,12 @@ class Waiting:
         own = self._waiters.get(job.job_id)
         asked = own.first_asked if own is not None else self._clock.now()
         order = Waiter(job, (), Resources(), asked, asked, asked).order
-        return [each for each in self.of(job.owner) if each.order < order and each.job.job_id != job.job_id]
+        return [each for each in self.of(job.payer) if each.order < order and each.job.job_id != job.job_id]
 
     def of(self, owner: str) -> list[Waiter]:
         """All of an owner, in their order."""
         oldest = self._clock.now() - PATIENCE_S
-        found = [each for each in list(self._waiters.values()) if each.job.owner == owner and each.heard >= oldest]
+        found = [each for each in list(self._waiters.values()) if each.job.payer == owner and each.heard >= oldest]
         return sorted(found, key=lambda each: each.order)
 
     def leave(self, job_id: str) -> None:

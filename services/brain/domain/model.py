@@ -23,6 +23,14 @@ class Job:
     priority: int = 0
     deadline: float = 0.0
     submitted: float = 0.0
+    namespace: str = ""
+    account: str = ""
+    """Whose quota bounds it, where that is not the owner's; known to brain alone."""
+
+    @property
+    def payer(self) -> str:
+        """By what its quota is known."""
+        return self.account or self.owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +159,7 @@ class Profile:
     roles: tuple[RoleUse, ...] = ()
     """All that the job has, but for what it shares with others."""
     owner: str = ""
+    namespace: str = ""
     capacity_per_s: float = 0.0
     """Samples per second that an online job's workers could train; 0: not known, or it is no online job."""
 
@@ -291,3 +300,4 @@ class FeedAsk:
     samples_per_s: float = 0.0
     free: Free = Free()
     owner: str = ""
+    namespace: str = ""

@@ -138,7 +138,7 @@ def view(
             workers=_counts(bounds.get("worker"), worker), ps=_servers(bounds.get("ps"), ps, ps_bytes),
             worker_cpu=_cores(bounds.get("worker"), worker, sizes), ps_cpu=_cores(bounds.get("ps"), ps, sizes),
         ),
-        throughput=throughput, rate=rate, remaining=remaining, deadline=job.deadline or None, owner=job.owner,
+        throughput=throughput, rate=rate, remaining=remaining, deadline=job.deadline or None, owner=job.payer,
         priority=job.priority, overheads=overheads, front=front,
         ps_state_bytes=PS_MARGIN * ps_bytes * ps.replicas,
         measured=(

@@ -11,11 +11,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from recmesh.plugins.forecasting import GROUP, Forecaster
-from recmesh.plugins.registry import load, names
+from recmesh.plugins.forecasting import GROUP, Fitted, Forecaster, SeriesView
+from recmesh.plugins.registry import UnknownPlugin, load, names
 from services.forecaster.domain.budget import LEAST_GAIN
 from services.forecaster.domain.drift import Drift
 from services.forecaster.domain.fitting import Asked, Kept, Refined, advance, drift_of, fit, is_stale, speak
@@ -60,11 +61,39 @@ _arrived: dict[str, Kept] = {}
 
 @lru_cache(maxsize=8)
 def forecasters(wanted: tuple[str, ...], *, dear: bool) -> Sequence[Forecaster]:
-    """The models named, or all that are installed; without `dear`, the cheap ones. Always with `persistence`."""
+    """The models named, or all that are installed; without `dear`, the cheap ones. Always with `persistence`.
+
+    UnknownPlugin: none of that name is installed. One that cannot be imported or made is told of in notes.
+    """
     installed = [name for name in names(GROUP, BUILT_IN) if name not in _NEEDS or find_spec(_NEEDS[name])]
     chosen = list(dict.fromkeys([_SAFE, *(wanted or installed)]))
-    made = [load(GROUP, name, BUILT_IN)() for name in chosen]
+    made = [_made(name) for name in chosen]
     return tuple(each for each in made if dear or not each.dear)
+
+
+class _Broken:
+    """Stands for a model that is installed and cannot be made: others answer, and say why it does not."""
+
+    dear = False
+
+    def __init__(self, name: str, error: Exception) -> None:
+        self.name, self._error = name, error
+
+    def fit(self, view: SeriesView, rng: np.random.Generator) -> Fitted:
+        raise self._error
+
+
+def _made(name: str) -> Forecaster:
+    try:
+        found: Any = load(GROUP, name, BUILT_IN)()
+        if not (isinstance(found.name, str) and isinstance(found.dear, bool)):
+            raise TypeError("its name must be a text, and dear a truth value")
+    except UnknownPlugin:
+        raise
+    except Exception as error:      # somebody else's package
+        return _Broken(name, error)
+    made: Forecaster = found
+    return made
 
 
 def warm(wanted: tuple[str, ...] = ()) -> None:

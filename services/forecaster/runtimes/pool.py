@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from recmesh.plugins.registry import BrokenPlugin, UnknownPlugin
-from recmesh.runtime.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from recmesh.plugins.registry import UnknownPlugin
+from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from recmesh.runtime.telemetry import Metrics
 from services.forecaster.domain.fitting import Asked, Refined
 from services.forecaster.domain.forecast import Predicted
@@ -63,7 +63,8 @@ class ModelPool:
             await lane.stop()
 
     async def predict(self, asked: Asked) -> Predicted:
-        """As `models.predict`. ResourceExhausted when too many wait, DeadlineExceeded after the timeout.
+        """As `models.predict`. ResourceExhausted when too many wait, DeadlineExceeded after the timeout;
+        FailedPrecondition when the settings name a model that there is not.
 
         A process that works for longer than that on one series is killed, and that series refused for a while: the
         others' models are fitted again, and answer.
@@ -81,6 +82,8 @@ class ModelPool:
             return answer
         except TimeoutError:
             raise DeadlineExceeded(f"no forecast within {self._timeout_s:g} s", reason="TIMED_OUT") from None
+        except UnknownPlugin as error:
+            raise FailedPrecondition(f"RECMESH_FORECAST_MODELS: {error}", reason="BAD_CONFIG") from None
         finally:
             self._waiting -= 1
 
@@ -113,7 +116,7 @@ class ModelPool:
             log.info("the models are loaded")
         except (Unavailable, DeadlineExceeded):     # the lane has told it; the first forecast loads them
             return
-        except (UnknownPlugin, BrokenPlugin) as error:
+        except UnknownPlugin as error:
             log.error("RECMESH_FORECAST_MODELS: %s", error)
 
 

@@ -346,6 +346,8 @@ class Deliveries:
             if name not in wanted or wanted[name].created != delivery.hook.created
         ]
         await self._end(gone)
+        others = [name for name, delivery in self._running.items() if not wanted[name].is_sent_as(delivery.hook)]
+        await self._end(others, save=True)       # they go on from their place, by their new wishes
         for name, hook in wanted.items():
             if name in self._running:
                 self._running[name].hook = hook

@@ -1,7 +1,7 @@
 """The model registry's use cases: register, load, unload, and bring back what served before a restart."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import Context
 from dataclasses import replace
@@ -40,6 +40,9 @@ ATTEMPTS = 16
 MAX_MODELS = 256
 """Of an ensemble, with those of the ensembles in it."""
 RETRY_S = 2.0
+STEPS_S = 2.0
+"""Between two looks at ensembles that wait for a step."""
+STEP_AWAY = "STEP_NOT_READY"
 
 T = TypeVar("T")
 
@@ -77,6 +80,10 @@ class Models:
         self._inspect = inspect
         self._locks: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._not_here: dict[str, str] = {}
+        """Why versions that serve in other gateways do not in this one, by key."""
+        self._await_steps: dict[str, ModelVersion] = {}
+        """Ensembles that could not be loaded because a step did not serve, by key."""
         self.restored = asyncio.Event()
         """Set once the models of before the start serve again, or have failed."""
         runtimes.lost = self._lost
@@ -156,7 +163,7 @@ class Models:
 
     async def unload(self, name: str, version: str = "") -> list[ModelVersion]:
         """Serve a model (or only if it is this version) no more. What is in flight is answered."""
-        async with self._lock(name):
+        async with self.lock(name):
             records = await self._registry.versions(name)
             chosen = [item for item in records if version in ("", item.version)]
             if not chosen:
@@ -166,7 +173,7 @@ class Models:
                 self._observation.forget(name)
             active = [item for item in chosen if item.state in (State.READY, State.LOADING)]
             changed = [
-                await self._mark(item, State.UNLOADED, reason="unloaded on request") for item in active
+                await self._mark(item, State.UNLOADED, reason=rules.ON_REQUEST) for item in active
             ]
             for record in changed:
                 await self._say("unloaded", record)
@@ -196,7 +203,7 @@ class Models:
         Where they keep all, so are those that rules had unloaded or refused; each takes its place behind the others, so
         that it answers nobody who names no version.
         """
-        async with self._lock(name):
+        async with self.lock(name):
             records = {item.version: item for item in await self._registry.versions(name)}
             if not records:
                 raise inference.unknown_model(name)
@@ -210,22 +217,23 @@ class Models:
             loaded = self.serving.find(name, version)
             if loaded is None or loaded.runtime != self._runtime(records[version]):
                 record = await self._mark(records[version], State.LOADING)
-                self._load_later(record)
+                self.load_later(record)
         for aside in rules.put_aside(records.values()) if traffic.keeps_all else ():
             if aside.version not in traffic.needed:
-                self._load_later(await self._mark(aside, State.LOADING), behind=True)
+                self.load_later(await self._mark(aside, State.LOADING), behind=True)
         return traffic
 
-    def _load_later(self, record: ModelVersion, *, behind: bool = False) -> "asyncio.Task[ModelVersion | MeshError]":
+    def load_later(self, record: ModelVersion, *, behind: bool = False) -> "asyncio.Task[ModelVersion | MeshError]":
+        """Load a version that is marked as loading, in the background; the task's result is why it could not be."""
         return self._background(lambda: self._load(record, behind=behind), f"load {record.key}")
 
     async def begin_load(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
         """As `load`, which goes on after this returns; the task's result is why it could not be."""
-        return self._load_later(await self._mark(record, State.LOADING))
+        return self.load_later(await self._mark(record, State.LOADING))
 
     def join(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
         """Serve a version here that other gateways serve already, as `begin_load`: for them nothing changes."""
-        return self._load_later(record)
+        return self.load_later(record)
 
     def drop(self, name: str, version: str) -> None:
         """Serve a version here no more, whatever the registry has of it."""
@@ -234,6 +242,72 @@ class Models:
             self._observation.forget(name)
         for served in gone:
             self._retire_later(served)
+
+    async def follow(self, record: ModelVersion, order: Sequence[str]) -> bool:
+        """Serve a version that another gateway serves already, in its place of the `order`; under the name's lock.
+
+        False: it cannot be had here, which is no fault of the version; what callers see of it says why.
+        """
+        before = self.serving.find(record.name, record.version)
+        with before.busy() if before else nullcontext():
+            try:
+                served = await self._loaded(record)
+            except MeshError as error:
+                _log.error("model %s, which another gateway serves, cannot be loaded here: %s", record.key, error)
+                self._not_here[record.key] = _why(error)
+                return False
+        self._not_here.pop(record.key, None)
+        replaced = self.serving.put(served, order)
+        if replaced is not None:
+            self._retire_later(replaced)
+        self._observation.watch(record.name)
+        _log.info("model %s, which another gateway has loaded, serves here, too", record.key)
+        return True
+
+    def follow_rules(self, name: str, traffic: Traffic) -> None:
+        """Rules that another gateway has set."""
+        self.serving.follow_rules(name, traffic)
+
+    def is_elsewhere(self, served: Served) -> bool:
+        """Whether rules of traffic have it in another model server than it is in."""
+        return served.runtime != self._runtime(served.record)
+
+    def let_go(self, name: str, versions: Iterable[str]) -> None:
+        """Serve these no more, which another gateway has noted. What is in flight is answered."""
+        for version in versions:
+            for served in self.serving.take_out(name, version):
+                self._retire_later(served)
+            self._not_here.pop(f"{name}/{version}", None)
+            if self.serving.current(name) is None:
+                self._observation.forget(name)
+
+    def learn(self, served: Served, record: ModelVersion) -> None:
+        """What the registry has of a version that serves; a hold that is new is told to the model server soon."""
+        if record.held is not None and record.held != served.record.held:
+            served.settings = rules.with_hold(served.settings, record.held)
+            served.untold = served.card.apart is not None
+        served.record = record
+
+    async def mend(self, record: ModelVersion) -> None:
+        """Another gateway noted that this version failed, and it serves here: that is to its own account."""
+        if self.serving.find(record.name, record.version) and self.serving.is_ready(record.name, record.version):
+            await self._mark(record, State.READY)
+
+    async def load_ensembles(self) -> float:
+        """Load those that had a step away, and have it no more; seconds until the next time."""
+        for key, record in list(self._await_steps.items()):
+            try:
+                current = await self._registry.get(record.name, record.version)
+                steps = (await self.card(record.name, record.version))[1].steps
+            except NotFound:
+                del self._await_steps[key]
+                continue
+            if current.state is not State.FAILED:
+                del self._await_steps[key]       # it was loaded or unloaded by hand
+            elif ensemble.unready(steps, self.serving.is_ready) is None:
+                del self._await_steps[key]
+                self.load_later(await self._mark(current, State.LOADING))
+        return STEPS_S
 
     async def card(self, name: str, version: str = "") -> tuple[ModelVersion, ModelCard]:
         """A version and what it says of itself."""
@@ -290,7 +364,7 @@ class Models:
     async def _load(self, record: ModelVersion, *, behind: bool = False) -> ModelVersion | MeshError:
         """Check, load, warm up, swap. The one that serves stays until then, for good when this one fails; with `behind`
         it stays the one that answers, too."""
-        async with self._lock(record.name):
+        async with self.lock(record.name):
             current = await self._registry.get(record.name, record.version)
             if current.state not in (State.LOADING, State.READY):
                 return Aborted(f"model {record.key} was {current.state} meanwhile", reason="NOT_WANTED")
@@ -305,6 +379,8 @@ class Models:
                     _log.error("model %s cannot be loaded: %s", record.key, error)
                     still = self.serving.find(record.name, record.version) is not None    # a reload failed
                     failed = await self._note(record, State.READY if still else State.FAILED, reason=_why(error))
+                    if error.reason == STEP_AWAY and not still:
+                        self._await_steps[record.key] = failed
                     await self._say("failed", failed)
                     return error
                 return await self._swap(served, behind=behind)
@@ -337,6 +413,7 @@ class Models:
         again = served.record.state is State.READY       # after a restart: the order of loads stays as it was
         loaded = None if again or behind else self._clock.now()
         ready = served.record = await self._note(served.record, State.READY, loaded=loaded)
+        self._not_here.pop(ready.key, None)
         replaced = self.serving.swap_in(served, behind=behind)
         self._observation.watch(ready.name)
         await self._say("ready", ready)
@@ -383,13 +460,22 @@ class Models:
             for record in records:
                 if record not in chosen and record.state in (State.LOADING, State.READY):
                     await self._note(record, State.UNLOADED, reason="a newer version was loaded instead")
+            self._await_steps |= {
+                record.key: record for record in records
+                if record.state is State.FAILED and record.reason.startswith(STEP_AWAY)
+            }
         finally:
             self.restored.set()
 
     def _seen(self, record: ModelVersion) -> ModelVersion:
         """As callers see it: the truth of this process goes before what could be written of it."""
-        if self.serving.find(record.name, record.version) and record.state is State.LOADING:
-            return replace(record, state=State.READY, reason="")
+        if self.serving.find(record.name, record.version):
+            return record if record.state is State.READY else replace(record, state=State.READY, reason="")
+        if record.state is State.READY and self.restored.is_set():
+            why = self._not_here.get(record.key, "")
+            if why:
+                return replace(record, state=State.FAILED, reason=f"{why} (another gateway serves it)")
+            return replace(record, state=State.LOADING, reason="another gateway serves it; this one does not yet")
         again = record.state is State.READY and not self.restored.is_set() and not self.serving.find(record.name)
         if again or record.state is State.LOADING:
             what = self._runtimes.waits(self._runtime(record), record.key)
@@ -450,7 +536,8 @@ class Models:
         except MeshError as error:
             _log.warning("model.%s of %s cannot be told: %s", fact, record.key, error)
 
-    def _lock(self, name: str) -> asyncio.Lock:
+    def lock(self, name: str) -> asyncio.Lock:
+        """Held by whoever changes what serves of that name."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     def _background(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> asyncio.Task[T]:

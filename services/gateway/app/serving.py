@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
@@ -65,6 +65,10 @@ class Serving:
         self._traffic[name] = rules
         return self._leaving(name)
 
+    def follow_rules(self, name: str, rules: Traffic) -> None:
+        """Another gateway's rules from now on; which versions leave by them is for the caller to say."""
+        self._traffic[name] = rules
+
     def current(self, name: str) -> Served | None:
         """The version that speaks for that name: of the greatest weight, else the one loaded last."""
         loaded = self._loaded.get(name, {})
@@ -121,6 +125,23 @@ class Serving:
         loaded.update(ordered)
         moved = [before] if before is not None and before.runtime != served.runtime else []
         return moved + self._leaving(name)
+
+    def put(self, served: Served, order: Sequence[str]) -> Served | None:
+        """Serve this version from now on, beside the others, as if they had been loaded in this order; answers with
+        what was in its place, if that was another registration or in another model server."""
+        loaded = self._loaded.setdefault(served.record.name, {})
+        before, loaded[served.record.version] = loaded.get(served.record.version), served
+        served.last_used = self._clock.monotonic()
+        self.arrange(served.record.name, order)
+        same = before is None or (before.runtime, before.registration) == (served.runtime, served.registration)
+        return None if same else before
+
+    def arrange(self, name: str, order: Sequence[str]) -> None:
+        """As if versions had been loaded in this order, and all others before them."""
+        loaded, places = self._loaded.get(name, {}), {version: place for place, version in enumerate(order)}
+        ordered = {version: loaded[version] for version in sorted(loaded, key=lambda each: places.get(each, -1))}
+        loaded.clear()
+        loaded.update(ordered)
 
     def take_out(self, name: str, version: str = "") -> list[Served]:
         """Serve a version of the name (or any) no more."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import NotFound, PermissionDenied, ResourceExhausted
+from recmesh.runtime.errors import InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Violation
 from recmesh.runtime.events import Event, access
 from services.gateway.app.ports import Document
 from services.gateway.domain import signing
@@ -19,6 +19,10 @@ from services.gateway.wire import cloudevents
 MAX_WEBHOOKS = 100
 """Each reads the bus for itself."""
 SECRET_BYTES = 32
+MAX_DEAD = 1000
+"""Letters of a webhook that are looked at: its newest."""
+MAX_RETRIED = 100
+"""By one call, whose answer somebody waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,62 @@ class Wanted:
     """Empty: one is made."""
 
 
+CHANGED = ("url", "types", "namespaces", "jobs", "mode", "description")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to be another; None stays as it is."""
+
+    url: str | None = None
+    types: tuple[str, ...] | None = None
+    namespaces: tuple[str, ...] | None = None
+    jobs: tuple[str, ...] | None = None
+    mode: Mode | None = None
+    description: str | None = None
+    resume: bool = False
+    """Of one that was stopped: go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An event that was given up."""
+
+    event: Event[Any]
+    reason: str
+    at: float
+    attempts: int
+
+    def document(self) -> Document:
+        """As REST shows it."""
+        return {
+            "id": self.event.id, "source": self.event.source, "type": self.event.type.name,
+            "subject": self.event.entity_id, "time": self.event.time, "data": self.event.data.model_dump(mode="json"),
+            "reason": self.reason, "at": self.at, "attempts": self.attempts,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """What came of dead letters that were sent again."""
+
+    taken: tuple[str, ...]
+    """Ids of events, which are dead letters no more."""
+    left: int
+    """Of those that were asked for: not sent, or not taken."""
+    answer: str = ""
+    """Of the one that was not taken, after which none was sent; empty: all were."""
+    failed: str = ""
+    """The id of that one."""
+
+
 class Webhooks:
     """A caller with namespaces makes webhooks for them alone, and sees no others."""
 
     def __init__(
         self, store: WebhookStore, poster: Poster, *, clock: Clock, random_bytes: Callable[[int], bytes],
         newest: Callable[[], Awaitable[int]], records: Callable[[], dict[str, Record]],
-        dead: Callable[[str, int], Awaitable[list[Document]]], changed: Callable[[], None],
+        dead: Callable[[str, int], Awaitable[list[Letter]]], changed: Callable[[], None],
     ) -> None:
         """`newest`: the bus's newest event; `records`: of the webhooks that this gateway delivers to; `dead`: a
         webhook's newest dead letters; `changed`: webhooks are to be looked at again."""
@@ -106,10 +159,61 @@ class Webhooks:
         event = Event(access.WEBHOOK_TESTED, name, data, time=self._clock.now(), source="/recmesh/gateway")
         return await send(self._poster, hook, event, sequence=0, now=self._clock.now())
 
+    async def change(self, name: str, wanted: Change, caller: Caller) -> Webhook:
+        """Other wishes; what is None stays. It goes on from where it is, and one that was stopped goes on, too, if that
+        is asked for. The same refusals as at its making."""
+        seen = await self._seen(name, caller)
+        if wanted.namespaces is not None:
+            _check_namespaces(wanted.namespaces, caller)
+        given = {field: getattr(wanted, field) for field in CHANGED if getattr(wanted, field) is not None}
+
+        def changed(before: Webhook) -> Webhook:
+            sees = before.sees_people and ADMIN in caller.scopes    # else who may not would read what people did
+            return replace(before, **given, sees_people=sees, disabled="" if wanted.resume else before.disabled)
+
+        rules.check(changed(seen))
+        await self._poster.check(changed(seen).url)
+        hook = await self._store.change(name, changed)
+        self._changed()
+        return hook
+
     async def dead_letters(self, name: str, limit: int, caller: Caller) -> "Sequence[Document]":
-        """Events that were given up, with the reason, oldest first: the newest `limit`."""
-        await self._seen(name, caller)
-        return await self._dead(durable_of(name), limit)
+        """Events that were given up and not taken since, with the reason, oldest first: the newest `limit`."""
+        hook = await self._seen(name, caller)
+        return [letter.document() for letter in await self._letters(hook, limit)]
+
+    async def retry(self, name: str, ids: Sequence[str], caller: Caller) -> Retried:
+        """Send dead letters again, oldest first, with the ids that they had: those named, or all (`MAX_RETRIED` at
+        once). The first that is not taken ends it: its receiver is to be mended first. NotFound names ids that are
+        none."""
+        hook = await self._seen(name, caller)
+        if len(ids) > MAX_RETRIED:
+            raise InvalidArgument(
+                f"{len(ids)} events are too many", violations=[Violation("ids", f"has more than {MAX_RETRIED} entries")]
+            )
+        letters = await self._letters(hook, MAX_DEAD)
+        unknown = sorted(set(ids) - {letter.event.id for letter in letters})
+        if unknown:
+            raise NotFound(f"no dead letter of webhook {name} is {', '.join(unknown)}", reason="UNKNOWN_EVENT")
+        chosen = [letter for letter in letters if not ids or letter.event.id in ids][:MAX_RETRIED]
+        taken: list[str] = []
+        answer = Answer()
+        for letter in chosen:
+            answer = await send(self._poster, hook, letter.event, sequence=0, now=self._clock.now())
+            if not answer.is_taken:
+                break
+            taken.append(letter.event.id)
+        if taken:
+            await self._store.note_taken(hook, taken, most=MAX_DEAD)
+        asked = len(ids) or len(letters)
+        if len(taken) == len(chosen):
+            return Retried(tuple(taken), asked - len(taken))
+        return Retried(tuple(taken), asked - len(taken), str(answer), chosen[len(taken)].event.id)
+
+    async def _letters(self, hook: Webhook, limit: int) -> Sequence[Letter]:
+        taken = await self._store.taken(hook)
+        letters = await self._dead(durable_of(hook.name), MAX_DEAD if taken else limit)
+        return [letter for letter in letters if letter.event.id not in taken][-limit:]
 
     async def _seen(self, name: str, caller: Caller) -> Webhook:
         hook = await self._store.get(name)

@@ -52,6 +52,8 @@ def act_of(method: str, path: str, *, dry_run: bool = False) -> Act | None:
             return Act(verb, "model", name)
         case "PUT", ["v1", "models", name, "traffic"]:
             return Act("route", "model", name)
+        case "PATCH", ["v1", "webhooks", name]:
+            return Act("change", "webhook", name)
         case "DELETE", ["v1", what, name] if what in _SINGULAR:
             return Act("unregister" if what == "models" else "delete", _SINGULAR[what], name)
         case ("POST", ["v2", "repository", "models", name, ("load" | "unload") as verb]):

@@ -21,7 +21,8 @@ class State(StrEnum):
     READY = "ready"
     """Serves."""
     FAILED = "failed"
-    """Could not be loaded; the reason says why. Loading may be asked for again."""
+    """Could not be loaded; the reason says why. Loading may be asked for again. Ready again where it serves in another
+    gateway."""
     UNLOADED = "unloaded"
     """Served once, or was asked not to."""
 
@@ -30,11 +31,12 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.REGISTERED: frozenset({State.LOADING, State.UNLOADED}),
     State.LOADING: frozenset({State.LOADING, State.READY, State.FAILED, State.UNLOADED}),
     State.READY: frozenset({State.LOADING, State.READY, State.FAILED, State.UNLOADED}),
-    State.FAILED: frozenset({State.LOADING, State.FAILED, State.UNLOADED}),
+    State.FAILED: frozenset({State.LOADING, State.READY, State.FAILED, State.UNLOADED}),
     State.UNLOADED: frozenset({State.LOADING, State.UNLOADED}),
 }
 
 
+ON_REQUEST = "unloaded on request"
 KEPT_NO_MORE = "the traffic rules keep it no more"
 """Reason of a version that new rules have unloaded."""
 NOT_KEPT = "none of the versions that the traffic rules name"

@@ -65,6 +65,13 @@ class Webhook:
         """With another secret; the one before signs for a day, too."""
         return replace(self, secret=secret, earlier_secret=self.secret, earlier_until=now + ROTATION_S)
 
+    def is_sent_as(self, other: "Webhook") -> bool:
+        """Whether all but secrets and words is the same, so that a delivery under way need not begin anew."""
+        return replace(
+            self, secret=other.secret, earlier_secret=other.earlier_secret, earlier_until=other.earlier_until,
+            description=other.description,
+        ) == other
+
     def kinds(self) -> list[EventType[Any]]:
         """Types of events that it may be sent."""
         return [

@@ -4,7 +4,7 @@ from collections import deque
 from contextlib import aclosing
 
 from recmesh.runtime.bus import Bus
-from services.gateway.app.ports import Document
+from services.gateway.app.webhooks import Letter
 from services.gateway.events.history import READ_S, within
 
 
@@ -15,14 +15,10 @@ class DeadLetters:
         self._bus = bus
         self._read_s = read_s
 
-    async def newest(self, durable: str, limit: int) -> list[Document]:
+    async def newest(self, durable: str, limit: int) -> list[Letter]:
         """Oldest first; Unavailable while the bus is away."""
-        found: deque[Document] = deque(maxlen=limit)
+        found: deque[Letter] = deque(maxlen=limit)
         async with within(self._read_s, f"dead letters of {durable}"), aclosing(self._bus.buried(durable)) as letters:
             async for event, reason, at, tries in letters:
-                found.append({
-                    "id": event.id, "source": event.source, "type": event.type.name, "subject": event.entity_id,
-                    "time": event.time, "data": event.data.model_dump(mode="json"), "reason": reason, "at": at,
-                    "attempts": tries,
-                })
+                found.append(Letter(event, reason, at, tries))
         return list(found)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from recmesh.runtime.ops import Cell, Chart, Log, Page, Table, Tile, Tiles, Tone
 from recmesh.runtime.ops.server import Live, linked, tell_ready
 from services.gateway.domain.statistics import Histogram, ModelStatistics
 from services.gateway.ops import serving
+from services.gateway.ops.relay import Relay
 from services.gateway.ops.view import View
 
 SERVICE = "gateway"
@@ -28,9 +29,12 @@ class OpsFace:
 
     def __init__(
         self, view: View, *, version: str, grafana: str = "", waits_for: Callable[[], str] = lambda: "",
+        relays: bool = True,
     ) -> None:
-        """waits_for: why requests had better go to another replica, or ''."""
+        """waits_for: why requests had better go to another replica, or ''. relays: tell metrics of CNs and HNs, too;
+        False where they have ports of their own."""
         self._ready = False
+        self._relay = Relay(view.told if relays else None)
         self._waits_for = waits_for
         self._view = view
         self._page = linked(page(view), grafana, SERVICE)
@@ -76,7 +80,8 @@ class OpsFace:
 
     async def _metrics(self, request: Request) -> Response:
         tell_ready(self._ready and not self._waits_for())
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        await self._relay.look()
+        return Response(generate_latest() + generate_latest(self._relay.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def page(view: View) -> Page:
@@ -126,8 +131,9 @@ def tiles(view: View) -> Iterator[Tile]:
     down = [item.service for item in view.services if item.status != "serving"]
     yield Tile("models serving", served, f"{len(view.versions)} versions", Tone.OK if served else Tone.IDLE)
     yield Tile("requests per second", text.count(sum(last)), "over the last 10 s", spark=_spark(view))
-    yield Tile("p50", text.duration(latency.quantile(0.5)), "since the start")
-    yield Tile("p99", text.duration(latency.quantile(0.99)), "since the start")
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        taken = latency.quantile(share)
+        yield Tile(name, text.duration(taken) if taken else None, "since the start" if taken else "no request yet")
     yield Tile("errors", errors, f"of {requests} requests", Tone.WARN if errors else Tone.OK)
     yield Tile("failed models", failed, tone=Tone.BAD if failed else Tone.OK)
     note = ", ".join(down) if down else "all answer"
@@ -144,9 +150,16 @@ def model_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:
         yield (
             Cell(item.name, href=f"/serving/?model={item.name}"), item.version, state(str(item.state)),
             item.framework,
-            counted.success.count + counted.fail.count, errors, text.duration(p50), text.duration(p99),
-            counted.samples, item.job_id, text.age(item.created, now=view.now()), item.reason,
+            counted.success.count + counted.fail.count, errors, text.duration(p50) if p50 else "",
+            text.duration(p99) if p99 else "",
+            counted.samples, _job(view, item.job_id), text.age(item.created, now=view.now()), item.reason,
         )  # fmt: skip
+
+
+def _job(view: View, job_id: str) -> Cell:
+    """With the way to its own page, where one is known."""
+    pages = view.dashboards.get("jobmaster", "").rstrip("/")
+    return Cell(job_id, href=f"{pages}/?job={quote(job_id, safe='')}" if pages and job_id else "")
 
 
 def runtime_rows(view: View) -> Iterator[Sequence[Cell | str | int]]:

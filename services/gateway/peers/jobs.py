@@ -62,11 +62,11 @@ class JobsPeer:
                 return found
 
     async def list(
-        self, *, owner: str, phase: str, limit: int, page_token: str, labels: Mapping[str, str]
+        self, *, owner: str, phase: str, limit: int, page_token: str, labels: Mapping[str, str], namespace: str = ""
     ) -> Document:
         """Jobs, newest first."""
         request = jobmaster_pb2.ListRequest(
-            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=dict(labels)
+            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=dict(labels), namespace=namespace
         )
         return document(await self._jobs.List(request, timeout=QUICK_S))
 

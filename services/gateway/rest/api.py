@@ -99,7 +99,7 @@ def create(
         scaling.router(parts.models, parts.scaling),
         serving.router(parts.models, parts.inference),
         webhooks.router(parts.webhooks),
-        planning.router(parts.planning, parts.mesh, dashboards=parts.dashboards, version=parts.version),
+        planning.router(parts.planning, parts.mesh, parts.jobs, dashboards=parts.dashboards, version=parts.version),
     ):
         app.include_router(routes)
     app.router.routes.extend([Route("/docs", _docs(app)), *ops])

@@ -5,16 +5,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, Violation
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, PermissionDenied, Violation
 from recmesh.runtime.telemetry import get_logger
 from recmesh.serving.settings import PredictionLog
 from recmesh.spec.quantity import CPU, Memory
 from services.gateway.app.ports import Document, JobEvents
-from services.gateway.domain.callers import JOBS, NAMESPACE_END, Caller
+from services.gateway.domain.callers import ADMIN, JOBS, NAMESPACE_END, Caller
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import as_json, read_document, read_model
@@ -80,7 +80,11 @@ class ResizeBody(BaseModel):
 
 def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    async def of_caller(request: Request) -> None:
+        """A job that is named must be one that the caller reaches."""
+        await check_job(request, jobs)
+
+    routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(of_caller)])
 
     @routes.post(
         "", status_code=201, operation_id="submitJob", summary="Submit a training job",
@@ -96,7 +100,7 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
         ] = "",
     ) -> Document:
         """Checks the job and starts it. Every wrong field is named; then nothing is created."""
-        spec = await read_document(request)
+        spec = in_namespace(await read_document(request), caller_of(request))
         check_export(spec, caller_of(request))
         job = await jobs.submit(
             as_json(spec), request_id=idempotency_key, submitter="rest", dry_run=dry_run
@@ -109,7 +113,9 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
 
     @routes.get("", operation_id="listJobs", summary="List jobs", responses=openapi.problems(400))
     async def list_jobs(
+        request: Request,
         owner: Annotated[str, Query(description="Only this owner's")] = "",
+        namespace: Annotated[str, Query(description="Only of this namespace")] = "",
         phase: Annotated[str, Query(description="Only in this phase", examples=["Running"])] = "",
         label: Annotated[list[str] | None, Query(description="Only with this label: `key=value`")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -117,7 +123,8 @@ def router(jobs: JobsPeer, events: JobEvents, *, closing: asyncio.Event) -> APIR
     ) -> Document:
         """Newest first, page by page."""
         return await jobs.list(
-            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=_labels(label or [])
+            owner=owner, phase=phase, limit=limit, page_token=page_token, labels=_labels(label or []),
+            namespace=chosen(namespace, caller_of(request)),
         )
 
     @routes.get("/{job_id}", operation_id="getJob", summary="One job", responses=openapi.problems(404))
@@ -303,6 +310,39 @@ def _sequence(text: str) -> int:
             violations=[Violation("header.last-event-id", "is not a whole number")],
         )  # fmt: skip
     return int(text)
+
+
+def in_namespace(spec: Any, caller: Caller) -> Any:
+    """The job in the caller's namespace, where its key has namespaces; PermissionDenied in another one.
+
+    What is no job is left to jobmaster.
+    """
+    if not isinstance(spec, dict) or not caller.namespaces or ADMIN in caller.scopes:
+        return spec
+    return spec | {"namespace": chosen(str(spec.get("namespace") or ""), caller)}
+
+
+def chosen(namespace: str, caller: Caller) -> str:
+    """The namespace that is meant; PermissionDenied when the caller has namespaces, and that is none of them."""
+    if not caller.namespaces or ADMIN in caller.scopes:
+        return namespace
+    if not namespace and len(caller.namespaces) == 1:
+        return caller.namespaces[0]
+    if namespace not in caller.namespaces:
+        known = ", ".join(caller.namespaces)
+        meant = f"not in {namespace!r}" if namespace else "and must say which (namespace)"
+        raise PermissionDenied(f"{caller.name} may have jobs in {known}, {meant}", reason="WRONG_NAMESPACE")
+    return namespace
+
+
+async def check_job(request: Request, jobs: JobsPeer) -> None:
+    """PermissionDenied when the job that the path names is in no namespace of the caller's, who has some."""
+    caller, job_id = caller_of(request), request.path_params.get("job_id")
+    if job_id is None or not caller.namespaces or ADMIN in caller.scopes:
+        return
+    if (await jobs.get(job_id)).get("namespace", "") not in caller.namespaces:
+        known = ", ".join(caller.namespaces)
+        raise PermissionDenied(f"{caller.name} may use jobs in {known} alone", reason="WRONG_NAMESPACE")
 
 
 def check_export(spec: Any, caller: Caller) -> None:

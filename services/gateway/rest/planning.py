@@ -9,10 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.app.ports import Document
 from services.gateway.peers.data import PlanningPeer
+from services.gateway.peers.jobs import JobsPeer
 from services.gateway.peers.mesh import Mesh
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import read_model
 from services.gateway.rest.calls import caller_of
+from services.gateway.rest.jobs import check_job
 
 MAX_POINTS = 10_000
 """Of one request."""
@@ -37,7 +39,9 @@ class RatesBody(BaseModel):
     counter: bool = Field(False, description="The values are what a counter showed")
 
 
-def router(planning: PlanningPeer, mesh: Mesh, *, dashboards: Mapping[str, str], version: str) -> APIRouter:
+def router(
+    planning: PlanningPeer, mesh: Mesh, jobs: JobsPeer, *, dashboards: Mapping[str, str], version: str
+) -> APIRouter:
     """The routes."""
     routes = APIRouter(prefix="/v1")
 
@@ -100,8 +104,9 @@ def router(planning: PlanningPeer, mesh: Mesh, *, dashboards: Mapping[str, str],
         summary="Why a job has its resources",
         responses=openapi.problems(404),
     )  # fmt: skip
-    async def plan(job_id: Annotated[str, Path(max_length=128)]) -> Document:
+    async def plan(job_id: Annotated[str, Path(max_length=128)], request: Request) -> Document:
         """The plan, where it came from, and the profiles since."""
+        await check_job(request, jobs)
         return await planning.explain(job_id)
 
     @routes.get(

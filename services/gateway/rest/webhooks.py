@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.app.ports import Document
-from services.gateway.app.webhooks import Wanted, Webhooks
+from services.gateway.app.webhooks import Change, Wanted, Webhooks
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import read_model
 from services.gateway.rest.calls import caller_of
@@ -32,6 +32,30 @@ class WebhookBody(BaseModel):
     """Structured: the body is the whole event, and all of it is signed. Binary: attributes are headers, unsigned."""
     description: str = Field(default="", max_length=500)
     secret: str = Field(default="", description=SECRET)
+
+
+class ChangeBody(BaseModel):
+    """What is to be another; what is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str | None = Field(default=None, examples=["https://ci.example/recmesh"])
+    types: list[str] | None = Field(default=None, examples=[["job.*"]])
+    namespaces: list[str] | None = None
+    jobs: list[str] | None = None
+    mode: Literal["structured", "binary"] | None = None
+    description: str | None = Field(default=None, max_length=500)
+    resume: bool = False
+    """Of one that was stopped by its receiver: go on, from where it was."""
+
+
+class RetryBody(BaseModel):
+    """Which dead letters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ids: list[str] = []
+    """Of events; empty: all, 100 at once."""
 
 
 class RotateBody(BaseModel):
@@ -70,6 +94,17 @@ def router(webhooks: Webhooks) -> APIRouter:
         """With how its deliveries go."""
         return await webhooks.get(name, caller_of(request))
 
+    @routes.patch(
+        "/{name}", operation_id="changeWebhook", summary="Change a webhook",
+        responses=openapi.problems(400, 403, 404), openapi_extra=openapi.body(ChangeBody),
+    )  # fmt: skip
+    async def change(name: Name, request: Request) -> Document:
+        """It goes on from where it is, by the new wishes."""
+        given: dict[str, Any] = (await read_model(request, ChangeBody)).model_dump()
+        for key in ("types", "namespaces", "jobs"):
+            given[key] = None if given[key] is None else tuple(given[key])
+        return (await webhooks.change(name, Change(**given), caller_of(request))).document()
+
     @routes.delete(
         "/{name}", status_code=204, operation_id="deleteWebhook", summary="Send nothing more",
         responses=openapi.problems(404),
@@ -99,6 +134,16 @@ def router(webhooks: Webhooks) -> APIRouter:
         hook, secret = await webhooks.rotate(name, given.secret, caller_of(request))
         response.headers["Cache-Control"] = "no-store"
         return {**hook.document(), "secret": secret}
+
+    @routes.post(
+        "/{name}:retry", operation_id="retryDeadLetters", summary="Send events again that were given up",
+        responses=openapi.problems(400, 404), openapi_extra=openapi.body(RetryBody, required=False),
+    )  # fmt: skip
+    async def retry(name: Name, request: Request) -> Document:
+        """Oldest first, with the ids that they had, until one is not taken; what is taken is a dead letter no more."""
+        given = await read_model(request, RetryBody)
+        found = await webhooks.retry(name, given.ids, caller_of(request))
+        return {"taken": list(found.taken), "left": found.left, "answer": found.answer, "failed": found.failed}
 
     @routes.get(
         "/{name}/dead", operation_id="listDeadLetters", summary="Events that were given up",

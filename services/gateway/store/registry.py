@@ -1,7 +1,8 @@
 """Model versions in a key-value bucket: one key `<name>.<version>` each, so that a version is taken once."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, fields
 from typing import Protocol
 
@@ -16,6 +17,11 @@ ATTEMPTS = 8
 
 class Entry(Protocol):
     """A value and the revision at which it was written."""
+
+    @property
+    def key(self) -> str:
+        """Whose value it is."""
+        ...
 
     @property
     def value(self) -> bytes:
@@ -49,6 +55,10 @@ class KeyValue(Protocol):
 
     async def keys(self, prefix: str = "") -> Sequence[str]:
         """All keys that start with the prefix."""
+        ...
+
+    def watch(self, prefix: str = "") -> AsyncGenerator[Entry, None]:
+        """What is there, then every change, also that a key was deleted."""
         ...
 
 
@@ -99,6 +109,12 @@ class Registry:
     async def delete(self, name: str, version: str) -> None:
         """Forget a version; the files stay."""
         await self._bucket.delete(_key(name, version))
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        """Names of models with records, then each whose records change, by whichever gateway."""
+        async with aclosing(self._bucket.watch()) as entries:
+            async for entry in entries:
+                yield entry.key.rpartition(".")[0]
 
     async def _read(self, keys: Sequence[str]) -> list[ModelVersion]:
         entries = await asyncio.gather(*(self._bucket.get(key) for key in keys))

@@ -1,5 +1,8 @@
 """Traffic rules in a key-value bucket: one key for each model name."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
 import orjson
 
 from recmesh.runtime.errors import DataLoss, InvalidArgument
@@ -30,6 +33,12 @@ class TrafficRules:
             return rules.parse({name: found[name] for name in rules.FIELDS if name in found})   # a newer release's
         except (ValueError, InvalidArgument) as error:
             raise DataLoss(f"the traffic rules of {name!r} cannot be read: {error}", reason="BAD_RECORD") from None
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        """Names of models with rules, then each whose rules change, by whichever gateway."""
+        async with aclosing(self._bucket.watch()) as entries:
+            async for entry in entries:
+                yield entry.key
 
     async def put(self, name: str, traffic: Traffic) -> None:
         """Write one model's rules; the last writer wins."""

@@ -16,7 +16,7 @@ LEASE_BUCKET = "recmesh-webhook-lease"
 LEASE_TTL_S = 8.0
 ATTEMPTS = 8
 
-_HOOK, _PLACE, _STATE = "hook.", "place.", "state."
+_HOOK, _PLACE, _STATE, _TAKEN = "hook.", "place.", "state.", "taken."
 DELIVERER, OBJECTS = "deliverer", "objects"
 """What a lease may be of: sending to webhooks, telling of objects of Kubernetes."""
 _log = get_logger(__name__)
@@ -72,7 +72,7 @@ class WebhookStore:
     async def delete(self, name: str) -> None:
         """Forget it, and how far it was; NotFound."""
         await self.get(name)
-        for key in (_HOOK, _PLACE, _STATE):
+        for key in (_HOOK, _PLACE, _STATE, _TAKEN):
             await self._bucket.delete(key + name)
 
     async def place(self, hook: Webhook) -> int:
@@ -95,6 +95,22 @@ class WebhookStore:
     async def save_state(self, name: str, state: dict[str, Any]) -> None:
         """For other gateways, and after a restart."""
         await _put(self._bucket, _STATE + name, orjson.dumps(state))
+
+    async def taken(self, hook: Webhook) -> frozenset[str]:
+        """Ids of its dead letters that were sent again since, and taken."""
+        entry = await self._bucket.get(_TAKEN + hook.name)
+        found = orjson.loads(entry.value) if entry is not None else {}
+        return frozenset(found["ids"]) if found.get("created") == hook.created else frozenset()
+
+    async def note_taken(self, hook: Webhook, ids: Sequence[str], *, most: int) -> None:
+        """Of this very webhook; the newest `most` are kept. Another's note may win: then a letter is listed again."""
+        entry = await self._bucket.get(_TAKEN + hook.name)
+        before = orjson.loads(entry.value) if entry is not None else {}
+        known = before["ids"] if before.get("created") == hook.created else []
+        kept = [each for each in known if each not in ids] + list(ids)
+        await _put(
+            self._bucket, _TAKEN + hook.name, orjson.dumps({"created": hook.created, "ids": kept[-most:]})
+        )
 
     async def _read(self, name: str) -> tuple[Webhook, int]:
         entry = await self._bucket.get(_HOOK + name) if _is_key(name) else None

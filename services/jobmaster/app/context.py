@@ -46,6 +46,8 @@ class Context:
     """What those have that read topics of the mesh's own NATS."""
     may_write: Callable[[str], None] = lambda job_id: None
     """Raises for jobs whose lease this jobmaster has lost; asked before what is written beside store and cluster."""
+    namespace: str = ""
+    """The mesh's own, where jobs are objects of Kubernetes: names of what is its own have no namespace before them."""
     lease_ttl_s: float = 30.0
     untracked: Callable[[TrainingJob], list[Violation]] = lambda spec: []
     """Why metrics of a job cannot go where it asks."""

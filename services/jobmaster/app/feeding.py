@@ -5,6 +5,7 @@ from services.jobmaster.app.run import Run
 from services.jobmaster.app.timeline import conclude, decide
 from services.jobmaster.domain import plan as plans
 from services.jobmaster.domain.executors import Buffers, BufferWindow
+from services.jobmaster.domain.facts import namespace_of
 from services.jobmaster.domain.job import RolePlan
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.vitals import Beat
@@ -72,7 +73,8 @@ class Feeder:
     async def _ask(self, seen: Buffers, now: RolePlan) -> None:
         run, role = self._run, self._run.spec.roles.data
         answer = await run.context.peers.brain.feed(FeedAsk(
-            job_id=run.job_id, owner=run.spec.owner, now=now, least=role.min, most=role.max,
+            job_id=run.job_id, owner=run.spec.owner, namespace=namespace_of(run.spec, run.job), now=now,
+            least=role.min, most=role.max,
             buffer_fill=seen.fill, cpu_idle=seen.cpu_idle, memory=seen.memory, samples_per_s=seen.samples_per_s,
             free=await run.context.cluster.capacity(run.job_id),
         ))

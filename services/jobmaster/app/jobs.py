@@ -23,6 +23,7 @@ from services.jobmaster.app.context import Context
 from services.jobmaster.app.run import Run
 from services.jobmaster.app.runner import Runner
 from services.jobmaster.domain import plan as plans
+from services.jobmaster.domain.facts import namespace_of
 from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus, ObjectRef, Size
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.record import RunRecord
@@ -103,8 +104,8 @@ class Jobs:
         await self.hold(range(BUCKETS))
 
     async def follow(self) -> None:
-        """Lets go of all jobs; their processes go on."""
-        await self.release(self.buckets)
+        """Lets go of all jobs, also of those of buckets that were just being taken; their processes go on."""
+        await self.release(range(BUCKETS))
 
     async def hold(self, buckets: Iterable[int]) -> None:
         """Runs the jobs of these buckets, too, from now on; their processes are found by the runners."""
@@ -119,6 +120,7 @@ class Jobs:
     async def release(self, buckets: Iterable[int]) -> None:
         """Lets go of the jobs of these buckets; their processes go on. What is being written for them is waited for."""
         old = frozenset(buckets)
+        given = self.buckets & old
         self.buckets -= old
         async with self._submitting:            # what is being accepted is stored, and will be found by the next holder
             runners = [runner for job_id, runner in self.runners.items() if bucket_of(job_id) in old]
@@ -126,8 +128,8 @@ class Jobs:
                 del self.runners[runner.run.job_id]
             self.unreadable = {job_id: run for job_id, run in self.unreadable.items() if bucket_of(job_id) not in old}
         await asyncio.gather(*(runner.stop() for runner in runners))
-        if old:
-            logger.info("%d bucket(s) let go, %d job(s) in them; held: %d", len(old), len(runners), len(self.buckets))
+        if given or runners:
+            logger.info("%d bucket(s) let go, %d job(s) in them; held: %d", len(given), len(runners), len(self.buckets))
 
     async def sweep(self) -> None:
         """Takes in jobs of held buckets that were stored by a jobmaster which held them before, after this one had
@@ -304,7 +306,8 @@ class Jobs:
             return None  # stored, but never held: the answer of the store was lost
 
     def page(
-        self, *, owner: str = "", phase: str = "", labels: Mapping[str, str], limit: int, page_token: str
+        self, *, owner: str = "", phase: str = "", labels: Mapping[str, str], limit: int, page_token: str,
+        namespace: str = "",
     ) -> tuple[Sequence[Run], str]:
         """Of the jobs here, the newest first; and the token of the next page. InvalidArgument for a phase that there
         is not."""
@@ -315,6 +318,7 @@ class Jobs:
         runs = [
             run for run in runs
             if (not owner or run.spec.owner == owner)
+            and (not namespace or namespace_of(run.spec, run.job) == namespace)
             and (not phase or run.status.phase.lower() == phase.lower())
             and all(run.spec.labels.get(name) == value for name, value in labels.items())
         ]

@@ -26,7 +26,6 @@ from services.jobmaster.app.context import Context
 from services.jobmaster.app.jobs import Jobs, check_resize, check_scale, check_trains
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import objects as rules
-from services.jobmaster.domain.datasets import name_in_mesh
 from services.jobmaster.domain.job import ObjectRef
 from services.jobmaster.domain.objects import Scale, Suspend, Synced
 from services.jobmaster.peers.objects import Object, Objects
@@ -46,10 +45,11 @@ def name_of(thing: Object) -> str:
 class ObjectJobs(Jobs):
     """`Jobs`, with the object as the place where intent is written."""
 
-    def __init__(self, context: Context, objects: Objects, *, namespace: str) -> None:
-        """namespace: of the objects of jobs that come by REST or event."""
+    def __init__(self, context: Context, objects: Objects, *, namespace: str, everywhere: bool = False) -> None:
+        """namespace: of the objects of jobs that come by REST or event and name none. everywhere: objects of all
+        namespaces are followed."""
         super().__init__(context)
-        self.objects, self._namespace = objects, namespace
+        self.objects, self._namespace, self._everywhere = objects, namespace, everywhere
 
     # -- users' calls ------------------------------------------------------------------------------------
 
@@ -60,6 +60,7 @@ class ObjectJobs(Jobs):
         if (earlier := await self.earlier(request_id, spec_json)) is not None:
             return earlier
         checked = await submission.check(self.context, spec_json)
+        self._check_followed(checked.spec)
         self.check_holds(checked.spec.name)
         digest = submission.digest(spec_json)
         request_id = request_id or f"object/{self.context.rng.getrandbits(128):032x}"
@@ -68,17 +69,25 @@ class ObjectJobs(Jobs):
             checked, request_id=request_id, submitter=submitter, spec_digest=digest, object=ref_of(thing)
         )
 
+    def _check_followed(self, spec: TrainingJob) -> None:
+        if spec.namespace not in (None, self._namespace) and not self._everywhere:
+            reason = f"objects are followed in {self._namespace} alone (RECMESH_OBJECTS_ALL_NAMESPACES)"
+            raise InvalidArgument(
+                "the TrainingJob has 1 wrong field(s)", violations=[Violation("namespace", reason)]
+            )
+
     async def _write(self, spec_json: str, *, request_id: str, submitter: str, digest: str) -> Object:
         """The new object, or the one that an earlier try of this request has written."""
         job = TrainingJob.parse(orjson.loads(spec_json))
+        namespace = job.namespace or self._namespace
         notes = {shapes.REQUEST: request_id, shapes.SUBMITTER: submitter, shapes.DIGEST: digest}
         name = job.name
         while True:
-            body = shapes.training_job(job, namespace=self._namespace, name=name, annotations=notes)
+            body = shapes.training_job(job, namespace=namespace, name=name, annotations=notes)
             try:
                 return await self.objects.create(body)
             except AlreadyExists:
-                known = await self.objects.find(self._namespace, name)
+                known = await self.objects.find(namespace, name)
             if known is not None and _annotations(known).get(shapes.REQUEST) == request_id:
                 return known
             if known is not None:
@@ -149,7 +158,7 @@ class ObjectJobs(Jobs):
         if FINALIZER not in thing["metadata"].get("finalizers", []):
             self.context.may_write(name_of(thing))
             await self.objects.hold(thing, held=True)      # before anything is there that it must remove
-        spec_json = orjson.dumps(self._document(thing)).decode()
+        spec_json = orjson.dumps(shapes.job_document(thing)).decode()
         checked = await submission.check(self.context, spec_json)
         run = await self.accept(
             checked, request_id=notes.get(shapes.REQUEST) or f"object/{ref.uid}", spec_digest=None, object=ref,
@@ -163,20 +172,12 @@ class ObjectJobs(Jobs):
             )
         return run
 
-    def _document(self, thing: Object) -> dict[str, Any]:
-        """What the object asks for; the dataset that it names is one of its own namespace."""
-        found = shapes.job_document(thing)
-        if found.get("dataset"):
-            namespace = thing["metadata"]["namespace"]
-            found["dataset"] = name_in_mesh(found["dataset"], namespace=namespace, own=self._namespace)
-        return found
-
     async def follow_object(self, thing: Object, run: Run) -> Synced:
         """What the object asks for and the job has not is done; what cannot be done is told."""
         if run.status.has_ended or run.status.ending is not None or run.record.phase == "closed":
             return Synced()
         try:
-            asked = TrainingJob.parse(self._document(thing))
+            asked = TrainingJob.parse(shapes.job_document(thing))
         except InvalidArgument as error:
             return rules.refusal(error)
         wishes = rules.wishes(asked, run.spec, run.job.intent)

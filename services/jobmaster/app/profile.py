@@ -6,6 +6,7 @@ from services.jobmaster.app.looking import look_every
 from services.jobmaster.app.memory import limit_of
 from services.jobmaster.app.run import Run
 from services.jobmaster.domain import plan as plans
+from services.jobmaster.domain.facts import namespace_of
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.vitals import Beat, mean_step, weighted
 from services.jobmaster.peers.planning import JobProfile, RoleUse
@@ -82,7 +83,7 @@ class Profiler:
             hardware=(sizes["worker"].gpu_kind or "gpu") if sizes["worker"].gpu else "cpu",
             is_synchronous=run.spec.training.sync is not None, is_steady=steady is not None,
             roles=tuple(self._use(role) for role in plans.planned_roles(run.spec) if status.live(role)),
-            owner=run.spec.owner,
+            owner=run.spec.owner, namespace=namespace_of(run.spec, run.job),
         )
 
     def _use(self, role: str) -> RoleUse:

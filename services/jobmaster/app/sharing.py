@@ -184,6 +184,10 @@ class Sharing:
         if lost:
             logger.warning("%d bucket(s) are held by others now", len(lost))
             await self._release(lost)
+        # Given by another that had taken them while the last session was over: what is known of their jobs is old.
+        given = {bucket for bucket, holder in enumerate(holders) if holder == session} - self._fence.buckets
+        if self._fence.is_open and (stale := self._jobs.buckets & given):
+            await self._jobs.release(stale)
         wanted = targets(known, members.keys())
         give = {bucket for bucket in mine if wanted[bucket] != session}
         take = {

@@ -20,6 +20,7 @@ from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import InitFrom, TrainingJob
 from services.jobmaster.app.context import Context
 from services.jobmaster.domain import snapshot as snapshots
+from services.jobmaster.domain.datasets import name_in_mesh
 from services.jobmaster.domain.job import AcceptedJob, Intent, ObjectRef
 from services.jobmaster.domain.models import evaluation_violations, model_violations
 from services.jobmaster.domain.record import RunRecord
@@ -132,14 +133,16 @@ async def _with_data(context: Context, spec: TrainingJob) -> TrainingJob:
     """The dataset's specification inline: a later revision of the registered one changes nothing here."""
     if spec.dataset is None:
         return spec
+    own = context.namespace
+    name = name_in_mesh(spec.dataset, namespace=spec.namespace or own, own=own)
     try:
-        data = DatasetSpec.parse(orjson.loads(await context.peers.shards.dataset(spec.dataset)))
+        data = DatasetSpec.parse(orjson.loads(await context.peers.shards.dataset(name)))
     except NotFound:
         raise InvalidArgument(
             "the TrainingJob has 1 wrong field(s)", reason=NO_DATASET,
-            violations=[Violation("dataset", f"there is no dataset {spec.dataset}; register it first")],
+            violations=[Violation("dataset", f"there is no dataset {name}; register it first")],
         ) from None
-    return spec.model_copy(update={"data": data.model_copy(update={"name": spec.dataset}), "dataset": None})
+    return spec.model_copy(update={"data": data.model_copy(update={"name": name}), "dataset": None})
 
 
 async def _init(context: Context, init: InitFrom) -> tuple[int, tuple[str, ...]]:

@@ -8,11 +8,9 @@ from recmesh.crd.kinds import REFUSED, TrainingDatasetStatus
 from recmesh.crd.telling import MAX_NOTE, Said, Told, kept, moment, size, word, words
 from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
 from recmesh.spec.dataset import DatasetSpec
-from services.jobmaster.domain.objects import is_foreign
+from services.jobmaster.domain.objects import NAMESPACE_END, is_foreign
 from services.jobmaster.domain.phase import ENDED
 
-NAMESPACE_END = "--"
-"""A dataset `ads--clicks` is `clicks` of the namespace `ads`, as models' names are."""
 PENDING, READY, DELETING = "Pending", "Ready", "Deleting"
 MAX_NAME = 63
 MOST_JOBS = 20

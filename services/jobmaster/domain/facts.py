@@ -28,6 +28,12 @@ class JobFacts:
     priority: int
     deadline: float
     submitted: float = 0.0
+    namespace: str = ""
+
+
+def namespace_of(spec: TrainingJob, job: AcceptedJob) -> str:
+    """Whose job it is: its object's namespace, where it has one."""
+    return job.object.namespace if job.object is not None else spec.namespace or ""
 
 
 def facts_of(spec: TrainingJob, job: AcceptedJob) -> JobFacts:
@@ -40,6 +46,7 @@ def facts_of(spec: TrainingJob, job: AcceptedJob) -> JobFacts:
         tables=sum(feature.kind != "dense" for feature in features), batch_size=spec.training.batch_size,
         data_rows=job.data_rows, data_bytes=job.data_bytes, epochs=spec.training.epochs, labels=spec.labels,
         priority=spec.priority, deadline=spec.deadline or 0.0, submitted=job.created,
+        namespace=namespace_of(spec, job),
     )
 
 

@@ -21,6 +21,8 @@ ROLES = ("ps", "worker", "data", "evaluator")
 FREE = frozenset({"replicas", "cpu", "memory"})
 """Fields of a role that may change while a job lives."""
 LABEL_JOB, LABEL_ROLE = "recmesh.dev/job", "recmesh.dev/role"
+NAMESPACE_END = "--"
+"""A dataset `ads--clicks` is `clicks` of the namespace `ads`, as models' names are."""
 _TRAINS = (Phase.RUNNING, Phase.SCALING)
 _ENDS = {Phase.SUCCEEDED: "Complete", Phase.FAILED: "Failed", Phase.STOPPED: "Stopped"}
 
@@ -61,11 +63,12 @@ class Wishes:
 def wishes(asked: TrainingJob, spec: TrainingJob, intent: Intent) -> Wishes:
     """`asked` is the object's specification now, `spec` the job's as it was accepted."""
     changes: list[Scale | Resize | Suspend] = []
-    apart = ("roles", "data", "dataset", "api_version", "suspend")
+    apart = ("roles", "data", "dataset", "api_version", "suspend", "namespace")
     fixed = [name for name in TrainingJob.model_fields
              if name not in apart and getattr(asked, name) != getattr(spec, name)]
     if asked.dataset is not None:
-        fixed += ["dataset"] if spec.data is None or spec.data.name != asked.dataset else []
+        names = (asked.dataset, f"{asked.namespace}{NAMESPACE_END}{asked.dataset}")
+        fixed += ["dataset"] if spec.data is None or spec.data.name not in names else []
     elif asked.data != spec.data:
         fixed.append("data")
     if asked.suspend != intent.suspend:

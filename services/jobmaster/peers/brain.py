@@ -65,6 +65,7 @@ class GrpcBrain:
             job_id=ask.job_id, now=_role_messages({"data": ask.now})[0], min=ask.least, max=ask.most,
             buffer_fill=ask.buffer_fill, cpu_idle=ask.cpu_idle, memory=ask.memory, samples_per_s=ask.samples_per_s,
             free_cpu=ask.free.cpu, free_memory_bytes=ask.free.memory_bytes, owner=ask.owner,
+            namespace=ask.namespace,
         )
         reply = await self._stub.Feed(request, timeout=5.0)
         return Fed(reply.replicas, reply.reason, reply.explanation)
@@ -174,5 +175,5 @@ def _meta(facts: JobFacts) -> brain_pb2.JobMeta:
         job_id=facts.job_id, owner=facts.owner, model=facts.model, framework=facts.framework, dim=facts.dim,
         tables=facts.tables, batch_size=facts.batch_size, data_rows=facts.data_rows,
         data_bytes=facts.data_bytes, epochs=facts.epochs, labels=dict(facts.labels), priority=facts.priority,
-        deadline=facts.deadline, submitted=facts.submitted,
+        deadline=facts.deadline, submitted=facts.submitted, namespace=facts.namespace,
     )

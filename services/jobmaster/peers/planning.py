@@ -78,6 +78,7 @@ class JobProfile:
     roles: tuple[RoleUse, ...] = ()
     """All that the job has, but for executors that it shares."""
     owner: str = ""
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class FeedAsk:
 
     job_id: str
     owner: str
+    namespace: str
     now: RolePlan
     least: int
     most: int

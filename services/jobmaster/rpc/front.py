@@ -17,7 +17,7 @@ from recmesh.pb import jobmaster_pb2 as pb
 from recmesh.pb.jobmaster_pb2_grpc import JobsStub, RunsStub
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.deadline import remaining_s
-from recmesh.runtime.errors import Unavailable
+from recmesh.runtime.errors import DeadlineExceeded, Unavailable
 from services.jobmaster.app.fence import LEASE_OVER
 from services.jobmaster.app.jobs import MAX_PAGE, NotHeld
 from services.jobmaster.app.members import Member
@@ -156,7 +156,8 @@ class Front:
         asked = (self._ask(each, JobsStub, "List", request, longest_s=LIST_S) for each in others)
         replies = await asyncio.gather(*asked, return_exceptions=True)
         for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, Unavailable):
+            # One that stands still is asked again, or whoever has its jobs by then.
+            if isinstance(reply, BaseException) and not isinstance(reply, Unavailable | DeadlineExceeded):
                 raise reply
         return [here(), *(reply for reply in replies if isinstance(reply, pb.ListReply))]
 

@@ -54,7 +54,7 @@ class JobsServicer(jobmaster_pb2_grpc.JobsServicer):
         """Of the jobs of this jobmaster."""
         runs, token = self._jobs.page(
             owner=request.owner, phase=request.phase, labels=dict(request.labels), limit=request.limit,
-            page_token=request.page_token,
+            page_token=request.page_token, namespace=request.namespace,
         )
         return jobmaster_pb2.ListReply(
             jobs=[job_message(run) for run in runs], next_page_token=token, buckets=sorted(self._jobs.buckets)

@@ -123,9 +123,9 @@ def test_what_is_wrong_is_told_and_may_be_mended(cluster: KubeCluster, service: 
 
 
 def test_two_gateways_serve_it_and_the_death_of_the_one_that_tells_is_made_good(
-    cluster: KubeCluster, service: Service, root: Path, nats: NatsServer, settings: dict[str, str]
+    cluster: KubeCluster, service: Service, root: Path, nats: NatsServer, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    with running(Service(root, nats, **settings)) as second:
+    with running(Service(tmp_path, nats, RECMESH_STORAGE_URI=str(root / "storage"), **settings)) as second:
         apply(cluster, "tiny", uri="models/tiny/1")
         until_status(cluster, service, "tiny", lambda told: told.get("ready") == "2/2")
         assert predictions(service) == predictions(second) == [3.5]

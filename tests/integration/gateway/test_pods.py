@@ -14,14 +14,19 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from recmesh.runtime.errors import Unauthenticated, Unavailable
 from recmesh.runtime.kube import PODS, Access, KubeClient, connect
+from recmesh.runtime.tls import Tls
 from recmesh.serving.settings import ServingSettings
 from recmesh.serving.tensors import Tensor
+from recmesh.serving.transport import ConnectionLost
+from recmesh.serving.transport.endpoints import Endpoint, dial
 from services.gateway.config import child_environment
 from services.gateway.runtimes.pods import PodSettings, ServingPods, objects
 from services.gateway.runtimes.pool import Runtimes
 from services.gateway.runtimes.process import Limits
 from tests.support import split_models
+from tests.support.certificates import certificates
 from tests.support.kube import KubeCluster, kube_cluster, tool
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
@@ -47,8 +52,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Kubelet:
     """Runs the command of each pod at an address of its own (127.0.x.y), and tells the API server what became of it."""
 
-    def __init__(self, client: KubeClient, namespace: str) -> None:
-        self._client, self._namespace = client, namespace
+    def __init__(self, client: KubeClient, namespace: str, *, secret: Path | None = None) -> None:
+        """`secret`: the folder of what pods mount at /tls."""
+        self._client, self._namespace, self._secret = client, namespace, secret
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ready: set[str] = set()
         self._task = asyncio.create_task(self._run())
@@ -75,6 +81,12 @@ class Kubelet:
             command = [sys.executable, *container["command"][1:]]
             command = [part.replace("0.0.0.0", ip) for part in command]
             environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+            if self._secret is not None:
+                [mount] = [each for each in container["volumeMounts"] if each["name"] == "tls"]
+                path, secret = f"{mount['mountPath']}/", f"{self._secret}/"
+                environment |= {
+                    each: value.replace(path, secret, 1) for each, value in environment.items() if "_TLS_" in each
+                }
             self.processes[name] = subprocess.Popen(  # noqa: ASYNC220 (it takes a millisecond)
                 command, env={**os.environ, **environment, "RECMESH_API_KEY": TOKEN}, stdout=subprocess.DEVNULL
             )
@@ -119,13 +131,15 @@ async def client(cluster: KubeCluster) -> AsyncIterator[KubeClient]:
     await made.close()
 
 
-async def gateway(cluster: KubeCluster, namespace: str, holder: str) -> tuple[ServingPods, Runtimes]:
+async def gateway(
+    cluster: KubeCluster, namespace: str, holder: str, *, tls: Tls | None = None
+) -> tuple[ServingPods, Runtimes]:
     settings = PodSettings(
         namespace=namespace, holder=holder, images={"cn": "recmesh/cn", "hn": "recmesh/hn", "hn-cuda": "x"},
-        grace_s=600,
+        grace_s=600, tls_secret="serving-tls" if tls else "", tls_name=tls.server_name if tls else "",
     )  # fmt: skip
     kube = await connect(Access(cluster.kubeconfig), field_manager="recmesh-gateway")
-    pods = ServingPods(kube, settings, token=TOKEN)
+    pods = ServingPods(kube, settings, token=TOKEN, tls=tls)
     await pods.start()
     made = Runtimes(
         environment=child_environment(os.environ), limits=Limits(backoff_s=(0.1,)), log=print, pods=pods
@@ -192,3 +206,52 @@ async def test_a_model_runs_in_pods_that_outlive_their_gateway_and_are_replaced(
         await runtimes.stop()
         await pods.stop()
         await kubelet.stop()
+
+
+async def test_gateway_cn_and_hn_show_each_other_certificates_and_speak_to_nobody_without(
+    cluster: KubeCluster, client: KubeClient, model: Path, tmp_path: Path
+) -> None:
+    own = certificates(tmp_path / "gateway")
+    theirs = certificates(tmp_path / "serving", names=["recmesh-serving"], authority=tmp_path / "gateway")
+    for given, name in ((theirs.cert, "tls.crt"), (theirs.key, "tls.key"), (theirs.ca, "ca.crt")):
+        assert given is not None
+        given.rename(tmp_path / "serving" / name)
+    namespace = cluster.namespace()
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    kubelet = Kubelet(client, namespace, secret=tmp_path / "serving")
+    tls = own.expecting("recmesh-serving")
+    pods, runtimes = await gateway(cluster, namespace, "gateway-a", tls=tls)
+    try:
+        await runtimes.load("torch", "ctr/1", model, settings=ServingSettings(), timeout_s=WAIT_S)
+        first = await predict(runtimes)
+        for pod in pods.pods.values():
+            is_hn = pod["metadata"]["labels"][objects.KIND] == "hn"
+            for port in (objects.CONTROL_PORT, *([objects.DATA_PORT] if is_hn else [])):
+                endpoint = Endpoint.parse(f"tcp:{pod['status']['podIP']}:{port}")
+                await asyncio.to_thread(_is_kept_out, endpoint, None)                    # in clear
+                await asyncio.to_thread(_is_kept_out, endpoint, Tls(ca=own.ca, server_name="recmesh-serving"))
+                await asyncio.to_thread(_is_kept_out, endpoint, own)                     # it is no service
+
+        # killed: the CN finds the next one by TLS, too, and the gateway finds both
+        hn = next(name for name, pod in pods.pods.items() if pod["metadata"]["labels"][objects.KIND] == "hn")
+        kubelet.processes[hn].kill()
+        async with asyncio.timeout(WAIT_S):
+            while runtimes.serves("torch", "ctr/1"):  # noqa: ASYNC110 (another process is waited for)
+                await asyncio.sleep(0.05)
+            while not runtimes.serves("torch", "ctr/1"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await predict(runtimes) == first
+    finally:
+        await runtimes.stop()
+        await pods.stop()
+        await kubelet.stop()
+
+
+def _is_kept_out(endpoint: Endpoint, who: Tls | None) -> None:
+    """The right token alone is not enough."""
+    with pytest.raises((Unauthenticated, Unavailable, ConnectionLost, OSError)):
+        transport = dial(endpoint, token=TOKEN, timeout_s=5.0, tls=who)
+        message = transport.receive()               # with TLS 1.3 a client hears of its refusal after its own handshake
+        transport.close()
+        if message is None:
+            raise ConnectionLost("it was closed")

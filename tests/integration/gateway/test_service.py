@@ -129,6 +129,44 @@ def test_a_registered_model_survives_kill_9_of_the_gateway(tmp_path: Path, nats:
         assert service.end(signal.SIGTERM) == 0
 
 
+def register(service: Service, folder: Path) -> str:
+    """The version that the model of this folder got."""
+    wanted = gateway_pb2.RegisterRequest(name="tiny", uri=str(folder), framework="torch", load=True)
+    with sync_channel(service.rpc, token=TOKEN) as channel:
+        version: str = gateway_pb2_grpc.ModelsStub(channel).Register(wanted).version
+    return version
+
+
+def test_what_one_gateway_is_told_another_one_does_too_and_no_request_fails(tmp_path: Path, nats: NatsServer) -> None:
+    folders = [torch_model(tmp_path / f"storage/models/tiny/{bias}", bias=bias) for bias in (0, 10)]
+    traffic = "/v1/models/tiny/traffic"
+    with running(Service(tmp_path, nats)) as first, running(Service(tmp_path, nats)) as second:
+        register(first, folders[0])
+        for service in (first, second):
+            service.serves("tiny")
+            assert predictions(service) == [3.5]
+        register(second, folders[1])             # the new version takes the place of the old one in both
+        for service in (second, first):
+            while (answer := predictions(service)) != [13.5]:
+                assert answer == [3.5]
+        rules = {"versions": "all", "weights": {"1": 1, "2": 0}}
+        assert httpx.put(second.url + traffic, json=rules, timeout=30.0).status_code == 200
+        for service in (first, second):
+            until(lambda service=service: predictions(service) == [3.5], timeout_s=240.0)  # type: ignore[misc]  # a lambda with a default
+            assert httpx.get(service.url + traffic, timeout=10.0).json()["weights"] == {"1": 1.0, "2": 0.0}
+        first.end(signal.SIGKILL)                # whatever it knew: the other one has it, and goes on
+        assert httpx.put(second.url + traffic, json={"versions": "all"}, timeout=30.0).status_code == 200
+        assert predictions(second) == [3.5]      # of all, the one that was loaded last
+        reply = httpx.post(f"{second.url}/v2/repository/models/tiny/unload", json={}, timeout=60.0)
+        assert reply.status_code == 200
+        first.start()
+        until(lambda: first.answers("/readyz"), timeout_s=240.0)
+        assert httpx.get(f"{first.url}/v2/models/tiny/ready", timeout=10.0).status_code != 200
+        assert httpx.post(f"{first.url}/v2/repository/models/tiny/load", json={}, timeout=240.0).status_code == 200
+        until(lambda: second.answers("/v2/models/tiny/ready"), timeout_s=240.0)
+        assert predictions(second) == [13.5]
+
+
 def test_a_taken_port_and_a_missing_key_end_with_one_clear_line(tmp_path: Path, nats: NatsServer) -> None:
     with running(Service(tmp_path, nats)) as service:
         second = Service(tmp_path, nats, RECMESH_HTTP_ADDRESS=service.http)

@@ -167,7 +167,7 @@ async def test_what_a_receiver_never_takes_is_a_dead_letter_with_the_reason_and_
         async with asyncio.timeout(20):
             while await place(hook) < newest:  # noqa: ASYNC110 (it is written down now and then)
                 await asyncio.sleep(0.05)
-    told = {each["subject"]: (each["reason"], each["attempts"]) for each in letters}
+    told = {each.event.entity_id: (each.reason, each.attempts) for each in letters}
     assert told["a"] == ("HTTP 413: ok", 1)
     assert told["b"][0] == "HTTP 500: ok" and told["b"][1] > 1
     assert by_entity(hooked.taken()) == {"c": [1]}
@@ -402,6 +402,26 @@ def test_webhooks_outlive_kill_9_of_the_gateway_and_are_managed_by_the_command_l
         metrics = httpx.get(f"{service.url}/metrics").text
         assert 'recmesh_gateway_webhook_events_total{outcome="delivered",webhook="ci"}' in metrics
         assert "None was given up" in recmesh(service, "webhook", "dead", "ci")
+        until(lambda: client.webhook("ci")["delivery"]["waiting"] == 0, timeout_s=60.0)     # doubles, too
+        hooked.answer = lambda headers, body: 413 if b'"samples":9' in body else 202
+        asyncio.run(published(nats, range(9, 10)))
+        until(lambda: len(client.webhook_dead_letters("ci")) == 2, timeout_s=60.0)
+        assert "0 were taken; 2 are left" in recmesh(service, "webhook", "retry", "ci", code=1)
+        hooked.answer = lambda headers, body: 202
+        [first, second] = [each["id"] for each in client.webhook_dead_letters("ci")]
+        assert "1 were taken." in recmesh(service, "webhook", "retry", "ci", second)
+        assert [each["id"] for each in client.webhook_dead_letters("ci")] == [first]
+        assert "1 were taken." in recmesh(service, "webhook", "retry", "ci")
+        assert "None was given up" in recmesh(service, "webhook", "retry", "ci")
+        assert by_entity(hooked.taken()) == {"a": list(range(10)), "b": list(range(10))}
+        assert hooked.taken()[-1].is_signed_with(rotated["secret"])
+        assert "sends job.transitioned to" in recmesh(service, "webhook", "change", "ci", "--type", "job.transitioned")
+        count = len(hooked.came)
+        asyncio.run(published(nats, range(10, 11)))
+        assert "sends job.* to" in recmesh(service, "webhook", "change", "ci", "--type", "job.*")
+        asyncio.run(published(nats, range(11, 12)))
+        until(lambda: all(max(numbers) == 11 for numbers in by_entity(hooked.taken()).values()), timeout_s=60.0)
+        assert len(hooked.came) > count
         assert "delivered  " in recmesh(service, "webhook", "get", "ci")
         assert "is deleted" in recmesh(service, "webhook", "delete", "ci")
         assert "no webhook ci" in recmesh(service, "webhook", "get", "ci", code=4)
@@ -410,5 +430,6 @@ def test_webhooks_outlive_kill_9_of_the_gateway_and_are_managed_by_the_command_l
     assert told == [
         ("create", "webhook", "", "refused", "anyone"), ("create", "webhook", "ci", "done", "anyone"),
         ("test", "webhook", "ci", "done", "anyone"), ("rotate", "webhook", "ci", "done", "anyone"),
+        *[("retry", "webhook", "ci", "done", "anyone")] * 3, *[("change", "webhook", "ci", "done", "anyone")] * 2,
         ("delete", "webhook", "ci", "done", "anyone"),
     ]

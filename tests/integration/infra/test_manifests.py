@@ -14,6 +14,11 @@ from services.gateway.config import PREFIX, Config
 from services.gateway.domain.devices import Wish
 from services.gateway.runtimes.pods import PodSettings
 from services.gateway.runtimes.pods.objects import pod_of
+from services.jobmaster.__main__ import role_environment
+from services.jobmaster.cluster import StartOrder
+from services.jobmaster.cluster.kubernetes.pods import PodSettings as RolePodSettings
+from services.jobmaster.cluster.kubernetes.pods import pod_of as role_pod_of
+from services.jobmaster.config import JobmasterSettings
 from tests.support.infra import (
     WORKLOADS,
     Object,
@@ -32,6 +37,7 @@ from tests.support.overlays import ROOT, Cluster, kustomized, manifest, of
 
 SERVICES = {"brain", "jobmaster", "forecaster", "shardsvc", "ckptcache", "gateway"}
 OVERLAYS = ("dev", "prod")
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 GIVEN = {"dev": {"recmesh"}, "prod": {"recmesh", "postgres"}}
 """Secrets that are no manifest: `dev` makes its own in the cluster, those of `prod` are the user's."""
 CERT_MANAGER = Path(__file__).with_name("cert-manager.yaml")
@@ -176,11 +182,14 @@ def test_every_service_is_there_with_its_probes(objects: list[Object]) -> None:
         if name == "keys":                    # ends by itself
             continue
         ports = {item["name"]: item["containerPort"] for item in container["ports"]}
-        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        for kind in PROBES:
             probe = container[kind]
             assert (probe.get("httpGet") or probe["tcpSocket"])["port"] in ports, (name, kind)
         if name in SERVICES:
-            assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+            scheme = "HTTPS" if "RECMESH_HTTP_TLS_CERT" in {item["name"] for item in container["env"]} else "HTTP"
+            assert {container[kind]["httpGet"].get("scheme", "HTTP") for kind in PROBES} == {scheme}
+            asked = container["readinessProbe"]["httpGet"]
+            assert (asked["path"], asked["port"]) == ("/readyz", "http")
             assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
         assert "memory" in container["resources"]["limits"]
@@ -238,6 +247,7 @@ def serving_pods(objects: list[Object]) -> list[Object]:
         namespace="recmesh", holder="gateway-x", images={"cn": config.cn_image, "hn": config.hn_image},
         secret=config.pod_secret, storage_claim=config.kube_storage_claim, storage_path=str(config.storage_root),
         resources={"cn": config.cn_resources, "hn": config.hn_resources},
+        tls_secret=config.pod_tls_secret, tls_name=config.pod_tls.server_name if config.pod_tls else "",
     )  # fmt: skip
     return [
         pod_of([f"recmesh.serving.{kind}"], {}, settings, name=f"{kind}-x", fleet="f", kind=kind, wish=Wish())
@@ -309,6 +319,30 @@ def test_calls_in_prod_are_tls(folder: Path) -> None:
         if name in SERVICES:
             env = {item["name"]: item.get("value") for item in container["env"]}
             assert env["RECMESH_TLS_CA"] == "/tls/ca.crt" and env["RECMESH_TLS_SERVER_NAME"] == "recmesh"
+            mounts = [item["mountPath"] for item in container["volumeMounts"]]
+            for setting in ("RECMESH_HTTP_TLS_CERT", "RECMESH_HTTP_TLS_KEY"):
+                assert str(Path(env[setting] or "").parent) in mounts
+    pods = serving_pods(objects)
+    assert len(pods) == 2
+    for pod in [*pods, role_pod(objects)]:
+        env = {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
+        [secret] = [item["secret"]["secretName"] for item in pod["spec"]["volumes"] if "secret" in item]
+        assert env["RECMESH_TLS_CERT"] == "/tls/tls.crt"
+        expected = env.get("RECMESH_TLS_ROLE_NAME") or env["RECMESH_TLS_SERVER_NAME"]
+        assert expected in names[secret]
+        assert "recmesh" not in names[secret]      # nothing of it can be taken for a service
+    jobmaster = settings_of(objects, "jobmaster")
+    assert jobmaster["RECMESH_TLS_ROLE_NAME"] in names[jobmaster["RECMESH_KUBE_TLS_SECRET"]]
+
+
+def role_pod(objects: list[Object]) -> Object:
+    """A worker, as jobmaster would make it by its settings in the overlay."""
+    env = settings_of(objects, "jobmaster")
+    settings = JobmasterSettings.from_env(env, PREFIX)
+    order = StartOrder("ads", "worker-0-1", "worker", 0, role_environment(env, settings))
+    return role_pod_of(order, RolePodSettings(
+        namespace="recmesh", image=settings.kube_image, tls_secret=settings.kube_tls_secret
+    ))  # fmt: skip
 
 
 def test_budgets_and_the_autoscaler_name_what_is_there(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from recmesh.runtime import variables
-from tests.support.infra import Object, name_of, of_kind, pods_of, reaches, variables_of
+from tests.support.infra import Object, containers, name_of, of_kind, pods_of, reaches, variables_of
 from tests.support.kube import KubeCluster
 from tests.support.overlays import ROOT, Cluster, kubectl_of, objects_in, of
 
@@ -22,9 +22,10 @@ SERVICES = {"brain", "jobmaster", "forecaster", "shardsvc", "ckptcache", "gatewa
 def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
     folder = tmp_path_factory.mktemp("mine")
     infra = os.path.relpath(ROOT / "infra", folder.resolve())
+    parts = ["monitoring", *(["monitoring/tls"] if request.param == "prod" else [])]
     (folder / "kustomization.yaml").write_text(yaml.safe_dump({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": "recmesh",
-        "resources": [f"{infra}/overlays/{request.param}"], "components": [f"{infra}/monitoring"],
+        "resources": [f"{infra}/overlays/{request.param}"], "components": [f"{infra}/{part}" for part in parts],
     }))  # fmt: skip
     done = subprocess.run(
         [kubectl_of(folder), "kustomize", folder], capture_output=True, text=True, timeout=60, check=False
@@ -85,6 +86,21 @@ def test_pods_of_services_are_found_by_the_monitors_once_each(objects: list[Obje
                 named = {port["name"] for each in pod["spec"]["containers"] for port in each["ports"]}
                 assert set(ports) <= named
     assert found == dict.fromkeys(SERVICES, "recmesh") | {"gateway": "recmesh-gateway"}
+
+
+def test_metrics_are_asked_for_as_the_pods_serve_them(objects: list[Object]) -> None:
+    container = next(each for name, each in containers(objects) if name == "brain")
+    env = {item["name"]: item for item in container["env"]}
+    asked = env["RECMESH_METRICS_KEY"]["valueFrom"]["secretKeyRef"]
+    for monitor in of_kind(objects, "PodMonitor"):
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["authorization"]["credentials"] == {"name": asked["name"], "key": asked["key"]}
+        is_tls = "RECMESH_HTTP_TLS_CERT" in env
+        assert endpoint.get("scheme", "http") == ("https" if is_tls else "http")
+        if is_tls:
+            ca = endpoint["tlsConfig"]["ca"]["secret"]
+            [certificate] = [x for x in of_kind(objects, "Certificate") if x["spec"]["secretName"] == ca["name"]]
+            assert endpoint["tlsConfig"]["serverName"] in certificate["spec"]["dnsNames"]
 
 
 def test_dashboards_are_there_for_grafana(objects: list[Object]) -> None:

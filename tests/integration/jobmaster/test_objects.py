@@ -14,7 +14,7 @@ from recmesh.crd import objects
 from recmesh.crd.kinds import FINALIZER
 from recmesh.pb import jobmaster_pb2 as pb
 from recmesh.runtime.errors import MeshError
-from tests.support.kube import KubeCluster, with_kinds
+from tests.support.kube import KubeCluster, account_of, with_kinds
 from tests.support.tiny_jobs import ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh, training_mesh
 from tests.support.waiting import until
@@ -31,9 +31,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeCluster]:
 
 @pytest.fixture(scope="module")
 def mesh(cluster: KubeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingMesh]:
+    rights = account_of(cluster, "jobmaster", namespace="ads", folder=tmp_path_factory.mktemp("account"))
     settings: dict[str, Any] = {
-        "RECMESH_JOBMASTER_OBJECTS": "kubernetes", "RECMESH_KUBE_CONFIG": str(cluster.kubeconfig),
-        "RECMESH_KUBE_NAMESPACE": "ads", "RECMESH_STALL_S": "0",
+        "RECMESH_JOBMASTER_OBJECTS": "kubernetes", "RECMESH_KUBE_CONFIG": str(rights),
+        "RECMESH_KUBE_NAMESPACE": "ads", "RECMESH_STALL_S": "0", "RECMESH_JOB_METRICS_S": "1",
     }
     with training_mesh(tmp_path_factory.mktemp("mesh"), **settings) as made:
         yield made
@@ -201,6 +202,66 @@ def test_an_object_of_another_controller_gets_no_job_and_no_word(cluster: KubeCl
     found = cluster.get("tj", "theirs", "-n", "ads")
     assert "status" not in found and "finalizers" not in found["metadata"]
     cluster.kubectl("delete", "tj", "ours", "theirs", "-n", "ads", "--timeout=60s")
+
+
+def dataset_of(job: dict[str, Any], name: str, **changes: Any) -> dict[str, Any]:
+    """The job's data as a TrainingDataset."""
+    return {
+        "apiVersion": objects.API_VERSION, "kind": "TrainingDataset", "spec": job["data"] | changes,
+        "metadata": {"name": name, "namespace": "ads"},
+    }
+
+
+def test_a_dataset_is_named_by_jobs_held_while_they_live_and_then_let_go(
+    cluster: KubeCluster, mesh: TrainingMesh
+) -> None:
+    def dataset() -> dict[str, Any]:
+        found: dict[str, Any] = cluster.get("tds", "clicks", "-n", "ads").get("status") or {}
+        return found
+
+    job = small(mesh, "namer", epochs=50)
+    thing = thing_of(job, step_s=0.2)
+    thing["spec"] = {name: value for name, value in thing["spec"].items() if name != "data"} | {"dataset": "clicks"}
+    cluster.kubectl("apply", "--server-side", "-f", "-", body=thing)
+    told = until_status(cluster, "namer", lambda told: told.get("reason") == "NoDataset")
+    assert told["phase"] == "Pending" and conditions(told)["Accepted"] == ("Unknown", "NoDataset")
+
+    cluster.kubectl("apply", "--server-side", "-f", "-", body=dataset_of(job, "clicks"))
+    cluster.kubectl("wait", "--for=condition=Ready", "tds/clicks", "-n", "ads", "--timeout=50s")
+    told = dataset()
+    assert (told["phase"], told["rows"], told["files"], told["revision"]) == ("Ready", ROWS, 1, 1)
+    assert told["size_bytes"] > 0 and told["tasks"] > 0 and told["observedGeneration"] == 1
+    until_status(cluster, "namer", lambda told: told.get("ready_workers") == "1/1" and told.get("samples"))
+    until(lambda: dataset().get("jobs") == ["namer"])
+    row = cluster.kubectl("get", "tds", "clicks", "-n", "ads", "--no-headers").split()
+    assert row[:4] == ["clicks", "Ready", "1", str(ROWS)]
+
+    cluster.kubectl("apply", "--server-side", "-f", "-", body=dataset_of(job, "clicks", label="nosuch"))
+    until(lambda: dataset().get("phase") == "Refused", timeout_s=60.0)
+    assert "nosuch" in dataset()["message"] and dataset()["revision"] == 1
+    cluster.kubectl("delete", "tds", "clicks", "-n", "ads", "--wait=false")
+    until(lambda: dataset().get("phase") == "Deleting", timeout_s=60.0)
+    assert "namer" in dataset()["message"]
+    assert "namer" in cluster.kubectl("describe", "tds", "clicks", "-n", "ads").partition("Events:")[2]
+    cluster.kubectl("delete", "tj", "namer", "-n", "ads", "--timeout=60s")
+    cluster.kubectl("wait", "--for=delete", "tds/clicks", "-n", "ads", "--timeout=60s")
+
+
+def test_what_a_job_measures_lies_beside_it_and_goes_with_it(cluster: KubeCluster, mesh: TrainingMesh) -> None:
+    cluster.kubectl("apply", "--server-side", "-f", "-", body=thing_of(small(mesh, "seen", epochs=50), step_s=0.1))
+
+    def measured() -> dict[str, Any]:
+        found = cluster.get("jm", "-n", "ads")["items"]
+        return next((item.get("status") or {} for item in found if item["metadata"]["name"] == "seen"), {})
+
+    until(lambda: measured().get("samples_per_s", 0) > 0 and measured().get("loss") is not None, timeout_s=120.0)
+    told = measured()
+    assert told["phase"] == "Running" and told["memory_bytes"] > 0
+    assert {role["role"] for role in told["roles"]} == {"ps", "worker"}
+    row = cluster.kubectl("get", "jm", "seen", "-n", "ads", "--no-headers").split()
+    assert row[:2] == ["seen", "Running"]
+    cluster.kubectl("delete", "tj", "seen", "-n", "ads", "--timeout=60s")
+    cluster.kubectl("wait", "--for=delete", "jm/seen", "-n", "ads", "--timeout=60s")
 
 
 def answers(cluster: KubeCluster) -> bool:

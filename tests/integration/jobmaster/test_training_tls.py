@@ -33,13 +33,20 @@ def mesh(tmp_path: Path, tls: Tls) -> Iterator[TrainingMesh]:
 
 
 def job_of(mesh: TrainingMesh, name: str, **training: Any) -> dict[str, Any]:
-    """Two parameter servers, two workers, two data executors, snapshots every second."""
+    """Two parameter servers, two workers, two data executors, snapshots every second. Slow, until `hurry`."""
     spec = tiny_job(mesh, name, **training)
-    spec["roles"]["worker"]["env"] = {"STEP_S": "0.02", "PYTHONPATH": spec["model"].pop("code")}
+    spec["roles"]["worker"]["env"] = {
+        "STEP_S": "0.2", "HURRY": str(mesh.folder / "hurry"), "PYTHONPATH": spec["model"].pop("code"),
+    }  # fmt: skip
     spec["roles"]["data"] = {"replicas": 2}
     spec["data"]["task_rows"] = 200
     spec["checkpoint"] = {"every_s": 1}
     return spec
+
+
+def hurry(mesh: TrainingMesh) -> None:
+    """What is left goes at full speed."""
+    (mesh.folder / "hurry").touch()
 
 
 def grpc_ports(mesh: TrainingMesh) -> dict[int, str]:
@@ -79,8 +86,8 @@ def is_let_in(port: int, context: ssl.SSLContext) -> bool:
 def test_a_job_is_trained_to_its_end_and_no_port_of_it_answers_without_a_certificate(
     mesh: TrainingMesh, tls: Tls
 ) -> None:
-    job_id = mesh.submit(job_of(mesh, "secret", epochs=5))
-    mesh.until_job(job_id, lambda job: job.phase == "Running" and job.progress.samples >= ROWS and job.snapshot >= 1)
+    job_id = mesh.submit(job_of(mesh, "secret", epochs=10))
+    mesh.until_job(job_id, lambda job: job.phase == "Running" and job.progress.samples >= 500 and job.snapshot >= 1)
     ports = grpc_ports(mesh)
     by_whom = {name.partition("-")[0] for name in ports.values()}
     assert by_whom >= {"shardsvc", "ckptcache", "jobmaster", "ps", "data"}, ports
@@ -88,15 +95,17 @@ def test_a_job_is_trained_to_its_end_and_no_port_of_it_answers_without_a_certifi
         assert not answer_in_clear(port).startswith(b"\x00\x00"), f"{name} speaks HTTP/2 without TLS at {port}"
         assert not is_let_in(port, Tls(ca=tls.ca).client_context()), f"{name} asks for no certificate at {port}"
         assert is_let_in(port, tls.client_context()), f"{name} at {port} refuses a certificate of the mesh"
-    assert mesh.until_phase(job_id, "Succeeded").progress.samples == 5 * ROWS
+    hurry(mesh)
+    assert mesh.until_phase(job_id, "Succeeded").progress.samples == 10 * ROWS
 
 
 def test_a_parameter_server_that_dies_is_restored_from_snapshots_over_tls(mesh: TrainingMesh) -> None:
-    job_id = mesh.submit(job_of(mesh, "restored", epochs=5))
-    mesh.until_job(job_id, lambda job: job.snapshot >= 1 and job.progress.samples >= ROWS)
+    job_id = mesh.submit(job_of(mesh, "restored", epochs=10))
+    mesh.until_job(job_id, lambda job: job.snapshot >= 1 and job.progress.samples >= 500)
     mesh.kill_role(job_id, "ps", 0)
+    hurry(mesh)
     mesh.until_job(job_id, lambda job: job.gen > 1)
-    assert mesh.until_phase(job_id, "Succeeded").progress.samples == 5 * ROWS
+    assert mesh.until_phase(job_id, "Succeeded").progress.samples == 10 * ROWS
 
 
 def test_roles_and_services_go_on_with_renewed_certificates(mesh: TrainingMesh, tls: Tls, tmp_path: Path) -> None:
@@ -109,8 +118,8 @@ def test_roles_and_services_go_on_with_renewed_certificates(mesh: TrainingMesh, 
             shown: Any = secure.getpeercert()
             return str(shown["serialNumber"])
 
-    job_id = mesh.submit(job_of(mesh, "renewed", epochs=8))
-    mesh.until_job(job_id, lambda job: job.phase == "Running" and job.progress.samples >= ROWS)
+    job_id = mesh.submit(job_of(mesh, "renewed", epochs=10))
+    mesh.until_job(job_id, lambda job: job.phase == "Running" and job.progress.samples >= 500)
     ports, before = grpc_ports(mesh), {}
     for port in ports:
         before[port] = serial(port)
@@ -121,5 +130,6 @@ def test_roles_and_services_go_on_with_renewed_certificates(mesh: TrainingMesh, 
     for port, name in ports.items():
         until(lambda port=port: serial(port) != before[port], timeout_s=30.0)  # type: ignore[misc]
         assert name
+    hurry(mesh)
     mesh.kill_role(job_id, "worker", 0)      # another one, with the new certificate, takes its place
-    assert mesh.until_phase(job_id, "Succeeded").progress.samples == 8 * ROWS
+    assert mesh.until_phase(job_id, "Succeeded").progress.samples == 10 * ROWS

@@ -1,8 +1,11 @@
 """A real fork server of a program of a few lines: what it forks is as what is executed, and cannot be told from it."""
 
+import array
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +16,8 @@ from typing import Any
 import pytest
 
 from recmesh.runtime.errors import FailedPrecondition
-from recmesh.runtime.process import ForkServer, ProcessHandle, ProcessId, find, launch
+from recmesh.runtime.process import ForkServer, ProcessHandle, ProcessId, find, launch, launcher
+from recmesh.runtime.process.forkserver import _Orders
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -27,6 +31,8 @@ if len(sys.argv) > 1:
 print(json.dumps({
     "args": len(sys.argv), "cwd": os.getcwd(), "env": dict(os.environ), "path": sys.path[0], "group": os.getpgid(0),
     "pid": os.getpid(), "draws": [random.random(), float(numpy.random.rand())],
+    "signals": [signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGPIPE, signal.SIGXFSZ)]
+               + [signal.getsignal(signal.SIGINT) is signal.default_int_handler],
     "open": sorted(os.readlink(f"/proc/self/fd/{n}").partition(":")[0] for n in os.listdir("/proc/self/fd")
                    if os.path.exists(f"/proc/self/fd/{n}")),
 }), flush=True)
@@ -84,6 +90,7 @@ def test_a_fork_is_as_what_is_executed(world: World) -> None:
     for said, handle in ((first, executed), (second, forked)):
         assert (said["pid"], said["group"], said["cwd"]) == (handle.pid, handle.pid, str(world.folder / "work"))
     assert first["env"] == second["env"]
+    assert first["signals"] == second["signals"] == [True] * 3, "a peer that leaves kills neither"
     files = [[Path(each).name.replace("forked", "executed") for each in said["open"]] for said in (first, second)]
     assert files[0] == files[1], "nothing of the server's is held open"
 
@@ -95,6 +102,16 @@ def test_forks_draw_numbers_of_their_own(world: World) -> None:
         assert end is not None and end.ok
     one, other = world.said("a")["draws"], world.said("b")["draws"]
     assert one[0] != other[0] and one[1] != other[1]
+
+
+def test_what_one_process_is_told_no_other_can_read(world: World) -> None:
+    world.warm_up(API_KEY="of-one-job")
+    assert world.server.pid is not None
+    handle = world.start(API_KEY="of-another", THEN="wait")
+    assert world.said()["env"]["API_KEY"] == "of-another"
+    for pid in (world.server.pid, handle.pid):
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"PATH=" in environ and b"OMP_NUM_THREADS=" in environ and b"API_KEY" not in environ
 
 
 def test_forks_outlive_their_server_and_how_they_end_is_known(world: World) -> None:
@@ -123,6 +140,71 @@ def test_a_server_that_was_killed_costs_no_start(world: World) -> None:
     end = world.start().wait(30)
     assert end is not None and end.ok and world.said()["args"] == 1
     assert not world.server.fits(ENV)
+
+
+def test_what_a_server_that_stands_still_was_asked_for_is_started_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.warm_up()
+    assert world.server.pid is not None
+    server, close = ProcessId.of(world.server.pid), world.server.close
+
+    def in_time_again() -> None:
+        monkeypatch.setattr(launcher, "_START_TIMEOUT_S", 30.0)
+        close()
+
+    monkeypatch.setattr(launcher, "_START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(world.server, "close", in_time_again)
+    os.kill(world.server.pid, signal.SIGSTOP)
+    try:
+        end = world.start().wait(30)
+        assert end is not None and end.ok and world.said()["args"] == 1, "it was executed"
+        assert server is not None and not server.alive(), "it would fork a second one when it wakes"
+    finally:
+        if server is not None:
+            server.send(signal.SIGCONT)
+
+
+class Reads:
+    """A connection whose reads bring these bytes and descriptors."""
+
+    def __init__(self, *reads: tuple[bytes, int]) -> None:
+        self.reads = list(reads)
+
+    def recvmsg(self, *_: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, None]:
+        data, descriptor = self.reads.pop(0)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]).tobytes())]
+        return data, rights if descriptor else [], 0, None
+
+
+def test_each_order_has_the_descriptor_that_came_with_it() -> None:
+    """What is read last of a long one may hold the first of the next, or all of it, and its descriptor."""
+    reads = Reads((b'{"a":', 7), (b'1}\n{"b":', 8), (b'2}\n{"c":3}\n', 9))
+    orders = _Orders(reads)     # type: ignore[arg-type]  # what it needs of a socket
+    assert [orders.next() for _ in "abc"] == [({"a": 1}, 7), ({"b": 2}, 8), ({"c": 3}, 9)]
+    assert not reads.reads
+
+
+def test_a_starter_with_many_open_files_starts_more(world: World) -> None:
+    world.warm_up()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] != resource.RLIM_INFINITY and before[1] < 2048:
+        pytest.skip("no more than 1024 files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    files: list[int] = []
+    try:
+        while not files or files[-1] < 1100:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        for name, server in (("forked", world.server), ("executed", None)):
+            end = launch(
+                name, world.command, run_dir=world.folder / "run", log_path=world.folder / "log", env=ENV,
+                cwd=world.folder, server=server,
+            ).wait(30)
+            assert end is not None and end.ok
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_server_that_cannot_begin_costs_no_start(tmp_path: Path) -> None:

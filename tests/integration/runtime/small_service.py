@@ -20,8 +20,10 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         Tiles("", lambda: [Tile("process", str(os.getpid())), Tile(evil, evil, evil)]),
         Chart("time", lambda: {evil: [(time.time() - back, float(back)) for back in range(60, 0, -1)]}),
         Table("rows", ["name"], lambda: [[evil], [state("Running")]]),
+        Table("jobs", ["job", "rows"], lambda: [["ads", 1], ["clicks & more", 2]], chosen_by="job"),
+        Chart("once", lambda: {"ads": [(time.time(), 1.0)]}, chosen_by="job"),
         Log("log", lambda: [evil]),
-    ], refresh_s=0.1)
+    ], refresh_s=0.1, choices=("job",), links={"all jobs": "./"})
     return [
         OpsServer("small", settings.http_address, page, readiness=lambda: ""),
         bus, RpcServer("rpc", settings.rpc_address, []),

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from recmesh.runtime.errors import InvalidArgument
 from recmesh.runtime.lifecycle import PortTaken
 from recmesh.runtime.ops import Cell, Chart, Log, OpsServer, Page, Recorder, Table, Tile, Tiles, Tone, router, state
+from recmesh.runtime.ops.panels import Value
 from recmesh.runtime.settings import ServiceSettings
 from recmesh.runtime.telemetry import Metrics
 from tests.support.servers import free_port
@@ -232,3 +233,61 @@ async def test_a_chart_says_where_its_scale_does_not_begin_at_zero() -> None:
             await anext(heard)
             _, panels = await anext(heard)
     assert [panels[key]["chart"].get("from_zero", True) for key in ("0", "1")] == [False, True]
+
+
+def of_jobs() -> Page:
+    """Two jobs, one of which may be chosen."""
+    rows: list[list[Value]] = [["a b", Cell("one", Tone.OK)], [Cell("c", href="/elsewhere"), "two"], ["", "of none"]]
+    lines = {"a b": [(1.0, 1.0)], "a b late": [(1.0, 2.0)], "a bc": [(1.0, 3.0)], "c": [(1.0, 4.0)]}
+    return Page("tests", [
+        Table("jobs", ["job", "what"], lambda: rows, chosen_by="job", limit=1),
+        Chart("pace", lambda: lines, chosen_by="job"),
+        Chart("steps", dict, of_choice=lambda choice: {choice.get("job", "newest"): [(1.0, 1.0)]}),
+    ], choices=("job",), refresh_s=0.02)  # fmt: skip
+
+
+async def test_a_job_has_a_page_of_its_own_with_its_rows_and_lines_alone() -> None:
+    async with shown(of_jobs()) as server:
+        everything = await get(server, "/")
+        assert 'href="./?job=a%20b"' in everything.text
+        found = (await get(server, "/data", params={"job": "a b"})).json()
+        assert found["jobs"] == [{"job": "a b", "what": "one"}]
+        assert sorted(found["pace"]) == ["a b", "a b late"] and list(found["steps"]) == ["a b"]
+        other = await get(server, "/", params={"job": "c"})
+        assert 'href="/elsewhere"' in other.text and "one" not in other.text, "a way that is given stays, and the limit"
+        nobody = (await get(server, "/data", params={"job": "nobody"})).json()
+        assert nobody["jobs"] == [] and nobody["pace"] == {}
+
+
+class SetClock:
+    """Stands still until it is set; to sleep is to set it."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+    async def sleep(self, seconds: float) -> None:
+        self.at += seconds
+        await asyncio.sleep(0)
+
+
+async def test_a_recorder_leaves_a_gap_where_a_figure_was_not_told() -> None:
+    clock = SetClock()
+
+    def probe() -> dict[str, float]:
+        return {"always": 1.0} if 6 < clock.at < 40 else {"always": 1.0, "rate": clock.at}
+
+    recorder = Recorder("tests", probe, every_s=2.0, clock=clock)
+    await recorder.start()
+    async with asyncio.timeout(20):
+        while clock.at < 45:   # noqa: ASYNC110 (the recorder's own task moves it)
+            await asyncio.sleep(0)
+    await recorder.stop()
+    values = [value for _, value in recorder.points()["rate"]]
+    assert values[:5] == [0.0, 2.0, 4.0, 6.0, None] and values[5] == 40.0
+    assert None not in [value for _, value in recorder.points()["always"]]

@@ -20,15 +20,16 @@ __all__ = ["nats"]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.fixture
-def browser_page() -> Iterator[Any]:
+@pytest.fixture(params=["dark"])
+def browser_page(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page in a browser whose user likes it dark, or as the test says."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
         pytest.skip("no chromium on this machine")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
         try:
-            yield browser.new_page(color_scheme="dark")
+            yield browser.new_page(color_scheme=request.param)
         finally:
             browser.close()
 
@@ -67,6 +68,39 @@ def test_the_page_lives_through_the_service_being_killed_and_runs_nothing_it_sho
         until(lambda: browser_page.inner_text(".tile .value") == str(process.pid))
         assert browser_page.title() == "small · recmesh"
         assert problems == []
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+@pytest.mark.parametrize("browser_page", ["dark", "light"], indirect=True)
+def test_a_job_is_chosen_by_its_link_and_left_again_without_a_word_to_other_machines(
+    nats: NatsServer, tmp_path: Path, browser_page: Any, request: pytest.FixtureRequest
+) -> None:
+    port, ready = free_port(), tmp_path / "ready.json"
+    problems: list[str] = []
+    asked: list[str] = []
+    browser_page.on("pageerror", lambda error: problems.append(str(error)))
+    browser_page.on("request", lambda each: asked.append(each.url))
+    process = launch(nats.url, port, ready)
+    try:
+        browser_page.goto(f"http://127.0.0.1:{port}/")
+        browser_page.wait_for_selector("#live.ok")
+        theme = request.node.callspec.params["browser_page"]
+        assert browser_page.evaluate("document.documentElement.dataset.theme") == theme
+        browser_page.click("text=clicks & more")
+        browser_page.wait_for_selector("#live.ok")
+        assert browser_page.url.endswith("/?job=clicks%20%26%20more")
+        assert "ads" not in browser_page.inner_text("#panel-3")
+        assert "nothing yet" in browser_page.inner_text("#panel-4"), "the series of the other job"
+        browser_page.click("text=all jobs")
+        browser_page.wait_for_selector("#panel-4 canvas")
+        assert "ads" in browser_page.inner_text("#panel-3")
+        browser_page.click("#theme")
+        other = {"dark": "light", "light": "dark"}[theme]
+        assert browser_page.evaluate("document.documentElement.dataset.theme") == other
+        assert problems == [] and asked
+        assert [url for url in asked if not url.startswith((f"http://127.0.0.1:{port}/", "data:"))] == []
     finally:
         process.kill()
         process.wait(20)

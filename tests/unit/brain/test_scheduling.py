@@ -10,6 +10,7 @@ import pytest
 from recmesh.plugins.planning import Floats, Resources
 from recmesh.plugins.streams import Schedule, StreamView
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from services.brain.app import scheduling as scheduling_module
 from services.brain.app.book import Book
 from services.brain.app.jobs import Jobs
 from services.brain.app.scheduling import Scheduling
@@ -316,3 +317,36 @@ async def test_a_planner_that_is_not_there_and_wrong_numbers_are_named(brain: Br
     with pytest.raises(InvalidArgument) as refused:
         await brain.scheduling.schedule(ask(rules=replace(RULES, steps=1), occupied=float("nan")))
     assert {item.path for item in refused.value.violations} == {"rules.steps", "measured.occupied"}
+
+
+class _Breaks:
+    name = "breaks"
+
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        raise ZeroDivisionError("of its own")
+
+
+class _Short(_Breaks):
+    def schedule(self, stream: StreamView, rng: np.random.Generator) -> Schedule:
+        return Schedule((), (), ())
+
+
+class _Asks(_Breaks):
+    def __init__(self, path: str) -> None:
+        pass
+
+
+@pytest.mark.asyncio
+async def test_a_planner_of_somebody_elses_that_breaks_is_named_and_moves_nothing(
+    brain: Brain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an error of the caller's, which jobmaster notes for the job's user."""
+    kinds = {"breaks": _Breaks, "short": _Short, "asks": _Asks}
+    monkeypatch.setattr(scheduling_module, "load", lambda group, name, built_in: kinds[name])
+    with pytest.raises(FailedPrecondition, match="the planner 'breaks' broke: ZeroDivisionError: of its own"):
+        await brain.scheduling.schedule(ask(rules=replace(RULES, planner="breaks")))
+    with pytest.raises(FailedPrecondition, match="the planner 'short' broke"):
+        await brain.scheduling.schedule(ask(rules=replace(RULES, planner="short", fallback=False)))
+    with pytest.raises(InvalidArgument, match="asks cannot be made: TypeError"):
+        await brain.scheduling.schedule(ask(rules=replace(RULES, planner="asks")))
+    assert brain.told == [] and brain.store.look("j") is None

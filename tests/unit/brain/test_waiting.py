@@ -55,6 +55,15 @@ class Brain:
             return refused.message
         return ""
 
+    async def begins_in(self, namespace: str, name: str, cores: int) -> str:
+        """As `begins`, of a job of a namespace."""
+        limits = [RoleLimits("worker", pinned=cores - 1, cpu=1.0), RoleLimits("ps", pinned=1, cpu=1.0)]
+        try:
+            await self.jobs.plan(Job(name, owner="ads", namespace=namespace, submitted=1.0), limits, Free())
+        except ResourceExhausted as refused:
+            return refused.message
+        return ""
+
     async def ended(self, name: str) -> None:
         await self.jobs.record(History(Job(name, owner="ads"), "Stopped"))
 
@@ -176,3 +185,31 @@ async def test_a_suspended_job_holds_and_waits_for_nothing_until_it_asks_again(b
     assert anew.left("ads") == brain.book.quotas["ads"], "brain began anew, and books nothing for it"
     with pytest.raises(InvalidArgument, match="job_id"):
         await brain.jobs.suspend("")
+
+
+async def test_jobs_of_a_namespace_with_a_quota_are_bounded_by_it_and_not_by_their_owners(brain: Brain) -> None:
+    brain.book.quotas["namespace:play"] = Resources(5.0, 500 * GIB, {})
+    assert not await brain.begins_in("play", "first", 4)
+    why = await brain.begins_in("play", "second", 3)
+    assert "is 3 cores" in why and "quota of namespace 'play'" in why, why
+    left = brain.book.left("ads")
+    assert left is not None and left.cpu == 10.0
+    assert not await brain.begins_in("work", "third", 8)        # which has none: its owner's counts
+    assert "quota of owner 'ads'" in await brain.begins("fourth", 4)
+    await brain.ended("first")
+    assert not await brain.begins_in("play", "second", 3)
+
+
+async def test_what_a_job_tells_is_booked_for_its_namespace(brain: Brain) -> None:
+    brain.book.quotas["namespace:play"] = Resources(5.0, 500 * GIB, {})
+    has = (RoleUse(RolePlan("worker", 3, 1.0, GIB), 1.0, GIB),)
+    told = Profile("a", brain.clock.now(), 3, 1, owner="ads", namespace="play", roles=has)
+    await brain.jobs.observe(told)
+    left = brain.book.left("namespace:play")
+    assert left is not None and left.cpu == 2.0
+    again = Jobs(
+        brain.store, Book(brain.book.quotas, clock=brain.clock), rule=WarmStart(), clock=brain.clock, told=brain._tell
+    )
+    await again.restore()
+    left = again._book.left("namespace:play")
+    assert left is not None and left.cpu == 2.0

@@ -159,6 +159,7 @@ class FakeMesh:
 
     def __init__(self) -> None:
         self.registered: list[tuple[str, dict[str, Any]]] = []
+        self.verified: list[int] = []
 
     def __enter__(self) -> "FakeMesh":
         return self
@@ -172,7 +173,8 @@ class FakeMesh:
     def job(self, job_id: str) -> Job:
         return Job(job_id=job_id, roles=[Role(role="worker", index=0), Role(role="ps", index=0)])
 
-    def checkpoints(self, job_id: str, *, verify: bool = False) -> list[Checkpoint]:
+    def checkpoints(self, job_id: str, *, verify: bool = False, snapshot: int = 0) -> list[Checkpoint]:
+        self.verified += [snapshot] if verify else []
         return [Checkpoint(snapshot=7, state="committed"),
                 Checkpoint(snapshot=8, state="damaged", reason="ps-000/part.json is not what was stored")]
 
@@ -217,6 +219,7 @@ def test_a_damaged_checkpoint_is_listed_with_the_reason(
     with pytest.raises(typer.Exit) as ended:
         checkpoint_verbs.checkpoints("ads", verify=True)
     assert ended.value.exit_code == ExitCode.FAILED and "8 is damaged" in capsys.readouterr().out
+    assert fake_mesh.verified == [7], "one after the other, and none that is known to be damaged"
 
 
 def test_a_live_job_is_deleted_by_the_option_that_the_message_names(fake_mesh: FakeMesh) -> None:
@@ -322,7 +325,7 @@ def test_every_verb_that_prints_what_it_found_or_did_has_a_document() -> None:
             return [each for name, item in found.items() for each in without(item, f"{path} {name}".strip())]
         return [] if any(parameter.name == "shape" for parameter in command.params) else [path]
 
-    assert without(typer.main.get_command(main.app), "") == ["top", "simulate"]
+    assert without(typer.main.get_command(main.app), "") == ["simulate"]
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

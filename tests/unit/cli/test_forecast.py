@@ -113,7 +113,7 @@ def test_bars_rise_with_their_values_and_fit_the_width() -> None:
 
 def test_the_level_of_an_interval_has_one_default_wherever_it_is_asked_for() -> None:
     app = FastAPI()
-    app.include_router(router(None, None, dashboards={}, version=""))    # type: ignore[arg-type]  # no call is made
+    app.include_router(router(None, None, None, dashboards={}, version=""))    # type: ignore[arg-type]  # no call is made
     asked = app.openapi()["paths"]["/v1/forecasts/{series}"]["get"]["parameters"]
     rest = next(each["schema"] for each in asked if each["name"] == "level")
     defaults = {

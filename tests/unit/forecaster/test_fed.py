@@ -31,3 +31,12 @@ def test_beyond_its_output_the_season_before_goes_on() -> None:
     said = fitted.rolling(view().values, np.array([1500]), np.array([97, 120]))
     # 97 steps ahead is the 1st of the 5th day, 120 the 24th of it: the newest known moments of the same hours
     assert said[0].tolist() == view().values[[1500 - 24, 1500 - 1]].tolist()
+
+
+def test_on_two_weeks_of_minutes_it_ends_when_its_time_is_over() -> None:
+    minutes = np.arange(14 * 1440)
+    values = 100 + 60 * np.sin(2 * np.pi * minutes / 1440)
+    long = SeriesView(values, 60.0, (1440, 7 * 1440), (1, 10, 60), np.ones(len(values)), seconds=1e-6)
+    fitted = Fed(steps=10**9).fit(long, np.random.default_rng(0))       # so many take years
+    said = fitted.rolling(values, np.array([len(values)]), np.array([1, 10, 60]))
+    assert wape(values[:60][[0, 9, 59]], said[0]) < 0.05, "untrained it repeats the season before, at today's level"

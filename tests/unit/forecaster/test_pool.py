@@ -1,4 +1,4 @@
-"""Processes that hang, die, or answer in vain."""
+"""Processes that hang, die, or answer in vain; models that are not there."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from recmesh.runtime.errors import DeadlineExceeded, Unavailable
+from recmesh.runtime.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from services.forecaster.domain.fitting import Asked
 from services.forecaster.domain.history import History
 from services.forecaster.runtimes.pool import SPARED_S, ModelPool, _Lane
@@ -61,5 +61,16 @@ async def test_a_series_whose_models_hang_is_spared_and_others_are_answered() ->
             await pool.predict(Asked("hangs", past, 2))
         pool._spared["hangs"] -= SPARED_S + 60                      # a while later
         assert (await pool.predict(Asked("hangs", past, 2))).mean.shape == (2,)
+    finally:
+        await pool.stop()
+
+
+async def test_a_model_of_the_settings_that_is_not_there_is_named_to_who_asks() -> None:
+    """By an error that scalers know, so that they go on by what was measured."""
+    pool = ModelPool(wanted=("lagged", "oracle"))
+    await pool.start()
+    try:
+        with pytest.raises(FailedPrecondition, match=r"RECMESH_FORECAST_MODELS: no 'oracle'.*lagged"):
+            await pool.predict(Asked("any", History(np.arange(48.0) % 7, 0, 3600.0), 2))
     finally:
         await pool.stop()

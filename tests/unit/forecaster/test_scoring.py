@@ -98,6 +98,20 @@ async def test_a_value_of_the_future_is_refused_and_the_others_of_its_batch_are_
 
 
 @pytest.mark.asyncio
+async def test_what_is_refused_is_counted_however_it_was_told(app: KnownFuture) -> None:
+    ahead = [Point(NOW + 7200, 1.0)]
+    before = shown("series_refused_total") or 0.0
+    with pytest.raises(InvalidArgument):
+        await app.observe("qps", 60.0, ahead)
+    assert shown("series_refused_total") == before + 1
+    with pytest.raises(InvalidArgument):
+        await app.observe_many(60.0, {"qps": ahead, "later": ahead})
+    assert shown("series_refused_total") == before + 3
+    await app.observe_many(60.0, {"qps": [Point(NOW, 1.0)], "later": ahead})
+    assert shown("series_refused_total") == before + 4
+
+
+@pytest.mark.asyncio
 async def test_promises_are_bounded_for_each_lead(app: KnownFuture) -> None:
     kept = Promises(app.store, kept=3)
     app.measured("qps")

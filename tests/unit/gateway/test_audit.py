@@ -11,7 +11,7 @@ from services.gateway.app.access import Access
 from services.gateway.app.audit import Audit
 from services.gateway.domain.audit import UNKNOWN, Act, Entry, act_of
 from services.gateway.store.credentials import Credentials, Sources
-from tests.support.gateway import FakeClock, FakePeer, Gateway, gateway, http, unknown_job
+from tests.support.gateway import FakeClock, FakePeer, Gateway, JobsInNamespaces, gateway, http, unknown_job
 from tests.unit.gateway.test_access import bearer, keys_file
 
 INPUTS = [
@@ -50,7 +50,7 @@ async def test_each_change_by_rest_is_told_with_actor_object_outcome_and_request
     made = gateway(tmp_path)
     await made.models.start()
     allowed = Access(Credentials(Sources("root-key", keys_file=keys_file(tmp_path))), clock=FakeClock())
-    async with http(made, access=allowed) as client:
+    async with http(made, access=allowed, jobs=JobsInNamespaces(f="ads")) as client:
         await client.post("/v1/jobs", json={"name": "f"}, headers=bearer("root-key") | {"X-Request-Id": "r1"})
         await client.post("/v1/jobs?dry_run=true", json={"name": "f"}, headers=bearer("root-key"))
         await client.post("/v1/jobs/f:scale", json={"role": "worker", "replicas": 2}, headers=bearer("p"))

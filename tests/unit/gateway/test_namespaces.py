@@ -13,7 +13,7 @@ from services.gateway.app.audit import Audit
 from services.gateway.domain.callers import Caller
 from services.gateway.domain.models import Registration, State
 from services.gateway.events.registrations import RegisterCommands
-from services.gateway.rest.jobs import check_export
+from services.gateway.rest.jobs import check_export, chosen, in_namespace
 from services.gateway.wire import registry as wire
 from tests.support.gateway import CARD, Gateway, gateway
 
@@ -146,3 +146,27 @@ async def test_a_registration_by_event_is_one_however_often_it_comes(tmp_path: P
         ("", "register", "tiny", "refused"),
     ]
     assert told[0][4] == told[1][4], "a redelivery is no second line of the audit"
+
+
+JOB: dict[str, Any] = {"name": "ctr", "model": {"zoo": "dlrm"}}
+TWO = Caller("two", frozenset({"jobs"}), namespaces=("ads", "search"))
+
+
+@pytest.mark.parametrize(("caller", "said", "meant"), [
+    (ADS, None, "ads"), (ADS, "ads", "ads"), (TWO, "search", "search"), (ROOT, None, None), (ROOT, "x", "x"),
+    (Caller("free", frozenset({"jobs"})), "x", "x"),
+])  # fmt: skip
+def test_a_job_is_in_its_key_s_namespace(caller: Caller, said: str | None, meant: str | None) -> None:
+    spec = JOB | ({"namespace": said} if said else {})
+    assert in_namespace(spec, caller).get("namespace") == meant
+    assert chosen(said or "", caller) == (meant or "")
+
+
+@pytest.mark.parametrize(("caller", "said", "words"), [
+    (ADS, "search", "ads may have jobs in ads, not in 'search'"), (TWO, "", "must say which"),
+])  # fmt: skip
+def test_a_job_in_another_s_namespace_is_refused(caller: Caller, said: str, words: str) -> None:
+    with pytest.raises(PermissionDenied, match=words):
+        in_namespace(JOB | {"namespace": said}, caller)
+    with pytest.raises(PermissionDenied, match=words):
+        chosen(said, caller)

@@ -279,6 +279,32 @@ async def test_datasets_are_handed_on(tmp_path: Path) -> None:
     assert [item["path"] for item in violations] == ["dataset", "spec"]
 
 
+class Users(FakePeer):
+    """Jobs, of which some train on the dataset."""
+
+    def __init__(self, *jobs: str) -> None:
+        super().__init__()
+        self.jobs = list(jobs)
+
+    async def using(self, dataset: str) -> list[str]:
+        return self.jobs if dataset == "d" else []
+
+
+async def test_a_dataset_that_jobs_use_is_removed_only_by_force(tmp_path: Path) -> None:
+    class Data(FakePeer):
+        async def remove(self, name: str) -> bool:
+            self.calls.append(("remove", (name,), {}))
+            return name == "d"
+
+    data = Data()
+    async with http(gateway(tmp_path), data=data, jobs=Users("a", "b")) as client:
+        used = await client.delete("/v1/datasets/d")
+        assert "a, b" in problem_of(used, 409, "IN_USE")["detail"] and data.calls == []
+        assert (await client.delete("/v1/datasets/d?force=true")).status_code == 204
+        problem_of(await client.delete("/v1/datasets/e"), 404, "UNKNOWN_DATASET")
+    assert [args for _, args, _ in data.calls] == [("d",), ("e",)]
+
+
 async def test_models_are_registered_and_seen(tmp_path: Path) -> None:
     made = gateway(tmp_path)
     uri = made.folder()

@@ -11,7 +11,7 @@ import pytest
 from recmesh.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
 from recmesh.runtime.events import EVENTS, Event, access, catalog, serving
 from services.gateway.app.access import Access
-from services.gateway.app.webhooks import Wanted
+from services.gateway.app.webhooks import Change, Letter, Wanted, Webhooks
 from services.gateway.domain import addresses, signing
 from services.gateway.domain.callers import Caller
 from services.gateway.domain.webhooks import Answer, Patience, Progress, Record, Webhook, check, parse, stored
@@ -194,9 +194,7 @@ async def test_the_secret_is_shown_once(tmp_path: Path) -> None:
         assert "whsec" not in repr(replace(HOOK, earlier_secret=SECRET))
         rotated = await client.post("/v1/webhooks/ci:rotate", json={"secret": SECRET})
         assert rotated.json()["secret"] == SECRET
-        assert (await client.get("/v1/webhooks/ci/dead?limit=3")).json() == {
-            "events": [{"durable": "webhook-ci", "limit": 3}]
-        }
+        assert (await client.get("/v1/webhooks/ci/dead?limit=3")).json() == {"events": []}
         assert (await client.delete("/v1/webhooks/ci")).status_code == 204
         assert (await client.get("/v1/webhooks/ci")).json()["reason"] == "UNKNOWN_WEBHOOK"
 
@@ -249,7 +247,8 @@ async def test_a_caller_with_namespaces_makes_and_sees_webhooks_of_them_alone(tm
     assert [each["name"] for each in await hooks.list(Caller("root"))] == ["all", "ci"]
     for name, caller in (("ci", shop), ("all", ads)):
         for call in (hooks.get(name, caller), hooks.delete(name, caller), hooks.test(name, caller),
-                     hooks.rotate(name, "", caller), hooks.dead_letters(name, 1, caller)):  # fmt: skip
+                     hooks.rotate(name, "", caller), hooks.dead_letters(name, 1, caller),
+                     hooks.retry(name, (), caller), hooks.change(name, Change(), caller)):  # fmt: skip
             with pytest.raises(NotFound, match=f"there is no webhook {name}"):
                 await call
 
@@ -261,3 +260,117 @@ async def test_a_key_for_inference_alone_makes_no_webhooks(tmp_path: Path) -> No
         assert (await client.post("/v1/webhooks", json=BODY, headers=bearer("r"))).json()["reason"] == "NO_SCOPE"
         refused = await client.post("/v1/webhooks", json=BODY, headers=bearer("p"))
         assert refused.json()["reason"] == "WRONG_NAMESPACE"
+
+
+# -- dead letters again, and other wishes -----------------------------------------------------------------
+
+
+class FakePoster:
+    """Takes what it is told to."""
+
+    def __init__(self, *answers: int) -> None:
+        self.answers = list(answers)
+        self.came: list[str] = []
+        """Ids of what was posted."""
+        self.urls: list[str] = []
+
+    async def check(self, url: str) -> None:
+        self.urls.append(url)
+
+    async def post(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+        self.came.append(orjson.loads(body)["id"])
+        return Answer(status=self.answers.pop(0) if self.answers else 200)
+
+
+def letter(number: int) -> Letter:
+    event = Event(
+        catalog.JOB_PROGRESSED, "flights-1", catalog.JobProgressed(samples=number), id=f"e{number}", time=float(number)
+    )
+    return Letter(event, "HTTP 503", 100.0 + number, 9)
+
+
+ROOT = Caller("root", frozenset({"admin"}))
+
+
+async def retried(made: Any, poster: FakePoster, count: int) -> Webhooks:
+    hooks = webhooks_of(made, poster=poster, letters=[letter(number) for number in range(count)])
+    await hooks.create(Wanted("ci", BODY["url"], ("job.*",)), ROOT)
+    return hooks
+
+
+@pytest.mark.asyncio
+async def test_dead_letters_are_sent_again_oldest_first_until_one_is_not_taken(tmp_path: Path) -> None:
+    poster = FakePoster(200, 204, 503)
+    hooks = await retried(gateway(tmp_path), poster, 4)
+    found = await hooks.retry("ci", (), ROOT)
+    assert poster.came == ["e0", "e1", "e2"], "with the ids that they had"
+    assert (found.taken, found.left, found.failed, found.answer) == (("e0", "e1"), 2, "e2", "HTTP 503")
+    assert [each["id"] for each in await hooks.dead_letters("ci", 10, ROOT)] == ["e2", "e3"]
+    again = await hooks.retry("ci", (), ROOT)
+    assert (again.taken, again.left, again.answer) == (("e2", "e3"), 0, "")
+    assert await hooks.dead_letters("ci", 10, ROOT) == []
+
+
+@pytest.mark.asyncio
+async def test_named_dead_letters_alone_are_sent_again_and_what_is_none_is_named(tmp_path: Path) -> None:
+    poster = FakePoster()
+    hooks = await retried(gateway(tmp_path), poster, 3)
+    assert (await hooks.retry("ci", ("e1",), ROOT)).taken == ("e1",) and poster.came == ["e1"]
+    for ids in (("e1",), ("e0", "other")):
+        with pytest.raises(NotFound, match=f"no dead letter of webhook ci is {ids[-1]}"):
+            await hooks.retry("ci", ids, ROOT)
+    assert poster.came == ["e1"], "nothing of a call that names what is none"
+
+
+@pytest.mark.asyncio
+async def test_one_call_sends_a_hundred_at_most(tmp_path: Path) -> None:
+    poster = FakePoster()
+    hooks = await retried(gateway(tmp_path), poster, 130)
+    found = await hooks.retry("ci", (), ROOT)
+    assert (len(found.taken), found.left) == (100, 30)
+    with pytest.raises(InvalidArgument, match="too many"):
+        await hooks.retry("ci", [f"e{number}" for number in range(101)], ROOT)
+
+
+@pytest.mark.asyncio
+async def test_a_webhook_that_is_made_anew_has_its_dead_letters_again(tmp_path: Path) -> None:
+    made = gateway(tmp_path)
+    hooks = await retried(made, FakePoster(), 2)
+    await hooks.retry("ci", (), ROOT)
+    await hooks.delete("ci", ROOT)
+    made.clock.time += 1.0
+    await hooks.create(Wanted("ci", BODY["url"], ("job.*",)), ROOT)
+    assert [each["id"] for each in await hooks.dead_letters("ci", 10, ROOT)] == ["e0", "e1"]
+
+
+@pytest.mark.asyncio
+async def test_a_webhook_is_changed_where_it_is_and_by_the_rules_of_its_making(tmp_path: Path) -> None:
+    async with http(gateway(tmp_path)) as client:
+        made = (await client.post("/v1/webhooks", json=BODY)).json()
+        changed = await client.patch("/v1/webhooks/ci", json={"types": ["model.*"], "jobs": ["a"], "mode": "binary"})
+        assert changed.status_code == 200 and "secret" not in changed.text
+        shown = (await client.get("/v1/webhooks/ci")).json()
+        assert (shown["types"], shown["jobs"], shown["mode"]) == (["model.*"], ["a"], "binary")
+        assert shown["url"] == BODY["url"]
+        assert shown["created"] == made["created"]
+        for body, reason in (
+            ({"url": "http://127.0.0.1:9/x"}, "ADDRESS_REFUSED"), ({"types": ["x.y"]}, "BAD_WEBHOOK"),
+            ({"name": "other"}, "INVALID_REQUEST"), ({"secret": "x"}, "INVALID_REQUEST"),
+        ):  # fmt: skip
+            assert (await client.patch("/v1/webhooks/ci", json=body)).json()["reason"] == reason
+        assert (await client.patch("/v1/webhooks/other", json={})).status_code == 404
+        assert (await client.get("/v1/webhooks/ci")).json() == shown, "what was refused changed nothing"
+
+
+@pytest.mark.asyncio
+async def test_who_changes_a_webhook_without_the_right_to_it_takes_what_people_did_out_of_it(tmp_path: Path) -> None:
+    hooks = webhooks_of(gateway(tmp_path), poster=FakePoster())
+    await hooks.create(Wanted("ci", BODY["url"], ("*",)), ROOT)
+    hook = await hooks.change("ci", Change(url="https://93.184.216.34/mine"), Caller("jobs", frozenset({"jobs"})))
+    assert not hook.sees_people and not {kind.name.partition(".")[0] for kind in hook.kinds()} & {"audit", "webhook"}
+
+
+def test_a_delivery_begins_anew_where_more_than_secrets_and_words_is_another() -> None:
+    assert HOOK.is_sent_as(replace(HOOK.rotated(SECRET, 5.0), description="other"))
+    for change in ({"url": "https://h/"}, {"types": ("x",)}, {"jobs": ("a",)}, {"mode": "binary"}):
+        assert not HOOK.is_sent_as(replace(HOOK, **change))

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from recmesh.crd.kinds import DATASET_FINALIZER
-from recmesh.runtime.errors import Violation
+from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.spec.dataset import DatasetSpec
 from services.jobmaster.app.datasets import COUNT_S, DatasetObjects
 from services.jobmaster.app.reconciler import Reconciler
@@ -214,3 +214,35 @@ async def test_only_jobs_that_live_in_its_namespace_use_a_dataset() -> None:
         thing("theirs", dataset="clicks", managed_by="kueue.x-k8s.io/multikueue"),
     ]
     assert rules.users(dataset, jobs) == ["a", "b"]
+
+
+async def test_jobs_of_one_name_in_two_namespaces_are_two_and_are_listed_apart(world: DatasetWorld) -> None:
+    await world.begin()
+    body = {name: value for name, value in spec().items() if name != "name"}
+    world.objects.put("same", body)
+    await world.until_told("same", job_id="same")
+    world.objects.put("same", body, namespace="play")
+    await world.until(lambda: world.objects.status("same", namespace="play").get("phase") == "Succeeded")
+    other = world.objects.status("same", namespace="play")["job_id"]
+    assert other.startswith("same-")
+    await world.until_told("same", phase="Succeeded")
+    found, _ = world.jobs.page(labels={}, limit=10, page_token="", namespace="play")
+    assert [run.job_id for run in found] == [other]
+    await world.until(lambda: len(world.brain.ends) == 2)
+    assert {end.facts.job_id: end.facts.namespace for end in world.brain.ends} == {"same": NAMESPACE, other: "play"}
+
+
+async def test_a_job_by_rest_goes_to_the_namespace_that_it_names(world: DatasetWorld) -> None:
+    await world.begin()
+    world.datasets.put("clicks", DATA, namespace="play")
+    await world.until(lambda: world.datasets.status("clicks", namespace="play").get("phase") == "Ready")
+    asked = job() | {"name": "byrest", "namespace": "play"}
+    run = await world.jobs.submit(orjson.dumps(asked).decode(), request_id="r", submitter="rest", dry_run=False)
+    thing = world.objects.things["play", "byrest"]
+    assert run.job.object is not None and run.job.object.namespace == "play"
+    assert "namespace" not in thing["spec"] and run.spec.data is not None and run.spec.data.name == "play--clicks"
+    await world.until(lambda: world.objects.status("byrest", namespace="play").get("phase") == "Succeeded")
+    world.jobs._everywhere = False
+    with pytest.raises(InvalidArgument) as refused:
+        await world.jobs.submit(orjson.dumps(asked).decode(), request_id="s", submitter="rest", dry_run=False)
+    assert [item.path for item in refused.value.violations] == ["namespace"]

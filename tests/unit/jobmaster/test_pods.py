@@ -121,7 +121,7 @@ def test_a_role_runs_its_models_image_else_its_own_else_that_of_all_roles() -> N
     settings = JobmasterSettings.from_env({"RECMESH_KUBE_IMAGES": '{"ps": "recmesh/ps"}'}, "RECMESH_")
     with pytest.raises(InvalidArgument, match="RECMESH_KUBE_IMAGES"):
         JobmasterSettings.from_env({"RECMESH_KUBE_IMAGES": '{"server": "recmesh/ps"}'}, "RECMESH_")
-    pods = replace(SETTINGS, images={str(role): name for role, name in settings.kube_images.items()})
+    pods = replace(SETTINGS, images={str(role): each for role, each in settings.kube_images.items()})
 
     def image(role: str, own: str = "") -> str:
         made = pod_of(replace(ORDER, name=f"{role}-0-1", role=role, image=own), pods)

@@ -139,6 +139,22 @@ async def test_who_stands_still_beyond_its_lease_writes_nothing_more_and_comes_b
     await settled(one, two)
 
 
+async def test_what_others_held_meanwhile_is_read_anew_though_it_was_given_back_before_the_first_look() -> None:
+    world = World()
+    one, two = world.replica("one"), world.replica("two")
+    await settled(one, two)
+    held, one.jobs.released = one.jobs.buckets, frozenset()
+    await later(9.0, two)
+    assert len(two.jobs.buckets) == BUCKETS
+    for _ in range(2):
+        await one.sharing.renew()
+    await two.step()
+    assert len(two.jobs.buckets) == BUCKETS // 2, "given to the new session"
+    await one.sharing.balance()
+    assert one.jobs.released == held and len(one.jobs.buckets) == BUCKETS // 2
+    await settled(one, two)
+
+
 async def test_a_lease_that_is_lost_with_the_store_is_taken_again_and_no_job_is_let_go() -> None:
     world = World()
     one = world.replica("one")

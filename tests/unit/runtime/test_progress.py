@@ -113,6 +113,15 @@ def test_a_rate_that_is_told_goes_before_the_measured_one(clock: FakeClock) -> N
     assert progress.text() == "50%, 500 of 1,000 samples, 5 samples/s, 2m left"
 
 
+def test_what_should_be_over_and_is_not_has_no_time_left(clock: FakeClock) -> None:
+    progress = Progress("job", total=1000, unit="samples", clock=clock, stream=io.StringIO())
+    progress.update(900, rate=10.0)
+    clock.now += 4
+    assert progress.text().endswith("6s left")
+    clock.now += 26
+    assert progress.text() == "90%, 900 of 1,000 samples, 10 samples/s, 30s so far"
+
+
 def test_steps_that_are_not_alike_have_no_time_left(clock: FakeClock) -> None:
     progress = Progress("partition", total=4, unit="steps", timed=False, clock=clock, stream=io.StringIO())
     progress.update(0)

@@ -471,3 +471,13 @@ async def test_what_takes_time_is_done_once_and_holds_up_nobody(
     answers = await asyncio.gather(*workers)
     assert all(answer.state is State.GRANTED for answer in answers)
     assert len(made) == 1 and made[0] is not threading.main_thread()
+
+
+@pytest.mark.asyncio
+async def test_a_removed_dataset_is_gone_and_its_name_free(data: DatasetSpec) -> None:
+    house = House()
+    registered = await house.datasets.register("clicks", data)
+    assert registered.size_bytes > 0 and registered.tasks > 0 and registered.columns > 0
+    assert await house.datasets.remove("clicks") and not await house.datasets.remove("clicks")
+    assert await house.datasets.list() == []
+    assert (await house.datasets.register("clicks", data.model_copy(update={"label_above": 0.5}))).revision == 1

@@ -53,6 +53,19 @@ def test_packed_code_is_fetched_and_its_main_found(tmp_path: Path) -> None:
     fetch(model, storage_uri="nowhere", work_dir=tmp_path / "work")   # unpacked before: not fetched again
 
 
+def test_packed_code_is_unpacked_by_a_python_without_filters_and_nothing_outside_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(tarfile, "data_filter")
+    good = stored(tmp_path / "good", packed({"my_model_a.py": "def main(job): pass", "part/of_it.py": "x = 1"}))
+    fetch(good, storage_uri=str(tmp_path / "good" / "storage"), work_dir=tmp_path / "work")
+    assert [file.read_text() for file in (tmp_path / "work").rglob("of_it.py")] == ["x = 1"]
+    bad = stored(tmp_path / "bad", packed({"../outside.py": "x = 1"}))
+    with pytest.raises(UserMistake, match="outside"):
+        fetch(bad, storage_uri=str(tmp_path / "bad" / "storage"), work_dir=tmp_path / "other")
+    assert not list(tmp_path.rglob("outside.py"))
+
+
 def test_code_that_another_process_unpacked_first_is_used_and_nothing_stays_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

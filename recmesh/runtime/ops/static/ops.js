@@ -55,7 +55,7 @@
         { ...axis, space: 70, size: 30, values: (_, ticks, __, ___, step) => ticks.map((at) => clock(at, step)) },
         { ...axis, size: 54, values: (_, ticks) => ticks.map(short) },
       ],
-      scales: { y: { range: (_, low, high) => low === null ? [0, 1] : uPlot.rangeNum(fromZero ? Math.min(low, 0) : low, fromZero ? high || 1 : high, 0.1, fromZero) } },
+      scales: { x: { range: (_, low, high) => low === null ? [0, 1] : high - low < 10 ? [low - 30, high + 30] : [low, high] }, y: { range: (_, low, high) => low === null ? [0, 1] : uPlot.rangeNum(fromZero ? Math.min(low, 0) : low, fromZero ? high || 1 : high, 0.1, fromZero) } },
       series: [{}, ...names.map((name, n) => ({ label: name, stroke: colour("--s" + (n % 6)), width: 1.7,
         points: { show: rows < 3 }, value: shown }))],
     };

@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
-import socket
+import ssl
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol
 
 from recmesh.runtime.errors import MeshError, Unavailable
 from recmesh.runtime.kube import Object
-from recmesh.serving.frames import FrameError
-from recmesh.serving.transport import ConnectionLost, handshake
-from recmesh.serving.transport.sockets import SocketTransport
+from recmesh.runtime.tls import Tls
+from recmesh.serving.frames import FrameError, Header, encode
+from recmesh.serving.tensors import Tensor
+from recmesh.serving.transport import ConnectionLost, Message, handshake, secure
 from services.gateway.runtimes.link import Link
 from services.gateway.runtimes.pods import objects
 
@@ -52,20 +53,71 @@ class PodLink(Link):
         self._number = zlib.crc32(pod["metadata"]["uid"].encode()) or 1
         self._is_left = False
         """By us: nobody asks how it ended."""
+        self._steps: Generator[Header, Message | None, Header] | None = None
+        self._welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         super().__init__(self)
 
     @classmethod
-    async def open(cls, pods: Pods, pod: Object, *, token: str) -> "PodLink":
-        """Connect, and prove the mesh's token. Unavailable: it does not answer; Unauthenticated: another token."""
-        link = cls(pods, pod)
-        sock = await asyncio.to_thread(_dialled, pod["status"]["podIP"], token)
+    async def open(cls, pods: Pods, pod: Object, *, token: str, tls: Tls | None = None) -> "PodLink":
+        """Connect, and prove the mesh's token. Unavailable: it does not answer; Unauthenticated: another token, or no
+        certificate of the mesh."""
+        link, ip = cls(pods, pod), str(pod["status"]["podIP"])
+        secured: dict[str, Any] = {}
+        if tls is not None:
+            context = await asyncio.to_thread(tls.client_context, least=ssl.TLSVersion.TLSv1_3)
+            secured = {"ssl": context, "server_hostname": tls.server_name or ip}
         try:
-            sock.setblocking(False)
-            await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
-        except BaseException:
-            sock.close()
+            async with asyncio.timeout(DIAL_S):
+                await asyncio.get_running_loop().create_connection(lambda: link, ip, objects.CONTROL_PORT, **secured)
+            async with asyncio.timeout(handshake.HANDSHAKE_S):
+                await link.greet(token)
+        except BaseException as error:
+            link.give_up()
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise secure.refused(error.verify_message) from None
+            if isinstance(error, (OSError, TimeoutError, FrameError, ConnectionLost)):
+                why = str(error) or "no answer in time"
+                raise Unavailable(f"{ip} does not let this gateway in: {why}", reason="RUNTIME_DOWN") from None
             raise
         return link
+
+    async def greet(self, token: str) -> None:
+        """The handshake; what comes behind it is the process' own."""
+        self._steps = handshake.clients(token=token, carrier="tcp")
+        self._say(next(self._steps))
+        await self._welcome
+
+    def give_up(self) -> None:
+        """Of a connection that was not let in; the pod is not touched."""
+        self._is_left = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of the protocol."""
+        if not self._welcome.done():
+            self._welcome.set_exception(exc or ConnectionLost("the other side ended the connection in the handshake"))
+            self._welcome.exception()            # nobody may be waiting any more
+        super().connection_lost(exc)
+
+    def _settle(self, header: Header, tensors: list[Tensor]) -> None:
+        if self._welcome.done():
+            super()._settle(header, tensors)
+            return
+        assert self._steps is not None
+        try:
+            self._say(self._steps.send(Message(header, tensors)))
+        except StopIteration:
+            self._welcome.set_result(None)
+        except handshake.Refused as refused:
+            self._say(refused.header)
+            self._welcome.set_exception(refused.error)
+        except (MeshError, FrameError, ConnectionLost) as error:
+            self._welcome.set_exception(error)
+
+    def _say(self, header: Header) -> None:
+        if not self._transport.is_closing():
+            self._transport.writelines(encode(header))
 
     @property
     def pid(self) -> int:
@@ -111,18 +163,3 @@ class PodLink(Link):
         if pod is None:
             return f"pod {self.place} was deleted"
         return f"pod {self.place}: {objects.outcome(pod) if objects.has_ended(pod) else 'the connection ended'}"
-
-
-def _dialled(address: str, token: str) -> socket.socket:
-    """A connection that has been let in; nothing behind the handshake is read yet."""
-    sock = socket.create_connection((address, objects.CONTROL_PORT), timeout=DIAL_S)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake.as_client(SocketTransport(sock, kind="tcp"), token=token, carrier="tcp")
-    except (OSError, FrameError, ConnectionLost) as error:
-        sock.close()
-        raise Unavailable(f"{address} does not let this gateway in: {error}", reason="RUNTIME_DOWN") from None
-    except MeshError:
-        sock.close()
-        raise
-    return sock

@@ -17,6 +17,7 @@ FLEET, KIND, DIGEST, HOLDER = (f"recmesh.dev/{name}" for name in ("fleet", "kind
 DATA_PORT, CONTROL_PORT, HTTP_PORT = 7000, 7001, 8000
 DRAIN_S, MARGIN_S = 10, 5
 CONTAINER = "serving"
+TLS = "/tls"
 _SIGNALS = 128
 
 
@@ -33,6 +34,10 @@ class PodSettings:
     """An owner reference: when it is deleted, so are the pods."""
     secret: str = "recmesh"
     """A Secret that holds the mesh's token under `api-key`."""
+    tls_secret: str = ""
+    """A Secret with `tls.crt`, `tls.key` and `ca.crt`, which all mount at `TLS`; empty: they speak in clear."""
+    tls_name: str = ""
+    """What its certificate is issued for: CNs expect it of HNs."""
     storage_claim: str = ""
     storage_path: str = ""
     """Where models are found, in the pods as here."""
@@ -84,6 +89,14 @@ def _spec(
     if settings.storage_claim:
         mounts.append({"name": "storage", "mountPath": settings.storage_path, "readOnly": True})
         volumes.append({"name": "storage", "persistentVolumeClaim": {"claimName": settings.storage_claim}})
+    certificates: dict[str, str] = {}
+    if settings.tls_secret:
+        mounts.append({"name": "tls", "mountPath": TLS, "readOnly": True})
+        volumes.append({"name": "tls", "secret": {"secretName": settings.tls_secret, "defaultMode": 0o440}})
+        certificates = {
+            "RECMESH_TLS_CERT": f"{TLS}/tls.crt", "RECMESH_TLS_KEY": f"{TLS}/tls.key",
+            "RECMESH_TLS_CA": f"{TLS}/ca.crt", "RECMESH_TLS_SERVER_NAME": settings.tls_name,
+        }
     probe: Object = {"httpGet": {"path": "/metrics", "port": "http"}}
     return {
         "restartPolicy": "Never",                # another is another pod, and the gateway's to decide
@@ -99,6 +112,7 @@ def _spec(
             "imagePullPolicy": "IfNotPresent", "command": ["python", "-m", *arguments],
             "env": [
                 *({"name": each, "value": value.replace("$(", "$$(")} for each, value in sorted(environment.items())),
+                *({"name": each, "value": value} for each, value in certificates.items()),
                 {"name": "RECMESH_API_KEY", "valueFrom": {"secretKeyRef": {"name": settings.secret, "key": "api-key"}}},
             ],
             "ports": [

@@ -10,6 +10,7 @@ from typing import Any
 from recmesh.runtime.errors import Aborted, MeshError, NotFound, Unavailable
 from recmesh.runtime.kube import PODS, KubeClient, Listing, Object, follow
 from recmesh.runtime.telemetry import get_logger
+from recmesh.runtime.tls import Tls
 from services.gateway.domain.devices import Wish
 from services.gateway.runtimes.pods import objects
 from services.gateway.runtimes.pods.link import PodLink
@@ -29,8 +30,9 @@ class ServingPods:
 
     name = "serving pods"
 
-    def __init__(self, client: KubeClient, settings: PodSettings, *, token: str) -> None:
-        self._client, self.settings, self._token = client, settings, token
+    def __init__(self, client: KubeClient, settings: PodSettings, *, token: str, tls: Tls | None = None) -> None:
+        """`tls`: this gateway's certificates, and the name that pods' are issued for."""
+        self._client, self.settings, self._token, self._tls = client, settings, token, tls
         self._pods: dict[str, Object] = {}
         self._used: set[str] = set()
         """Names of pods with a link of this process, or a start that waits for them."""
@@ -109,7 +111,7 @@ class ServingPods:
             self._used.add(name)
         try:
             pod = await self._ready(name, told)
-            return await PodLink.open(self, pod, token=self._token)
+            return await PodLink.open(self, pod, token=self._token, tls=self._tls)
         except BaseException:
             self._used.discard(name)
             if not self._detached and name in self._pods and objects.is_living(self._pods[name]):
