@@ -34,8 +34,6 @@ REFUSED_S = 30.0
 """What was refused may be right by now: a folder that was not there."""
 FIRST_RELOAD_S, LAST_RELOAD_S = 30.0, 600.0
 """A version that could not be loaded is tried again after so long."""
-LOADING_S = 120.0
-"""A load of another gateway that has told nothing for so long is taken for dead."""
 
 
 @dataclass(slots=True)
@@ -54,7 +52,6 @@ class Known:
     load: "asyncio.Task[ModelVersion | MeshError] | None" = None
     failures: int = 0
     reload_at: float = 0.0
-    loading_since: float = 0.0
     versions: set[str] = field(default_factory=set)
     """Of the object, that this gateway may serve."""
 
@@ -224,20 +221,15 @@ class ModelObjects:
         match rules.act(record, load=wanted.load, is_here=is_here, is_done=is_done, is_other=is_other):
             case Act.LOAD:
                 known.load = await self._models.begin_load(record)
-            case Act.JOIN if now >= known.reload_at:
-                known.load = self._models.join(record)
             case Act.UNLOAD:
                 await self._models.unload(record.name, record.version)
-            case _ if wanted.load and not is_here and self._is_stuck(record, known, now):
+            case _ if wanted.load and not is_here and self._is_to_try_again(record, known, now):
                 known.load = await self._models.begin_load(record)
 
-    def _is_stuck(self, record: ModelVersion, known: Known, now: float) -> bool:
-        """It is to be loaded, and will not be unless it is tried again."""
-        if record.state is not State.LOADING:
-            known.loading_since = 0.0
-            return record.state is State.FAILED and self._lease.is_held and now >= known.reload_at
-        known.loading_since = known.loading_since or now
-        return self._lease.is_held and now >= known.loading_since + LOADING_S
+    def _is_to_try_again(self, record: ModelVersion, known: Known, now: float) -> bool:
+        """It failed for all gateways. A load that is nobody's any more is taken over by who follows the registry."""
+        failed = record.state is State.FAILED and not self._models.is_away_here(record)
+        return failed and self._lease.is_held and now >= known.reload_at
 
     def _counted(self, record: ModelVersion) -> rules.Replicas:
         me = self._models.serving.is_ready(record.name, record.version)

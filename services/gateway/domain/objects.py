@@ -89,9 +89,8 @@ class Act(StrEnum):
 
     NOTHING = "nothing"
     LOAD = "load"
-    """Here, and for the first time since the object changed."""
-    JOIN = "join"
-    """Here as well: another gateway has it."""
+    """Here, and for the first time since the object changed. What one gateway serves, the others come to serve by
+    themselves (app/replicas.py)."""
     UNLOAD = "unload"
 
 
@@ -105,7 +104,7 @@ def act(record: ModelVersion, *, load: bool, is_here: bool, is_done: bool, is_ot
         return Act.NOTHING
     if record.state is State.REGISTERED or (not is_done and (is_other or not active)):
         return Act.LOAD
-    return Act.JOIN if record.state is State.READY and not is_here else Act.NOTHING
+    return Act.NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from recmesh.crd.kinds import MODEL_FINALIZER
 from recmesh.crd.telling import Ref, Told
 from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unavailable
-from services.gateway.app.objects import FIRST_RELOAD_S, LOADING_S, ModelObjects
+from services.gateway.app.objects import FIRST_RELOAD_S, ModelObjects
 from services.gateway.domain import objects as rules
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.objects import Act
@@ -19,6 +19,7 @@ from services.gateway.store.replicas import Replicas
 from services.gateway.store.webhooks import OBJECTS, Lease
 from tests.support.gateway import FakeBucket, FakeEntry, Gateway, gateway
 from tests.support.things import FakeThings
+from tests.unit.gateway.test_replicas import following, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -226,6 +227,8 @@ async def test_every_gateway_serves_and_one_tells(tmp_path: Path) -> None:
     await two.look()
     assert "tiny" not in two.made.models.serving.names and things.status("tiny") == {}
     await one.look()
+    async with following(two.made):
+        await until(lambda: two.serves("tiny", "1"))
     await two.look()
     await one.look()
     assert one.serves("tiny", "1") and two.serves("tiny", "1")
@@ -286,7 +289,7 @@ async def test_while_the_registry_is_away_the_object_waits_and_is_not_carried_ou
     assert one.things.status("tiny")["phase"] == "Ready"
 
 
-async def test_a_load_that_lost_the_registry_is_begun_again(tmp_path: Path) -> None:
+async def test_an_object_goes_on_after_a_load_that_lost_the_registry(tmp_path: Path) -> None:
     one = await follower(tmp_path)
     get = one.made.bucket.get
 
@@ -301,8 +304,7 @@ async def test_a_load_that_lost_the_registry_is_begun_again(tmp_path: Path) -> N
     await one.look()
     assert one.things.status("tiny")["phase"] == "Loading" and not one.serves("tiny", "1")
     one.made.bucket.get = get           # type: ignore[method-assign]  # as it was
-    one.made.clock.time += LOADING_S
-    await one.objects.beat()
+    await one.made.models.load("tiny", "1")      # as the one that follows the registry does after a while
     await one.look()
     assert one.things.status("tiny")["phase"] == "Ready" and one.serves("tiny", "1")
 
@@ -334,6 +336,25 @@ async def test_an_earlier_text_answers_again_where_all_versions_stay(tmp_path: P
     assert one.things.status("tiny")["ready_versions"] == ["1", "2"]
 
 
+async def test_a_version_that_only_this_gateway_cannot_load_is_not_marked_for_all(tmp_path: Path) -> None:
+    things, leases, bucket = FakeThings(MODEL_FINALIZER), FakeBucket(), FakeBucket()
+    one, two = [
+        await Follower(gateway(tmp_path, bucket=bucket), things, leases, identity).start() for identity in "ab"
+    ]
+    one.made.runtimes.broken["tiny/1"] = InvalidArgument("no memory left", reason="NO_MEMORY")
+    things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    assert things.status("tiny")["phase"] == "Failed"
+    await two.made.models.load("tiny", "1")
+    async with following(one.made):
+        await until(lambda: one.made.models.is_away_here(version_in(State.READY)))
+    one.made.clock.time += FIRST_RELOAD_S
+    await one.objects.beat()
+    await one.look()
+    assert things.status("tiny")["phase"] == "Failed" and "another gateway" in things.status("tiny")["message"]
+    assert two.serves("tiny", "1") and (await two.made.models.get("tiny", "1")).state is State.READY
+
+
 def version_in(state: State) -> ModelVersion:
     return ModelVersion("tiny", "1", "u", "torch", state=state)
 
@@ -343,8 +364,7 @@ def version_in(state: State) -> ModelVersion:
     (State.UNLOADED, True, False, False, Act.LOAD),
     (State.UNLOADED, True, False, True, Act.NOTHING),
     (State.LOADING, True, False, False, Act.NOTHING),
-    (State.READY, True, False, False, Act.JOIN),
-    (State.READY, True, False, True, Act.JOIN),
+    (State.READY, True, False, False, Act.NOTHING),
     (State.READY, True, True, False, Act.NOTHING),
     (State.FAILED, True, False, True, Act.NOTHING),
     (State.READY, False, True, False, Act.UNLOAD),
