@@ -231,6 +231,10 @@ class Models:
         """As `load`, which goes on after this returns; the task's result is why it could not be."""
         return self.load_later(await self._mark(record, State.LOADING))
 
+    def is_away_here(self, record: ModelVersion) -> bool:
+        """Whether another gateway serves it and this one cannot, which is tried again by itself."""
+        return record.key in self._not_here
+
     async def follow(self, record: ModelVersion, order: Sequence[str]) -> bool:
         """Serve a version that another gateway serves already, in its place of the `order`; under the name's lock.
 

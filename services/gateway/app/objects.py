@@ -1,7 +1,7 @@
 """ModelService objects of Kubernetes: each becomes a version of a model, served by every gateway.
 
-One gateway, by a lease, does what objects say, and tells of it: status, Events and finalizers have one writer. The others
-watch, to take over, and serve the same as by another change of the registry (`app/replicas.py`).
+One gateway, by a lease, does what objects say, and tells of it: status, Events and finalizers have one writer. The
+others watch, to take over, and serve the same as by another change of the registry (`app/replicas.py`).
 """
 
 import asyncio
@@ -217,8 +217,9 @@ class ModelObjects:
 
     def _is_stuck(self, record: ModelVersion, known: Known) -> bool:
         """It is to be loaded, and will not be by itself: it failed, or this gateway's load of it lost the registry."""
-        failed = record.state is State.FAILED or (record.state is State.LOADING and known.failures > 0)
-        return failed and self._clock.monotonic() >= known.reload_at
+        failed = record.state is State.FAILED and not self._models.is_away_here(record)
+        is_lost = record.state is State.LOADING and known.failures > 0
+        return (failed or is_lost) and self._clock.monotonic() >= known.reload_at
 
     def _counted(self, record: ModelVersion) -> rules.Replicas:
         me = self._models.serving.is_ready(record.name, record.version)

@@ -299,7 +299,7 @@ async def test_while_the_registry_is_away_the_object_waits_and_is_not_carried_ou
     assert one.things.status("tiny")["phase"] == "Ready"
 
 
-async def test_a_load_that_lost_the_registry_is_begun_again(tmp_path: Path) -> None:
+async def test_an_object_goes_on_after_a_load_that_lost_the_registry(tmp_path: Path) -> None:
     one = await follower(tmp_path)
     get = one.made.bucket.get
 
@@ -345,6 +345,25 @@ async def test_an_earlier_text_answers_again_where_all_versions_stay(tmp_path: P
         current = one.made.models.serving.current("tiny")
         assert current is not None and current.record.version == version
     assert one.things.status("tiny")["ready_versions"] == ["1", "2"]
+
+
+async def test_a_version_that_only_this_gateway_cannot_load_is_not_marked_for_all(tmp_path: Path) -> None:
+    things, leases, bucket = FakeThings(MODEL_FINALIZER), FakeBucket(), FakeBucket()
+    one, two = [
+        await Follower(gateway(tmp_path, bucket=bucket), things, leases, identity).start() for identity in "ab"
+    ]
+    one.made.runtimes.broken["tiny/1"] = InvalidArgument("no memory left", reason="NO_MEMORY")
+    things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    assert things.status("tiny")["phase"] == "Failed"
+    await two.made.models.load("tiny", "1")
+    async with following(one.made):
+        await until(lambda: one.made.models.is_away_here(version_in(State.READY)))
+    one.made.clock.time += FIRST_RELOAD_S
+    await one.objects.beat()
+    await one.look()
+    assert things.status("tiny")["phase"] == "Failed" and "another gateway" in things.status("tiny")["message"]
+    assert two.serves("tiny", "1") and (await two.made.models.get("tiny", "1")).state is State.READY
 
 
 def version_in(state: State) -> ModelVersion:
