@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 from prometheus_client import REGISTRY
 
@@ -86,7 +86,7 @@ def collect() -> dict[str, frozenset[str]]:
 
     desk = {**Desk(Settings()).state(), "refused": {"DEADLINE": 1}}
     model = {"queued": 0, "running": 0, "answered": 1}
-    states = [
+    states: list[dict[str, Any]] = [
         {"role": "hn", "models": {"ctr/1": model}, "admission": desk},
         {"role": "cn", "models": {"ctr/1": {"queued": 0, "calls": 1, "hedges": 0}}, "requests": 0},
     ]
