@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from recmesh.replay.run import Options
     from recmesh.replay.run import Progress as Done
     from recmesh.runtime.bus import Link
+    from recmesh.runtime.ops import OpsServer
     from recmesh.runtime.progress import Progress
+    from recmesh.runtime.settings import ServiceSettings
     from recmesh.spec.join import LabelJoin
 
 OPEN_S = 30.0
@@ -171,18 +173,17 @@ async def _join(spec: "LabelJoin", to_end: bool, http: str, home: str | None, *,
     from recmesh.cli.topics import Server, link_to, mesh_nats
     from recmesh.join.process import JoinProcess
     from recmesh.runtime import telemetry
-    from recmesh.runtime.ops import OpsServer, Page, Tiles
     from recmesh.runtime.progress import Progress
     from recmesh.runtime.settings import ServiceSettings
 
-    telemetry.setup("join", ServiceSettings.from_env(os.environ, "RECMESH_"))
+    settings = ServiceSettings.from_env(os.environ, "RECMESH_")
+    telemetry.setup("join", settings)
     server = Server(spec.server, os.environ.get("RECMESH_NATS_TOKEN")) if spec.server else mesh_nats(home)
     link = link_to(server, f"join {spec.name}")
+    ops = ops_of_join(spec.name, http, lambda: dict(process.counts), settings, readiness=link_objection(link))
     await link.open(OPEN_S)
     progress = Progress(f"join {spec.name}", unit="messages", quiet=quiet)
     process = JoinProcess(spec, link, to_end=to_end, tell=lambda process: _tell_join(progress, process))
-    page = Page(f"join {spec.name}", [Tiles("Messages", lambda: dict(process.counts))])
-    ops = OpsServer("join", http, page, readiness=link_objection(link))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, process.stop)
@@ -196,6 +197,20 @@ async def _join(spec: "LabelJoin", to_end: bool, http: str, home: str | None, *,
         await ops.stop()
         await link.close()
     return process.counts
+
+
+def ops_of_join(
+    name: str, address: str, counts: Callable[[], dict[str, Any]], settings: "ServiceSettings", *,
+    readiness: Callable[[], str],
+) -> "OpsServer":
+    """Its page, metrics and probes; beyond loopback by the keys of services (RECMESH_API_KEY), without which there is
+    none."""
+    from recmesh.runtime.ops import OpsServer, Page, Tiles
+
+    return OpsServer(
+        "join", address, Page(f"join {name}", [Tiles("Messages", counts)]), readiness=readiness, token=settings.token,
+        tls=settings.http_tls, metrics_token=settings.metrics_token,
+    )
 
 
 def link_objection(link: "Link") -> Callable[[], str]:

@@ -225,7 +225,7 @@ async def _objects(config: Config, bus: Bus, models: Models) -> list[Component]:
     from recmesh.crd.things import ApiServer, KubernetesThings
     from recmesh.runtime.kube import Access, connect, recmesh_resource
     from services.gateway.app.objects import ModelObjects
-    from services.gateway.store.replicas import Replicas
+    from services.gateway.store.presence import Presence
 
     client = await connect(Access(config.kube_config, config.kube_context), field_manager="recmesh-gateway-objects")
     own = config.kube_namespace or await asyncio.to_thread(_own_namespace)
@@ -236,7 +236,7 @@ async def _objects(config: Config, bus: Bus, models: Models) -> list[Component]:
     identity, leases = uuid.uuid4().hex, bus.kv(LEASE_BUCKET, ttl_s=LEASE_TTL_S)
     following = ModelObjects(
         things, models, Lease(leases, identity=identity, clock=system_clock, key=OBJECTS),
-        Replicas(leases, identity=identity), namespace=own, clock=system_clock,
+        Presence(leases, identity=identity), namespace=own, clock=system_clock,
     )  # fmt: skip
     return [ApiServer(client), following, Loop("objects", following.beat)]
 

@@ -141,7 +141,7 @@ def proxied(kubeconfig: Path, folder: Path) -> Iterator[ApiProxy]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="api-proxy")
     thread.start()
     try:
-        assert begun.wait(10.0)
+        assert begun.wait(60.0)
         yield proxy
     finally:
         ends.set()

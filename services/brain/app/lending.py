@@ -69,6 +69,7 @@ class Lending:
         """After a restart: loans go on where they were."""
         found = await asyncio.to_thread(self._store.loans, is_open=True, limit=MOST_OPEN)
         self._loans = {loan.loan_id: loan for loan in found}
+        self._nodes = {loan.node: Node(evicted=loan.planned) for loan in reversed(found) if loan.node}
         self._began = self._clock.now()
         self._show()
 
@@ -197,7 +198,8 @@ class Lending:
         """Offline work leaves nodes where online requests are slow, and may come back when they are not."""
         assert self.pool is not None
         made: list[Loan] = []
-        worst: dict[str, float] = {}
+        # Where no requests are served any more none are slow.
+        worst = {loan.node: 0.0 for loan in self._loans.values() if loan.node}
         for told in served.values():
             if told.node:
                 worst[told.node] = max(worst.get(told.node, 0.0), told.latency_s)

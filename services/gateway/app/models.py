@@ -224,24 +224,16 @@ class Models:
         return traffic
 
     def load_later(self, record: ModelVersion, *, behind: bool = False) -> "asyncio.Task[ModelVersion | MeshError]":
-        """Load a version that is marked as loading, in the background; the task's result is why it could not be."""
+        """Load a version that is marked as loading, in the background; the task's result may be why it could not be."""
         return self._background(lambda: self._load(record, behind=behind), f"load {record.key}")
 
     async def begin_load(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
         """As `load`, which goes on after this returns; the task's result is why it could not be."""
         return self.load_later(await self._mark(record, State.LOADING))
 
-    def join(self, record: ModelVersion) -> "asyncio.Task[ModelVersion | MeshError]":
-        """Serve a version here that other gateways serve already, as `begin_load`: for them nothing changes."""
-        return self.load_later(record)
-
-    def drop(self, name: str, version: str) -> None:
-        """Serve a version here no more, whatever the registry has of it."""
-        gone = self.serving.take_out(name, version)
-        if gone and self.serving.current(name) is None:
-            self._observation.forget(name)
-        for served in gone:
-            self._retire_later(served)
+    def is_away_here(self, record: ModelVersion) -> bool:
+        """Whether another gateway serves it and this one cannot, which is tried again by itself."""
+        return record.key in self._not_here
 
     async def follow(self, record: ModelVersion, order: Sequence[str]) -> bool:
         """Serve a version that another gateway serves already, in its place of the `order`; under the name's lock.

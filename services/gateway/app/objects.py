@@ -1,12 +1,12 @@
 """ModelService objects of Kubernetes: each becomes a version of a model, served by every gateway.
 
-Each gateway follows all objects and makes itself serve what they say; the registry has what was agreed on. One of them,
-by a lease, besides registers, unregisters, and tells: status, Events and finalizers have one writer.
+One gateway, by a lease, does what objects say, and tells of it: status, Events and finalizers have one writer. The
+others watch, to take over, and serve the same as by another change of the registry (`app/replicas.py`).
 """
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from recmesh.crd.kinds import MODEL_FINALIZER
@@ -21,7 +21,7 @@ from services.gateway.domain import objects as rules
 from services.gateway.domain.models import ModelVersion, State
 from services.gateway.domain.objects import Act, Asked
 from services.gateway.domain.traffic import Traffic, parse
-from services.gateway.store.replicas import Replicas
+from services.gateway.store.presence import Presence
 from services.gateway.store.webhooks import Lease
 
 _log = get_logger(__name__)
@@ -34,8 +34,6 @@ REFUSED_S = 30.0
 """What was refused may be right by now: a folder that was not there."""
 FIRST_RELOAD_S, LAST_RELOAD_S = 30.0, 600.0
 """A version that could not be loaded is tried again after so long."""
-LOADING_S = 120.0
-"""A load of another gateway that has told nothing for so long is taken for dead."""
 
 
 @dataclass(slots=True)
@@ -54,9 +52,6 @@ class Known:
     load: "asyncio.Task[ModelVersion | MeshError] | None" = None
     failures: int = 0
     reload_at: float = 0.0
-    loading_since: float = 0.0
-    versions: set[str] = field(default_factory=set)
-    """Of the object, that this gateway may serve."""
 
 
 class ModelObjects:
@@ -65,10 +60,10 @@ class ModelObjects:
     name = "model objects"
 
     def __init__(
-        self, things: Things, models: Models, lease: Lease, replicas: Replicas, *, namespace: str, clock: Clock
+        self, things: Things, models: Models, lease: Lease, presence: Presence, *, namespace: str, clock: Clock
     ) -> None:
         """namespace: the mesh's own, whose models have names without one."""
-        self._things, self._models, self._lease, self._replicas = things, models, lease, replicas
+        self._things, self._models, self._lease, self._presence = things, models, lease, presence
         self._namespace, self._clock = namespace, clock
         self._known: dict[Key, Known] = {}
         self._others: Mapping[str, frozenset[str]] = {}
@@ -86,7 +81,7 @@ class ModelObjects:
         )
         await self._lease.give_up()
         try:
-            await self._replicas.leave()
+            await self._presence.leave()
         except MeshError as error:
             _log.info("that this gateway ends is not told: %s", error.message)
 
@@ -98,8 +93,8 @@ class ModelObjects:
         """Renews the lease, and tells what this gateway serves; seconds until the next one."""
         await self._lease.step()
         try:
-            await self._replicas.tell(self._served())
-            self._others = await self._replicas.all()
+            await self._presence.tell(self._served())
+            self._others = await self._presence.all()
         except MeshError as error:
             _log.warning("what gateways serve is not known: %s", error.message)
         return self._lease.ttl_s / 3
@@ -107,8 +102,8 @@ class ModelObjects:
     def _served(self) -> set[str]:
         serving = self._models.serving
         return {
-            f"{known.model}/{version}" for known in self._known.values() for version in known.versions
-            if serving.is_ready(known.model, version)
+            served.record.key for name in serving.names for served in serving.versions(name)
+            if serving.is_ready(name, served.record.version)
         }
 
     # -- one object --------------------------------------------------------------------------------------
@@ -116,20 +111,20 @@ class ModelObjects:
     async def look(self, key: Key, thing: Object | None) -> float | None:
         """See, decide, act, tell."""
         if thing is None:
-            self._forget(key)
+            self._known.pop(key, None)
             return None
+        if not self._lease.is_held:
+            self._known.pop(key, None)          # what another one does meanwhile, the status will tell
+            return LOOK_S
         if not self._models.restored.is_set():
             return SOON_S
         ref = ThingRef.of(thing)
         known = self._known.setdefault(key, Known(uid=ref.uid))
         if known.uid != ref.uid:
-            self._forget(key)
             known = self._known[key] = Known(uid=ref.uid)
         if thing["metadata"].get("deletionTimestamp"):
             return await self._end(thing, known)
         if not is_held(thing, MODEL_FINALIZER):
-            if not self._lease.is_held:
-                return SOON_S
             before, thing = thing, await self._things.hold(thing, held=True)
             self._reconciling.keep(before, thing)
         generation, before_status = int(thing["metadata"].get("generation", 0)), thing.get("status") or {}
@@ -144,17 +139,14 @@ class ModelObjects:
         except CallerError as error:
             told = rules.refused(error, generation=generation, before=before_status, now=self._clock.now())
             again_s = REFUSED_S
-        if told is not None:
-            await self._tell(thing, told)       # what the API server says to it is nothing about the specification
+        await self._tell(thing, told)       # what the API server says to it is nothing about the specification
         return again_s
 
-    async def _follow(self, thing: Object, wanted: Asked, known: Known) -> tuple[dict[str, Any] | None, float]:
-        """What is to be told (None: nothing yet), and seconds after which to look again."""
+    async def _follow(self, thing: Object, wanted: Asked, known: Known) -> tuple[dict[str, Any], float]:
+        """What is to be told, and seconds after which to look again."""
         before = thing.get("status") or {}
         version_before = known.version or str(before.get("version") or "")
         record = await self._version(wanted, known)
-        if record is None:
-            return None, SOON_S
         is_done = known.done == wanted.generation or (
             not known.done and before.get("observedGeneration") == wanted.generation
         )
@@ -175,21 +167,17 @@ class ModelObjects:
         )
         return told, SOON_S if record.state is State.LOADING else LOOK_S
 
-    async def _version(self, wanted: Asked, known: Known) -> ModelVersion | None:
-        """The object's version, registered where it is not; None while another gateway is to do so."""
+    async def _version(self, wanted: Asked, known: Known) -> ModelVersion:
+        """The object's version, registered where it is not."""
         registration = wanted.registration
         records = await self._models.versions(wanted.model)
-        own = {item.version for item in rules.own(records, wanted.uid)}
         record = next((item for item in records if item.request_id == registration.request_id), None)
         if record is None and known.request_id == registration.request_id:
             record = next((item for item in records if item.version == known.version), None)
         if record is None:
-            if not self._lease.is_held:
-                return None
             record = await self._models.register(registration, caller=wanted.caller)
             _log.info("ModelService of uid %s is model %s", wanted.uid, record.key)
         known.request_id, known.version, known.model = registration.request_id, record.version, wanted.model
-        known.versions |= own | {record.version}
         return record
 
     async def _route(self, wanted: Asked, known: Known, before: Mapping[str, Any]) -> MeshError | None:
@@ -219,45 +207,34 @@ class ModelObjects:
                 known.failures += 1
                 pause_s = min(LAST_RELOAD_S, FIRST_RELOAD_S * 2.0 ** (known.failures - 1))
                 known.reload_at = self._clock.monotonic() + pause_s
-        is_here = self._models.serving.find(record.name, record.version) is not None
-        now = self._clock.monotonic()
-        match rules.act(record, load=wanted.load, is_here=is_here, is_done=is_done, is_other=is_other):
+        match rules.act(record, load=wanted.load, is_done=is_done, is_other=is_other):
             case Act.LOAD:
                 known.load = await self._models.begin_load(record)
-            case Act.JOIN if now >= known.reload_at:
-                known.load = self._models.join(record)
             case Act.UNLOAD:
                 await self._models.unload(record.name, record.version)
-            case _ if wanted.load and not is_here and self._is_stuck(record, known, now):
+            case Act.NOTHING if wanted.load and self._is_stuck(record, known):
                 known.load = await self._models.begin_load(record)
 
-    def _is_stuck(self, record: ModelVersion, known: Known, now: float) -> bool:
-        """It is to be loaded, and will not be unless it is tried again."""
-        if record.state is not State.LOADING:
-            known.loading_since = 0.0
-            return record.state is State.FAILED and self._lease.is_held and now >= known.reload_at
-        known.loading_since = known.loading_since or now
-        return self._lease.is_held and now >= known.loading_since + LOADING_S
+    def _is_stuck(self, record: ModelVersion, known: Known) -> bool:
+        """It is to be loaded, and will not be by itself: it failed, or this gateway's load of it lost the registry."""
+        failed = record.state is State.FAILED and not self._models.is_away_here(record)
+        is_lost = record.state is State.LOADING and known.failures > 0
+        return (failed or is_lost) and self._clock.monotonic() >= known.reload_at
 
     def _counted(self, record: ModelVersion) -> rules.Replicas:
         me = self._models.serving.is_ready(record.name, record.version)
-        others = {name: serves for name, serves in self._others.items() if name != self._replicas.key}
+        others = {name: serves for name, serves in self._others.items() if name != self._presence.key}
         return rules.Replicas(1 + len(others), me + sum(record.key in serves for serves in others.values()))
 
     # -- its end -----------------------------------------------------------------------------------------
 
     async def _end(self, thing: Object, known: Known) -> float | None:
-        """Unloaded by every gateway, unregistered by the one that tells."""
+        """Unregistered, and so unloaded by every gateway."""
         status = thing.get("status") or {}
         model = known.model or str(status.get("model") or "")
         records = await self._models.versions(model) if model else []
         mine = rules.own(records, known.uid)
         if known.load is not None and not known.load.done():
-            return SOON_S
-        for version in known.versions | {record.version for record in mine}:
-            self._models.drop(model, version)
-        known.versions.clear()
-        if not self._lease.is_held:
             return SOON_S
         if mine and len(mine) == len(records):
             await self._unregister(model, "")
@@ -275,11 +252,6 @@ class ModelObjects:
             await self._models.unregister(model, version)
         except NotFound:
             pass        # somebody else has
-
-    def _forget(self, key: Key) -> None:
-        known = self._known.pop(key, Known())
-        for version in known.versions:
-            self._models.drop(known.model, version)
 
     # -- what is told ------------------------------------------------------------------------------------
 

@@ -85,27 +85,24 @@ def own(records: Sequence[ModelVersion], uid: str) -> list[ModelVersion]:
 
 
 class Act(StrEnum):
-    """What a gateway does with the object's version."""
+    """What is done with the object's version."""
 
     NOTHING = "nothing"
     LOAD = "load"
-    """Here, and for the first time since the object changed."""
-    JOIN = "join"
-    """Here as well: another gateway has it."""
     UNLOAD = "unload"
 
 
-def act(record: ModelVersion, *, load: bool, is_here: bool, is_done: bool, is_other: bool = False) -> Act:
-    """`is_here`: this gateway serves the version. `is_done`: it has carried out this generation before. `is_other`: the
-    object stood for another version until now, so that this one is to be the one loaded last."""
+def act(record: ModelVersion, *, load: bool, is_done: bool, is_other: bool = False) -> Act:
+    """`is_done`: this generation was carried out before. `is_other`: the object stood for another version until now, so
+    that this one is to be the one loaded last."""
     active = record.state in (State.READY, State.LOADING)
     if not load:
-        return Act.UNLOAD if (is_here or active) and not is_done else Act.NOTHING
+        return Act.UNLOAD if active and not is_done else Act.NOTHING
     if record.state is State.LOADING:
         return Act.NOTHING
     if record.state is State.REGISTERED or (not is_done and (is_other or not active)):
         return Act.LOAD
-    return Act.JOIN if record.state is State.READY and not is_here else Act.NOTHING
+    return Act.NOTHING
 
 
 @dataclass(frozen=True, slots=True)

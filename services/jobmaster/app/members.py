@@ -28,13 +28,23 @@ def own_process() -> dict[str, object]:
     """By which other processes of this machine see that this one is gone."""
     return {
         "host": socket.gethostname(), "pid": os.getpid(), "created": psutil.Process().create_time(),
-        "boot": int(psutil.boot_time()),
+        "boot": int(psutil.boot_time()), "pids": _pid_namespace(),
     }
+
+
+def _pid_namespace() -> str:
+    """In which pids mean what they say: containers may have one host name, and pids of their own."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def is_dead_neighbour(holder: dict[str, object]) -> bool:
     """The holder was a process of this machine that is gone: nobody needs to wait for its lease to end."""
     if holder.get("host") != socket.gethostname() or holder.get("boot") != int(psutil.boot_time()):
+        return False
+    if holder.get("pids", "") not in ("", _pid_namespace()):
         return False
     try:
         process = psutil.Process(int(str(holder.get("pid"))))

@@ -102,6 +102,7 @@ class Runner:
                     await self.run.flush()
             except (TimeoutError, LostRun, MeshError) as error:
                 logger.warning("job %s: the last status is not stored: %s", self.run.job_id, error)
+                await self.run.close()      # else it would be tried for ever, and stored when the job is long another's
 
     # -- the loop ----------------------------------------------------------------------------------------
 

@@ -2,21 +2,16 @@
 
 import asyncio
 import importlib
-import os
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
 
 from recmesh.tracking import Report
 from services.jobmaster.peers.tracking import Tracker
-from tests.support.servers import free_port
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
 REPORT = Report(
@@ -46,17 +41,6 @@ async def tracker(tmp_path: Path, store: str) -> AsyncIterator[Tracker]:
     await made.stop()
 
 
-def is_one_run_with_all_of_it(mlflow: Any, uri: str) -> None:
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name("ranking")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.run_name == "ads" and run.info.status == "FAILED"
-    assert (run.info.start_time, run.info.end_time) == (1000500, 1020000)
-    assert run.data.params == REPORT.params
-    history = [(item.step, item.value) for item in client.get_metric_history(run.info.run_id, "auc")]
-    assert history == [(100, 0.6), (200, 0.7)]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")     # MLflow's, of SQLAlchemy
 async def test_a_job_is_seen_by_tensorboard_and_is_one_run_of_mlflow_also_after_a_restart(
     tracker: Tracker, store: str, tmp_path: Path
@@ -80,59 +64,17 @@ async def test_a_job_is_seen_by_tensorboard_and_is_one_run_of_mlflow_also_after_
     shown = await asyncio.to_thread(read)
     assert shown[0] == (1010.0, 100, 0.7) and set(shown[1:]) == {(1020.0, 200, 0.5)}
 
-    await asyncio.to_thread(is_one_run_with_all_of_it, mlflow, store)
+    def runs() -> None:
+        client = mlflow.MlflowClient(tracking_uri=store)
+        experiment = client.get_experiment_by_name("ranking")
+        (run,) = client.search_runs([experiment.experiment_id])
+        assert run.info.run_name == "ads" and run.info.status == "FAILED"
+        assert (run.info.start_time, run.info.end_time) == (1000500, 1020000)
+        assert run.data.params == REPORT.params
+        history = [(item.step, item.value) for item in client.get_metric_history(run.info.run_id, "auc")]
+        assert history == [(100, 0.6), (200, 0.7)]
 
-
-MLFLOW = "RECMESH_TEST_MLFLOW"
-"""The `mlflow` command of an installation that has the server, which the library that recmesh takes does not."""
-
-
-@pytest.fixture
-def mlflow_server(tmp_path: Path) -> Iterator[str]:
-    """A tracking server with a database of its own."""
-    if not (command := os.environ.get(MLFLOW)):
-        pytest.skip(f"no MLflow server: {MLFLOW} names no mlflow command")
-    port = free_port()
-    log = (tmp_path / "server.log").open("wb")
-    process = subprocess.Popen(
-        [
-            command, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-            "--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}",
-            "--artifacts-destination", str(tmp_path / "files"),
-        ],
-        stdout=log, stderr=log, cwd=tmp_path, start_new_session=True,
-    )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        assert process.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
-        try:
-            return httpx.get(f"{url}/health", timeout=5.0).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    try:
-        until(answers, timeout_s=180.0)
-        yield url
-    finally:
-        os.killpg(process.pid, 15)
-        process.wait(60)
-        log.close()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")     # MLflow's
-async def test_a_job_is_one_run_of_an_mlflow_server_also_after_a_restart(tmp_path: Path, mlflow_server: str) -> None:
-    mlflow, _ = libraries()
-    tracker = Tracker(tensorboard=str(tmp_path / "tensorboard"), mlflow=mlflow_server)
-    try:
-        assert await tracker.tell(REPORT) == {}
-        await tracker.stop()
-        last = replace(REPORT, at=1020.0, step=200, metrics={"loss": 0.5, "auc": 0.7}, ended="Failed")
-        assert await tracker.tell(last) == {}
-        assert await tracker.tell(last) == {}
-    finally:
-        await tracker.stop()
-    await asyncio.to_thread(is_one_run_with_all_of_it, mlflow, mlflow_server)
+    await asyncio.to_thread(runs)
 
 
 async def test_a_server_that_is_away_hinders_no_other_sink(tmp_path: Path) -> None:

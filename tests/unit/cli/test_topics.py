@@ -3,13 +3,17 @@
 import json
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import SecretStr
 
 from recmesh.cli.exit_codes import ExitCode
+from recmesh.cli.stream_verbs import ops_of_join
 from recmesh.cli.topics import Server, mesh_nats, server_and_topic
 from recmesh.runtime.errors import InvalidArgument, Unavailable
+from recmesh.runtime.settings import ServiceSettings
 from tests.unit.cli.test_command import recmesh
 
 
@@ -82,3 +86,25 @@ def test_a_mesh_with_another_nats_names_that(tmp_path: Path) -> None:
     values = {"id": "1", "config": config, "ports": {}, "components": [], "told": {}}
     (tmp_path / "run/round.json").write_text(json.dumps(values))
     assert mesh_nats(str(tmp_path)) == Server("nats://far:4222", "t")
+
+
+@pytest.mark.asyncio
+async def test_the_page_of_a_join_is_seen_from_elsewhere_by_the_key_alone() -> None:
+    with pytest.raises(InvalidArgument, match="RECMESH_API_KEY"):
+        ops_of_join("ads", "0.0.0.0:0", dict, ServiceSettings(), readiness=str)
+    settings = ServiceSettings(api_key=SecretStr("key"), metrics_key=SecretStr("scrape"))
+    ops = ops_of_join("ads", "0.0.0.0:0", dict, settings, readiness=str)
+    await ops.start()
+    try:
+        base = ops.address.replace("0.0.0.0", "127.0.0.1")
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
+            found = {
+                (path, key): (await client.get(path, headers={"authorization": f"Bearer {key}"})).status_code
+                for path in ("/", "/metrics") for key in ("other", "key", "scrape")
+            }
+    finally:
+        await ops.stop()
+    assert found == {
+        ("/", "other"): 401, ("/", "key"): 200, ("/", "scrape"): 401,
+        ("/metrics", "other"): 401, ("/metrics", "key"): 200, ("/metrics", "scrape"): 200,
+    }

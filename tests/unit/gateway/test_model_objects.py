@@ -1,6 +1,7 @@
 """ModelService objects over fakes: what becomes of them, what is told, and who does it of several gateways."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ import pytest
 from recmesh.crd.kinds import MODEL_FINALIZER
 from recmesh.crd.telling import Ref, Told
 from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unavailable
-from services.gateway.app.objects import FIRST_RELOAD_S, LOADING_S, ModelObjects
+from services.gateway.app.objects import FIRST_RELOAD_S, ModelObjects
 from services.gateway.domain import objects as rules
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.objects import Act
 from services.gateway.domain.traffic import Traffic
-from services.gateway.store.replicas import Replicas
+from services.gateway.store.presence import Presence
 from services.gateway.store.webhooks import OBJECTS, Lease
 from tests.support.gateway import FakeBucket, FakeEntry, Gateway, gateway
+from tests.support.gateways import following
 from tests.support.things import FakeThings
 
 pytestmark = pytest.mark.asyncio
@@ -30,7 +32,7 @@ class Follower:
         self.made, self.things = made, things
         self.lease = Lease(leases, identity=identity, clock=made.clock, key=OBJECTS)
         self.objects = ModelObjects(
-            things, made.models, self.lease, Replicas(leases, identity=identity), namespace="ads", clock=made.clock
+            things, made.models, self.lease, Presence(leases, identity=identity), namespace="ads", clock=made.clock
         )
         self.seen: set[tuple[str, str]] = set()
 
@@ -215,35 +217,46 @@ async def test_after_a_restart_nothing_is_done_twice(tmp_path: Path) -> None:
     assert [item.state for item in await again.made.models.versions("tiny")] == [State.UNLOADED, State.READY]
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120.0):
+        while not condition():  # noqa: ASYNC110 (tasks of gateways are waited for)
+            await asyncio.sleep(0.001)
+
+
 async def test_every_gateway_serves_and_one_tells(tmp_path: Path) -> None:
     things, leases, bucket = FakeThings(MODEL_FINALIZER), FakeBucket(), FakeBucket()
     one, two = [
         await Follower(gateway(tmp_path, bucket=bucket), things, leases, identity).start() for identity in "ab"
     ]
     assert one.lease.is_held and not two.lease.is_held
-    uri = one.made.folder()
-    things.put("tiny", {"uri": uri, "traffic": {"versions": "all"}})
-    await two.look()
-    assert "tiny" not in two.made.models.serving.names and things.status("tiny") == {}
-    await one.look()
-    await two.look()
-    await one.look()
-    assert one.serves("tiny", "1") and two.serves("tiny", "1")
-    assert things.status("tiny")["ready"] == "2/2" and things.status("tiny")["replicas"] == 2
-    assert two.made.models.serving.traffic("tiny").keeps_all
-    assert len(await one.made.models.versions("tiny")) == 1
+    async with following(one.made), following(two.made):
+        uri = one.made.folder()
+        things.put("tiny", {"uri": uri, "traffic": {"versions": "all"}})
+        await two.look()
+        assert "tiny" not in two.made.models.serving.names and things.status("tiny") == {}
+        await one.look()
+        await until(lambda: one.serves("tiny", "1") and two.serves("tiny", "1"))
+        await two.look()
+        await one.look()
+        assert things.status("tiny")["ready"] == "2/2" and things.status("tiny")["replicas"] == 2
+        assert two.made.models.serving.traffic("tiny").keeps_all
+        assert len(await one.made.models.versions("tiny")) == 1
 
-    await one.lease.give_up()                       # the other one tells now
-    await two.objects.beat()
-    things.put("tiny", {"uri": uri, "load": False})
-    await one.look()
-    await two.look()
-    assert not one.serves("tiny", "1") and not two.serves("tiny", "1")
-    assert things.status("tiny")["phase"] == "Unloaded"
-    things.ask_to_delete("tiny")
-    await one.look()
-    await two.look()
-    assert things.things == {} and await two.made.models.versions() == []
+        await one.lease.give_up()                       # the other one tells now, and does nothing twice
+        await two.objects.beat()
+        events = len(things.events)
+        await two.look()
+        assert len(things.events) == events and list(two.made.runtimes.loaded) == ["tiny/1"]
+        things.put("tiny", {"uri": uri, "load": False})
+        await one.look()
+        assert one.serves("tiny", "1")
+        await two.look()
+        await until(lambda: not one.serves("tiny", "1") and not two.serves("tiny", "1"))
+        assert things.status("tiny")["phase"] == "Unloaded"
+        things.ask_to_delete("tiny")
+        await one.look()
+        await two.look()
+        assert things.things == {} and await two.made.models.versions() == []
 
 
 async def test_an_object_of_another_namespace_has_models_and_folders_of_its_own(tmp_path: Path) -> None:
@@ -286,7 +299,7 @@ async def test_while_the_registry_is_away_the_object_waits_and_is_not_carried_ou
     assert one.things.status("tiny")["phase"] == "Ready"
 
 
-async def test_a_load_that_lost_the_registry_is_begun_again(tmp_path: Path) -> None:
+async def test_an_object_goes_on_after_a_load_that_lost_the_registry(tmp_path: Path) -> None:
     one = await follower(tmp_path)
     get = one.made.bucket.get
 
@@ -301,7 +314,7 @@ async def test_a_load_that_lost_the_registry_is_begun_again(tmp_path: Path) -> N
     await one.look()
     assert one.things.status("tiny")["phase"] == "Loading" and not one.serves("tiny", "1")
     one.made.bucket.get = get           # type: ignore[method-assign]  # as it was
-    one.made.clock.time += LOADING_S
+    one.made.clock.time += FIRST_RELOAD_S
     await one.objects.beat()
     await one.look()
     assert one.things.status("tiny")["phase"] == "Ready" and one.serves("tiny", "1")
@@ -334,23 +347,41 @@ async def test_an_earlier_text_answers_again_where_all_versions_stay(tmp_path: P
     assert one.things.status("tiny")["ready_versions"] == ["1", "2"]
 
 
+async def test_a_version_that_only_this_gateway_cannot_load_is_not_marked_for_all(tmp_path: Path) -> None:
+    things, leases, bucket = FakeThings(MODEL_FINALIZER), FakeBucket(), FakeBucket()
+    one, two = [
+        await Follower(gateway(tmp_path, bucket=bucket), things, leases, identity).start() for identity in "ab"
+    ]
+    one.made.runtimes.broken["tiny/1"] = InvalidArgument("no memory left", reason="NO_MEMORY")
+    things.put("tiny", {"uri": one.made.folder()})
+    await one.look()
+    assert things.status("tiny")["phase"] == "Failed"
+    await two.made.models.load("tiny", "1")
+    async with following(one.made):
+        await until(lambda: one.made.models.is_away_here(version_in(State.READY)))
+    one.made.clock.time += FIRST_RELOAD_S
+    await one.objects.beat()
+    await one.look()
+    assert things.status("tiny")["phase"] == "Failed" and "another gateway" in things.status("tiny")["message"]
+    assert two.serves("tiny", "1") and (await two.made.models.get("tiny", "1")).state is State.READY
+
+
 def version_in(state: State) -> ModelVersion:
     return ModelVersion("tiny", "1", "u", "torch", state=state)
 
 
-@pytest.mark.parametrize(("state", "load", "is_here", "is_done", "expected"), [
-    (State.REGISTERED, True, False, True, Act.LOAD),
-    (State.UNLOADED, True, False, False, Act.LOAD),
-    (State.UNLOADED, True, False, True, Act.NOTHING),
-    (State.LOADING, True, False, False, Act.NOTHING),
-    (State.READY, True, False, False, Act.JOIN),
-    (State.READY, True, False, True, Act.JOIN),
-    (State.READY, True, True, False, Act.NOTHING),
-    (State.FAILED, True, False, True, Act.NOTHING),
-    (State.READY, False, True, False, Act.UNLOAD),
-    (State.UNLOADED, False, True, False, Act.UNLOAD),
-    (State.READY, False, True, True, Act.NOTHING),
-    (State.REGISTERED, False, False, False, Act.NOTHING),
+@pytest.mark.parametrize(("state", "load", "is_done", "expected"), [
+    (State.REGISTERED, True, True, Act.LOAD),
+    (State.UNLOADED, True, False, Act.LOAD),
+    (State.UNLOADED, True, True, Act.NOTHING),
+    (State.LOADING, True, False, Act.NOTHING),
+    (State.READY, True, False, Act.NOTHING),
+    (State.FAILED, True, True, Act.NOTHING),
+    (State.READY, False, False, Act.UNLOAD),
+    (State.LOADING, False, False, Act.UNLOAD),
+    (State.UNLOADED, False, False, Act.NOTHING),
+    (State.READY, False, True, Act.NOTHING),
+    (State.REGISTERED, False, False, Act.NOTHING),
 ])  # fmt: skip
-async def test_what_a_gateway_does(state: State, load: bool, is_here: bool, is_done: bool, expected: Act) -> None:
-    assert rules.act(version_in(state), load=load, is_here=is_here, is_done=is_done) is expected
+async def test_what_is_done(state: State, load: bool, is_done: bool, expected: Act) -> None:
+    assert rules.act(version_in(state), load=load, is_done=is_done) is expected

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from recmesh.runtime.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
-from services.gateway.app.replicas import Replicas
 from services.gateway.domain import replica
 from services.gateway.domain import traffic as rules
 from services.gateway.domain.inference import InferRequest
@@ -19,11 +18,10 @@ from services.gateway.domain.models import NOT_KEPT, ON_REQUEST, ModelVersion, R
 from services.gateway.domain.tensors import Tensor
 from services.gateway.domain.traffic import Traffic
 from services.gateway.store.registry import Registry
-from services.gateway.store.traffic import TrafficRules
 from tests.support.gateway import CARD, FakeBucket, Gateway, gateway
+from tests.support.gateways import LOAD_S, following
 
 pytestmark = pytest.mark.asyncio
-LOAD_S = 120.0
 
 
 def request(version: str = "") -> InferRequest:
@@ -35,35 +33,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(120.0):
         while not condition():  # noqa: ASYNC110 (tasks of gateways are waited for)
             await asyncio.sleep(0.001)
-
-
-class Slow:
-    """The clock of a gateway whose waits are real, and short."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, delay_s: float) -> None:
-        await asyncio.sleep(delay_s / 100)
-
-
-@asynccontextmanager
-async def following(made: Gateway) -> AsyncIterator[Slow]:
-    clock = Slow()
-    followed = Replicas(
-        made.models, Registry(made.bucket), TrafficRules(made.bucket.beside), clock=clock, load_timeout_s=LOAD_S
-    )
-    await followed.start()
-    try:
-        yield clock
-    finally:
-        await followed.stop()
 
 
 @asynccontextmanager

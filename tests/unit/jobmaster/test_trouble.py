@@ -270,6 +270,17 @@ async def test_a_jobmaster_that_ends_while_it_takes_jobs_lets_go_of_those_that_i
         await world.close()
 
 
+async def test_what_cannot_be_stored_of_a_job_that_is_let_go_is_not_tried_for_ever(world: JobWorld) -> None:
+    job_id = await world.submit(spec())
+    await world.until(lambda: world.phase(job_id) == "Running")
+    run = world.jobs.run_of(job_id)
+    world.keys.away = True
+    run.note("not stored yet")
+    await world.jobs.follow()
+    assert run.is_dirty and not run._kept
+    world.keys.away = False
+
+
 async def test_a_model_whose_number_is_no_more_above_all_others_gets_the_next_one(world: JobWorld) -> None:
     world.models.refusal = FailedPrecondition("version 2 is there", reason="VERSION_NOT_INCREASING")
     job_id = await world.submit(spec())

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """goal_s 0: nothing is evicted."""
+    """goal_s 0: nothing is evicted, and what was may come again."""
 
     goal_s: float = 0.0
     after_s: float = 30.0
@@ -43,7 +43,8 @@ class Node:
     def saw(self, latency_s: float, offline: int, rules: Tolerance, now: float) -> Act:
         """latency_s: of online requests, over the last window; offline: workers on the node."""
         if rules.goal_s <= 0:
-            return Act.NOTHING
+            was_evicted, self.evicted = self.evicted is not None, None
+            return Act.ADMIT if was_evicted else Act.NOTHING
         is_bad, is_good = latency_s > rules.goal_s, latency_s <= rules.goal_s * rules.clear
         self.bad_since = (now if self.bad_since is None else self.bad_since) if is_bad and offline else None
         self.good_since = (now if self.good_since is None else self.good_since) if is_good else None

@@ -1,6 +1,7 @@
 """Loans from the ask of a gateway to the workers of a job and back, over restarts of brain."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,33 @@ async def test_offline_work_that_slows_online_requests_leaves_the_node_and_comes
         world.clock.at += 6.0
     assert world.states == []
     assert (await world.job(4, 2)).workers == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["brain is started anew", "nothing is served there any more", "none is to leave"])
+async def test_offline_work_that_was_evicted_comes_back_whatever_is_forgotten(tmp_path: Path, how: str) -> None:
+    tolerance = Tolerance(goal_s=0.010, after_s=10, settle_s=20, clear_s=30)
+    world = World(tmp_path, tolerance)
+    for _ in range(3):
+        await world.job(node="node-1")
+        world.serve(1, 1, latency_s=0.050, node="node-1")
+        await world.lending.step()
+        world.clock.at += 6.0
+    assert (await world.job(node="node-1")).workers == 2
+    await world.job(4, 2)
+    assert world.states == [State.LENT]
+    if how != "nothing is served there any more":
+        if how == "none is to leave":
+            world.pool = replace(world.pool, tolerance=Tolerance())
+        await world.anew().restore()
+    node = "node-2" if how == "nothing is served there any more" else "node-1"
+    for _ in range(8):
+        await world.job(4, 2)
+        world.serve(1, 1, latency_s=0.001, node=node)
+        await world.lending.step()
+        world.clock.at += 6.0
+    assert world.states == [] and (await world.job(4, 2)).workers == 0
+
 
 
 @pytest.mark.asyncio

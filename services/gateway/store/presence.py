@@ -1,4 +1,4 @@
-"""Which gateways there are, and what each serves of objects: one entry each, which ends soon after its gateway."""
+"""Which gateways there are, and what each serves: one entry each, which ends soon after its gateway."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,7 +10,7 @@ from services.gateway.store.registry import KeyValue
 _PREFIX = "serves."
 
 
-class Replicas:
+class Presence:
     """In a bucket whose entries end by themselves."""
 
     def __init__(self, bucket: KeyValue, *, identity: str) -> None:
