@@ -245,31 +245,6 @@ async def test_a_job_that_cannot_be_read_is_shown_as_failed_and_holds_up_no_othe
         await world.close()
 
 
-async def test_a_jobmaster_that_ends_while_it_takes_jobs_lets_go_of_those_that_it_has_read() -> None:
-    world = JobWorld()
-    await world.jobs.lead()
-    try:
-        for name in ("first", "second"):
-            await world.submit(spec(name=name))
-        await world.jobs.follow()
-        get = world.keys.get
-
-        async def get_but_one(key: str) -> Any:
-            if key == "record.second":
-                raise Unavailable("no NATS")
-            return await get(key)
-
-        world.keys.get = get_but_one    # type: ignore[method-assign]  # one key of many is away
-        with pytest.raises(Unavailable):
-            await world.jobs.lead()
-        assert list(world.jobs.runners) == ["first"] and not world.jobs.buckets
-        first = world.jobs.runners["first"]
-        await world.jobs.follow()
-        assert not world.jobs.runners and all(task.done() for task in first._tasks)
-    finally:
-        await world.close()
-
-
 async def test_what_cannot_be_stored_of_a_job_that_is_let_go_is_not_tried_for_ever(world: JobWorld) -> None:
     job_id = await world.submit(spec())
     await world.until(lambda: world.phase(job_id) == "Running")
