@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import statistics
 import threading
 import time
@@ -40,6 +39,8 @@ ROUNDS, QUICK_ROUNDS = 3, 1
 ROWS, STEP_S = 100_000, 1.0
 PATIENCE_S = 300.0
 POLL_S = 0.2
+CLOCKS_S = 0.5
+"""Between the kernel's clock of starts and the one that jobmaster tells by; imports take longer."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -86,13 +87,22 @@ def _figures(rounds: list[Replaced], prefix: str = "") -> dict[str, float]:
 
 def _local_round(client: Client, archive: bytes, rows: Path, number: int) -> Replaced:
     with _job(client, archive, str(rows), f"killed-{number}", WORKERS) as job_id:
-        pids = {role.index: int(role.handle) for role in _workers(client.job(job_id))}
+        victims = [_process_of(role) for role in _workers(client.job(job_id))]
         died, boot_s = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
-        for pid in pids.values():
-            os.kill(pid, signal.SIGKILL)
-        again = _replaced(client, job_id, {str(pid) for pid in pids.values()}, WORKERS)
+        for victim in victims:
+            victim.kill()
+        again = _replaced(client, job_id, {str(victim.pid) for victim in victims}, WORKERS)
         created = tuple(_began_s(int(role.handle)) - boot_s for role in again)
     return _told(Replaced(created, tuple(role.since - died for role in again)))
+
+
+def _process_of(role: Role) -> psutil.Process:
+    """Its process, which is killed only while the pid is its own. RuntimeError where the pid is another's by now: that
+    began after this one had registered."""
+    process = psutil.Process(int(role.handle))
+    if process.create_time() > role.since + CLOCKS_S:
+        raise RuntimeError(f"worker {role.index} has ended: process {process.pid} is another one")
+    return process
 
 
 def _began_s(pid: int) -> float:
@@ -122,27 +132,28 @@ def _pods_round(archive: bytes, rows: Path, number: int) -> Replaced:
         Client(address, api_key=b64decode(key).decode()) as client,
         _job(client, archive, file, f"killed-pods-{number}", PODS, size=POD) as job_id,
     ):
-        pids = _in_pods(job_id)
-        if len(pids) != PODS:
-            raise RuntimeError(f"{len(pids)} of {PODS} workers are processes of this machine: its node is another one")
+        victims = _in_pods(job_id)
+        if len(victims) != PODS:
+            why = "processes of this machine: its node is another one"
+            raise RuntimeError(f"{len(victims)} of {PODS} workers are {why}")
         before = {role.handle for role in _workers(client.job(job_id))}
         with _first_seen(job_id) as seen:
             died = time.time()
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+            for victim in victims:
+                victim.kill()
             again = _replaced(client, job_id, before, PODS)
         created = tuple(seen[role.handle] - died for role in again)
     return _told(Replaced(created, tuple(role.since - died for role in again)))
 
 
-def _in_pods(job_id: str) -> list[int]:
-    """Workers' processes, as this machine sees them."""
+def _in_pods(job_id: str) -> list[psutil.Process]:
+    """Workers' processes, as this machine sees them; each is killed only while its pid is its own."""
     found = []
     for process in psutil.process_iter(["environ"]):
         env: Mapping[str, str] = process.info["environ"] or {}
         is_worker = env.get("RECMESH_JOB_ID") == job_id and env.get("RECMESH_ROLE") == "worker"
         if is_worker and "RECMESH_POD_IP" in env and process.name().startswith("python"):
-            found.append(process.pid)
+            found.append(process)
     return found
 
 

@@ -64,6 +64,26 @@ class SystemClock:
         await asyncio.sleep(max(0.0, delay_s))
 
 
+class LeaseClock:
+    """The same clock for who holds a lease that others see end: its monotonic seconds go on while the machine sleeps,
+    where the system tells them. Else a lease that ended meanwhile would be taken for held until the next look."""
+
+    def __init__(self, clock: Clock, *, elapsed: Callable[[], float] | None = None) -> None:
+        self._clock, self._elapsed = clock, elapsed or _since_boot
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._clock.now()
+
+    def monotonic(self) -> float:
+        """Seconds, those of a suspended machine too."""
+        return self._elapsed()
+
+    async def sleep(self, delay_s: float) -> None:
+        """The clock's own: who is to wait for the store need not wait for a machine that slept."""
+        await self._clock.sleep(delay_s)
+
+
 def _since_boot() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
@@ -71,6 +91,8 @@ def _since_boot() -> float:
 _machine = SystemClock()
 system_clock: Clock = _machine
 """The one that composition roots pass on."""
+lease_clock: Clock = LeaseClock(system_clock)
+"""The same, for leases."""
 
 
 def shift_file(folder: Path, who: str) -> Path:

@@ -38,6 +38,8 @@ class MeshError(Exception):
 
     grpc_code: ClassVar[str] = "UNKNOWN"
     http_status: ClassVar[int] = 500
+    from_server: bool = False
+    """The server that was called raised it; False: it was raised here, be it for a server that did not answer."""
 
     def __init__(
         self,

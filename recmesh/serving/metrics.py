@@ -1,15 +1,25 @@
 """What CN and HN tell of themselves as Prometheus metrics: on a port of its own (`--metrics`), or by their gateway."""
 
+import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from recmesh.runtime import net
-from recmesh.runtime.errors import InvalidArgument
+from recmesh.runtime.authorization import shows
+from recmesh.runtime.errors import InvalidArgument, Violation
+from recmesh.runtime.loopback import is_loopback
 
+IDLE_S = 10.0
+"""Who asks for nothing for so long is let go."""
+_PLAIN = ("Content-Type", "text/plain; charset=utf-8")
 _GAUGES = {
     "window_bytes": "Bytes that may be on their way to this HN",
     "in_flight_bytes": "Bytes that are",
@@ -82,15 +92,58 @@ class _Families:
         self.found[name].add_metric([*(of[each] for each in self._labels), *own.values()], value)
 
 
-def serve(address: str, state: Callable[[], Mapping[str, Any]]) -> str:
-    """Answer scrapes at `host:port` (0: a free one) from a thread; where. InvalidArgument, PortTaken."""
+def serve(address: str, state: Callable[[], Mapping[str, Any]], *, keys: Sequence[str] = ()) -> str:
+    """Answer scrapes (`/metrics`) and probes (`/healthz`) at `host:port` (0: a free one) from threads; where.
+
+    Beyond loopback scrapes must show one of `keys` (bearer, or as the password of any user); probes need none.
+    InvalidArgument, also beyond loopback without a key; PortTaken.
+    """
     host, port = net.split(address, what="metrics", setting="--metrics")
+    is_open = not is_loopback(address)
+    if is_open and not any(keys):
+        reason = f"{address} can be reached from other machines: RECMESH_METRICS_KEY or RECMESH_API_KEY must be set"
+        raise InvalidArgument(f"metrics: {reason}", violations=[Violation("--metrics", reason)])
     if port:
         net.check_free(address, what="metrics", setting="--metrics")
     registry = CollectorRegistry()
     registry.register(Told(state))
+    family = _SixServer if ":" in host else _Server
+    app = _guarded(make_wsgi_app(registry), [each for each in keys if each] if is_open else None)
     try:
-        server, _ = start_http_server(port, host, registry)
+        server = make_server(host, port, app, server_class=family, handler_class=_Handler)
     except OSError as error:
         raise InvalidArgument(f"metrics cannot be served at {address}: {error.strerror or error}") from None
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return f"{host}:{server.server_port}"
+
+
+def _guarded(metrics: WSGIApplication, keys: Sequence[str] | None) -> WSGIApplication:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/healthz":
+            start_response("200 OK", [_PLAIN])
+            return [b"ok"]
+        if keys is not None and not any(shows(each, environ.get("HTTP_AUTHORIZATION", "")) for each in keys):
+            start_response("401 Unauthorized", [_PLAIN, ("WWW-Authenticate", 'Basic realm="recmesh"')])
+            return [b"metrics need the key of metrics, or the mesh's token"]
+        if path != "/metrics":
+            start_response("404 Not Found", [_PLAIN])
+            return [b"there are /metrics and /healthz"]
+        return metrics(environ, start_response)
+
+    return app
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _SixServer(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = IDLE_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not worth a line."""

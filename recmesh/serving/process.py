@@ -20,7 +20,7 @@ from recmesh.serving.failures import describe
 from recmesh.serving.programs import framework
 from recmesh.serving.transport.sockets import SocketTransport
 
-TOKEN_VARIABLE = "RECMESH_API_KEY"
+TOKEN_VARIABLE, METRICS_VARIABLE = "RECMESH_API_KEY", "RECMESH_METRICS_KEY"
 PARENT_STALL_S = 60.0
 """A parent's event loop may be busy for long; that is no reason to give it up."""
 NO_FRAMEWORK = BAD_SETTINGS = 78
@@ -113,15 +113,17 @@ def control(given: argparse.Namespace, environment: Mapping[str, str]) -> Contro
     )  # fmt: skip
 
 
-def measured(address: str, state: Callable[[], Mapping[str, Any]]) -> bool:
-    """Answer scrapes there, if it is given; False where that cannot be, which is logged.
+def measured(address: str, state: Callable[[], Mapping[str, Any]], environment: Mapping[str, str]) -> bool:
+    """Answer scrapes there, if it is given; False where that cannot be, which is logged. Beyond loopback for the key
+    of metrics or the mesh's token.
 
     Probes ask the same address: who is told by them that this process is ready must be let in, so this comes last.
     """
     if not address:
         return True
+    keys = [environment.get(name, "") for name in (METRICS_VARIABLE, TOKEN_VARIABLE)]
     try:
-        log(f"metrics at http://{metrics.serve(address, state)}/metrics")
+        log(f"metrics at http://{metrics.serve(address, state, keys=keys)}/metrics")
     except MeshError as error:
         log(f"it cannot start: {error}")
         return False

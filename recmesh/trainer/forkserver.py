@@ -10,15 +10,12 @@ import sys
 from contextlib import suppress
 
 from recmesh.trainer.__main__ import main
-from recmesh.trainer.kernels import CACHE, unpack_kernels
 
 ROLES = ("start", "worker.role", "ps.role", "executor.role")
 
 
 def run(descriptor: int) -> int:
     """Serves; in each child the role's exit code."""
-    unpack_kernels(os.environ)
-    cache = os.environ.get(CACHE, "")
     for name in ROLES:
         importlib.import_module(f"recmesh.trainer.{name}")
     from recmesh.runtime.process.forkserver import serve
@@ -26,8 +23,6 @@ def run(descriptor: int) -> int:
 
     keep_pandas_out()
     serve(descriptor)
-    if cache:
-        os.environ[CACHE] = cache
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(f"{os.environ.get('RECMESH_ROLE')}-{os.environ.get('RECMESH_ROLE_INDEX', '0')}")
     return main()

@@ -12,6 +12,9 @@ from recmesh.runtime.settings import ServiceSettings
 from recmesh.runtime.tls import Tls
 from services.brain.domain.topology.model import APP_LABELS, NETWORK_POD_LABELS, NIC, SWITCH_LABELS, Rules
 
+LOAN_STEP_S = 60.0
+"""At most: gateways that are silent for two minutes need nothing, jobs that are for five are asked for nothing."""
+
 
 class OwnerQuota(BaseModel):
     """What all jobs of an owner may hold together."""
@@ -55,8 +58,8 @@ class LoanSettings(BaseModel):
     """Loans are renewed until so long before they must be on their way back."""
     slack_s: float = Field(default=900.0, ge=0)
     """Promised beyond the forecast's end."""
-    step_s: float = Field(default=5.0, gt=0)
-    """Between two looks."""
+    step_s: float = Field(default=5.0, gt=0, le=LOAN_STEP_S)
+    """Between two looks, and between two asks of a job: who asks more rarely is taken to be gone."""
     unit: LoanUnit = LoanUnit()
     latency_ms: float = Field(default=0.0, ge=0)
     """Workers leave a node where requests take longer than this in HNs; 0: none does."""

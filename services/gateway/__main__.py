@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from recmesh.runtime import lifecycle, telemetry
 from recmesh.runtime.bus import Bus
-from recmesh.runtime.clock import system_clock
+from recmesh.runtime.clock import lease_clock, system_clock
 from recmesh.runtime.lifecycle import Component, Loop
 from recmesh.runtime.room import Room
 from services.gateway.app.access import Access
@@ -131,7 +131,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     )
     deliveries = Deliveries(
         bus, hooks, poster,
-        Lease(bus.kv(LEASE_BUCKET, ttl_s=LEASE_TTL_S), identity=uuid.uuid4().hex, clock=system_clock),
+        Lease(bus.kv(LEASE_BUCKET, ttl_s=LEASE_TTL_S), identity=uuid.uuid4().hex, clock=lease_clock),
         job=jobs.get, clock=system_clock, patience=Patience(give_up_s=config.webhook_give_up_s), luck=random.random,
     )  # fmt: skip
     webhooks = Webhooks(
@@ -235,7 +235,7 @@ async def _objects(config: Config, bus: Bus, models: Models) -> list[Component]:
     )
     identity, leases = uuid.uuid4().hex, bus.kv(LEASE_BUCKET, ttl_s=LEASE_TTL_S)
     following = ModelObjects(
-        things, models, Lease(leases, identity=identity, clock=system_clock, key=OBJECTS),
+        things, models, Lease(leases, identity=identity, clock=lease_clock, key=OBJECTS),
         Presence(leases, identity=identity), namespace=own, clock=system_clock,
     )  # fmt: skip
     return [ApiServer(client), following, Loop("objects", following.beat)]

@@ -13,7 +13,7 @@ import grpc
 
 from recmesh.data.topics import NATS_TOKEN, NATS_URL
 from recmesh.runtime.bus import Bus
-from recmesh.runtime.clock import system_clock
+from recmesh.runtime.clock import lease_clock, system_clock
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.lifecycle import Component, Loop, main
 from recmesh.runtime.readiness import Readiness
@@ -359,7 +359,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         tensorboard=settings.tensorboard_uri or str(settings.data_dir.absolute() / "tensorboard"),
         mlflow=settings.mlflow_uri,
     )
-    fence, documents = Fence(system_clock), bus.kv(BUCKET)
+    fence, documents = Fence(lease_clock), bus.kv(BUCKET)
     context = Context(
         store=JobStore(documents, fence=fence.check),
         peers=Peers(
@@ -385,7 +385,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     )
     jobs, reconcilers = await jobs_of(settings, context, kube)
     sharing = Sharing(
-        jobs, bus.kv(LEADER_BUCKET, ttl_s=settings.leader_ttl_s), documents, fence, clock=system_clock,
+        jobs, bus.kv(LEADER_BUCKET, ttl_s=settings.leader_ttl_s), documents, fence, clock=lease_clock,
         ttl_s=settings.leader_ttl_s, name=uuid.uuid4().hex,
     )
     front = rpc.Front(sharing, connect, clock=system_clock)

@@ -1,9 +1,6 @@
 """The ops face of a service: its page, live, and what probes and Prometheus read."""
 
 import asyncio
-import base64
-import binascii
-import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -18,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
+from recmesh.runtime.authorization import shows
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.loopback import is_loopback
 from recmesh.runtime.net import split
@@ -255,7 +253,7 @@ class _Guard:
             refusal = PlainTextResponse("this server answers on loopback only", status_code=421)
         elif self._token is not None and scope.get("path") not in self.OPEN:
             tokens = self._of_metrics if scope.get("path") == "/metrics" else [self._token]
-            if not any(_knows(each, headers.get("authorization", "")) for each in tokens):
+            if not any(shows(each, headers.get("authorization", "")) for each in tokens):
                 refusal = PlainTextResponse("the ops page needs the API key", status_code=401,
                                             headers={"WWW-Authenticate": 'Basic realm="recmesh"'})
         await (refusal or self._app)(scope, receive, send)
@@ -263,16 +261,6 @@ class _Guard:
 
 def _is_local(host: str) -> bool:
     return is_loopback(host if host.rpartition(":")[2].isdigit() else f"{host}:80")
-
-
-def _knows(token: str, authorization: str) -> bool:
-    scheme, _, given = authorization.partition(" ")
-    if scheme.lower() == "basic":
-        try:
-            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return False
-    return hmac.compare_digest(given.encode(), token.encode())
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

@@ -39,6 +39,8 @@ READY = b"ready\n"
 AGAIN_S = 60.0
 """Between two attempts to start a server that has ended."""
 _SEND_S = 5.0
+_END_S = 1.0
+"""What is killed is gone by then, but where the kernel waits for a disk: all starts would wait with it."""
 _MOST_BYTES = 1 << 20
 """Of an order; environments are bounded by the kernel, at less."""
 
@@ -51,6 +53,8 @@ class ForkServer:
         self._command, self._folder = tuple(command), folder
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ending: list[subprocess.Popen[bytes]] = []
+        """Killed, and not gone yet."""
         self._socket: socket.socket | None = None
         self._env: dict[str, str] = {}
         self._is_ready, self._tried_at = False, float("-inf")
@@ -130,7 +134,11 @@ class ForkServer:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(timeout=_END_S)
+            except subprocess.TimeoutExpired:
+                self._ending.append(self._process)
+        self._ending = [each for each in self._ending if each.poll() is None]
         self._socket, self._process, self._is_ready = None, None, False
 
 

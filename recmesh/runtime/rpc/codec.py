@@ -74,10 +74,12 @@ def mesh_error(rpc_error: grpc.RpcError) -> MeshError:
     if detail is None:
         return kind(message, reason="" if kind.grpc_code == code.name else code.name)
     violations = [Violation(item.path, item.reason) for item in detail.violations]
-    return kind(
+    found = kind(
         message.removesuffix(_told(violations)), reason=detail.reason, metadata=dict(detail.metadata),
         violations=violations,
     )
+    found.from_server = True
+    return found
 
 
 def _told(violations: Sequence[Violation]) -> str:

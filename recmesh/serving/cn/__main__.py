@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         threading.Thread(target=listener.accept, args=(server.serve,), name="accept", daemon=True).start()
     if control is not None:
         control.open(lambda transport: server.serve(transport, trusted=True))
-    if not process.measured(given.metrics, server.state):
+    if not process.measured(given.metrics, server.state, os.environ):
         return process.BAD_SETTINGS
     if parent is None:
         addresses = [listener.endpoint for listener in listeners] + ([control.endpoint] if control else [])

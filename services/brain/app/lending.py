@@ -28,7 +28,8 @@ from services.brain.store import SqlStore
 KIND = "hn"
 """Whose processes take the room."""
 GONE_S = 300.0
-"""A job that has not asked for so long lends no more; what it had given up stays given up."""
+"""A job that has not asked for so long is asked for nothing more. What it has given up it still does without: silence
+is not an end, and serving may be in that room."""
 PATIENCE = 5.0
 """Times the drain's time, at least `GONE_S`: a loan that drains for longer comes to nothing."""
 STALE_S = 120.0
@@ -229,8 +230,10 @@ class Lending:
         return made
 
     async def _forget_gone(self, now: float) -> None:
-        """Jobs of which nothing is heard any more: their loans are nobody's. After a restart they have time to ask.
-        What a job does not give up in time comes to nothing, and another may be asked."""
+        """Jobs of which nothing is heard any more: what they have not heard of comes to nothing; after a restart they
+        have time to ask. What a job does not give up in time comes to nothing, too, and another may be asked. What
+        serving was given is owed on: only `leave` says that a job is no more, and one that was away for long, or whose
+        jobmaster was, would else have its workers back while serving is in their room."""
         for job_id, (heard, _) in list(self._lenders.items()):
             if now - heard > GONE_S:
                 del self._lenders[job_id]
@@ -243,11 +246,10 @@ class Lending:
         await self._put(stuck)
         if now - self._began <= GONE_S:
             return
-        gone = [
-            loan.without_lender(now) for loan in self._loans.values()
-            if loan.lender not in self._lenders and not loan.released and loan.state is not State.DRAINING
-        ]
-        await self._put(gone)
+        await self._put([
+            loan.moved(State.CANCELLED, now) for loan in self._loans.values()
+            if loan.state is State.PLANNED and loan.lender not in self._lenders
+        ])
 
     # -- the ledger --------------------------------------------------------------------------------------
 

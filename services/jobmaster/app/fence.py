@@ -1,9 +1,10 @@
 """The fence around jobs that this jobmaster holds no more: nothing is written for them, not even late.
 
 Whoever was stopped for longer than its lease believes that it still holds its buckets until it has looked. Its clock
-tells it sooner: what it writes, to the store or to a cluster, it writes within its lease or not at all. The clock
-counts from before the renewal was sent, so that the fence closes before anybody else can see the lease end. What was
-sent in time and arrives late is refused by compare-and-set, or changes nothing (names of processes are given once).
+tells it sooner, also where the machine slept (`LeaseClock`): what it writes, to the store or to a cluster, it writes
+within its lease or not at all. The clock counts from before the renewal was sent, so that the fence closes before
+anybody else can see the lease end. What was sent in time and arrives late is refused by compare-and-set, or changes
+nothing (names of processes are given once).
 """
 
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ class Fence:
     """Closed until somebody opens it."""
 
     def __init__(self, clock: Clock) -> None:
+        """clock: whose monotonic seconds are those of the lease, `LeaseClock`."""
         self._clock = clock
         self._until = float("-inf")
         self.buckets: frozenset[int] = frozenset()
@@ -30,7 +32,7 @@ class Fence:
         return self._clock.monotonic() < self._until
 
     def open_until(self, at: float) -> None:
-        """On the monotonic clock."""
+        """On the clock's monotonic line."""
         self._until = at
 
     def close(self) -> None:

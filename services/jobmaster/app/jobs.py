@@ -34,12 +34,15 @@ logger = get_logger(__name__)
 
 READS_AT_ONCE = 32
 """Of the store, by a jobmaster that takes buckets: their jobs are without one meanwhile."""
+NOT_HELD = "NOT_HELD"
 RELOAD_S = 1.0
 MAX_RELOAD_S = 10.0
 DELETE_WAIT_S = 45.0
 CHECKPOINT_WAIT_S = 60.0
 MAX_TAIL = 2000
 MAX_PAGE = 500
+_UNREADABLE = (InvalidArgument, ValueError, TypeError)
+"""What comes of documents that this version cannot read."""
 SCALABLE = ("ps", "worker", "data", "evaluator")
 
 
@@ -57,7 +60,7 @@ class NotHeld(Unavailable):
     """Another jobmaster runs this job, or will in a moment: ask that one, or again. Nothing was done."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"this jobmaster does not run job {job_id} (yet)", reason="NOT_HELD")
+        super().__init__(f"this jobmaster does not run job {job_id} (yet)", reason=NOT_HELD)
         self.job_id = job_id
 
 
@@ -108,11 +111,16 @@ class Jobs:
         await self.release(range(BUCKETS))
 
     async def hold(self, buckets: Iterable[int]) -> None:
-        """Runs the jobs of these buckets, too, from now on; their processes are found by the runners."""
+        """Runs the jobs of these buckets, too, from now on; their processes are found by the runners. Where one of them
+        could not be read none is run: what is not held is not let go either, when another takes it."""
         new = frozenset(buckets) - self.buckets
         await self.context.cluster.find_again()
         ids = [job_id for job_id in await self.context.store.job_ids() if bucket_of(job_id) in new]
-        await self._take_in(ids)
+        try:
+            await self._take_in(ids)
+        except Exception:
+            await self.release(new)
+            raise
         self.buckets |= new
         self.context.cluster.watch(self._on_change)
         logger.info("%d bucket(s) taken, %d job(s) in them; held: %d", len(new), len(ids), len(self.buckets))
@@ -143,15 +151,20 @@ class Jobs:
             await self._take_in([job_id for job_id in late if self.holds(job_id) and job_id not in self.runners])
 
     async def _take_in(self, ids: Sequence[str]) -> None:
+        """Runs all of them, those that this version cannot read aside; raises before it runs the first where the store
+        did not tell one."""
         turns = asyncio.Semaphore(READS_AT_ONCE)
         read = await asyncio.gather(*(self._read_in_turn(job_id, turns) for job_id in ids), return_exceptions=True)
+        for found in read:
+            if isinstance(found, BaseException) and not isinstance(found, _UNREADABLE):
+                raise found
         for job_id, found in zip(ids, read, strict=True):
             try:
                 if isinstance(found, BaseException):
                     raise found
                 if found is not None and job_id not in self.runners:
                     self._run(*found)
-            except (InvalidArgument, ValueError, TypeError) as error:
+            except _UNREADABLE as error:
                 logger.exception("job %s cannot be read; it is left alone", job_id)
                 self.unreadable[job_id] = unreadable.stand_in(self.context, job_id, why=str(error))
 

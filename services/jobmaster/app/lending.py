@@ -18,8 +18,8 @@ logger = get_logger(__name__)
 LOOK_S = 1.0
 MATTER = "loan"
 ASKING = frozenset({Phase.RUNNING, Phase.SCALING})
-LEAST_S, MOST_S = 1.0, 300.0
-"""Between two asks, whatever brain says."""
+LEAST_S, MOST_S = 1.0, 60.0
+"""Between two asks, whatever brain says; it counts on no job that is silent for five minutes."""
 
 
 class Lender:

@@ -14,6 +14,8 @@ logger = get_logger(__name__)
 
 POLL_S = 0.5
 RATE_WINDOW_S = 3.0
+TOPICS_S = 180.0
+"""What was told of topics is taken for so long after it was told last; then it is not known."""
 
 
 class QueueWatch:
@@ -23,7 +25,9 @@ class QueueWatch:
         self._run = run
         self._base: tuple[float, int] | None = None
         self._topics: QueueProgress | None = None
-        """Newest that told of topics."""
+        """Newest that told of topics, ..."""
+        self._topics_at = 0.0
+        """... and when."""
 
     async def watch(self) -> None:
         """Runs until it is cancelled; while shardsvc is away nothing is known, and nothing is lost."""
@@ -77,10 +81,14 @@ class QueueWatch:
             run.wake()
 
     def _with_topics(self, progress: QueueProgress) -> QueueProgress:
-        """A shardsvc that has just begun knows no topic before its first look: no lag would be taken for none."""
-        known = self._topics
-        if progress.partitions or known is None:
-            self._topics = progress if progress.partitions else None
+        """A shardsvc that has just begun knows no topic before its first look: no lag would be taken for none.
+        One that never looks again tells nothing: an old lag would be taken for today's."""
+        known, now = self._topics, self._run.context.clock.now()
+        if progress.partitions:
+            self._topics, self._topics_at = progress, now
+            return progress
+        if known is None or now - self._topics_at > TOPICS_S:
+            self._topics = None
             return progress
         return replace(
             progress, partitions=known.partitions, lag_messages=known.lag_messages, lag_s=known.lag_s,

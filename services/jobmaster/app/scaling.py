@@ -51,8 +51,8 @@ class Scaler:
             self._conclude("overtaken: the job does not train now")
             return
         now, queue = run.context.clock.now(), run.queue
-        if queue is None:
-            return
+        if queue is None or not queue.partitions:
+            return                  # what comes in is not known
         window_s = _window_s(rules)
         beats = run.vitals.of("worker")
         self._flow.hear(

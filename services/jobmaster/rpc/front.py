@@ -17,9 +17,9 @@ from recmesh.pb import jobmaster_pb2 as pb
 from recmesh.pb.jobmaster_pb2_grpc import JobsStub, RunsStub
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.deadline import remaining_s
-from recmesh.runtime.errors import DeadlineExceeded, Unavailable
+from recmesh.runtime.errors import DeadlineExceeded, NotFound, Unavailable
 from services.jobmaster.app.fence import LEASE_OVER
-from services.jobmaster.app.jobs import MAX_PAGE, NotHeld
+from services.jobmaster.app.jobs import MAX_PAGE, NOT_HELD, NotHeld
 from services.jobmaster.app.members import Member
 from services.jobmaster.domain.shards import BUCKETS
 
@@ -33,8 +33,9 @@ LOOK_S = 0.25
 LIST_S = 5.0
 LONGEST_S = 90.0
 """Of a call that is passed on and has no deadline of its own: `Record` waits for a minute at most."""
-_MOVED = frozenset({"", "CANCELLED", "NOT_HELD", LEASE_OVER, "UNREACHABLE"})
-"""Reasons for which another look at who holds the job helps."""
+_MOVED = frozenset({NOT_HELD, LEASE_OVER})
+"""Reasons for which another look at who holds the job helps. What a use case itself lacks (shardsvc is away) has
+others, and is told at once."""
 
 Reply = TypeVar("Reply")
 Service = type[JobsStub] | type[RunsStub]
@@ -71,28 +72,41 @@ class Front:
 
     async def answer(
         self, service: Service, method: str, request: Any, name: str, here: Callable[[], Awaitable[Reply]],
-        context: Any,
+        context: Any, *, done: Reply | None = None,
     ) -> Reply:
         """`here` answers where this jobmaster runs the jobs of this name; else the reply of the one that does.
-        Unavailable when nobody does for so long."""
+        Unavailable when nobody does for so long.
+
+        done: what is answered when nothing is found any more after an attempt whose answer did not come.
+        """
         if is_passed_on(context):
             return await here()
         left_s = remaining_s()
         patience_s = PATIENCE_S if left_s is None else min(PATIENCE_S, left_s - MARGIN_S)
         until = self._clock.monotonic() + patience_s
+        may_be_done = False
         while True:
+            is_here = True
             try:
                 member = self._replicas.holder_of(name)
                 if member is None:
                     raise NotHeld(name)
-                if self._replicas.is_self(member):
+                is_here = self._replicas.is_self(member)
+                if is_here:
                     return await here()
                 reply: Reply = await self._while_held(member, name, service, method, request)
                 return reply
+            except NotFound:
+                if done is None or not may_be_done:
+                    raise
+                return done
             except Unavailable as error:
                 is_other = isinstance(error, NotHeld) and error.job_id != name
-                if is_other or error.reason not in _MOVED or self._clock.monotonic() >= until:
+                is_unanswered = not is_here and not error.from_server
+                is_moved = is_unanswered or error.reason in _MOVED
+                if is_other or not is_moved or self._clock.monotonic() >= until:
                     raise
+                may_be_done |= is_unanswered or error.reason == LEASE_OVER
             await self._replicas.seen(timeout_s=LOOK_S)
 
     async def _while_held(self, member: Member, name: str, service: Service, method: str, request: Any) -> Any:
@@ -108,7 +122,7 @@ class Front:
                 if call.done():
                     return call.result()
                 if self._replicas.holder_of(name) != member and not self._lives(member):
-                    raise Unavailable(f"the jobmaster at {member.address} is gone", reason="NOT_HELD")
+                    raise Unavailable(f"the jobmaster at {member.address} is gone", reason=NOT_HELD)
         finally:
             call.cancel()
 
@@ -146,7 +160,7 @@ class Front:
             if len({bucket for reply in replies for bucket in reply.buckets}) == BUCKETS:
                 return merged(replies, limit=request.limit)
             if self._clock.monotonic() >= until:
-                raise Unavailable("some jobs change hands at this moment", reason="NOT_HELD")
+                raise Unavailable("some jobs change hands at this moment", reason=NOT_HELD)
             await self._replicas.seen(timeout_s=LOOK_S)
 
     async def _all_pages(

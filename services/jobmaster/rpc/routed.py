@@ -21,10 +21,11 @@ class RoutedJobs(grpc_pb.JobsServicer):
         self._front, self._here = front, here
 
     async def _by_job(
-        self, method: str, answer: Callable[[Request, Any], Awaitable[Reply]], request: Request, context: Any
+        self, method: str, answer: Callable[[Request, Any], Awaitable[Reply]], request: Request, context: Any, *,
+        done: Reply | None = None,
     ) -> Reply:
         return await self._front.answer(
-            JobsStub, method, request, request.job_id, lambda: answer(request, context), context
+            JobsStub, method, request, request.job_id, lambda: answer(request, context), context, done=done
         )
 
     async def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.Job:
@@ -73,7 +74,7 @@ class RoutedJobs(grpc_pb.JobsServicer):
 
     async def Delete(self, request: pb.JobRequest, context: Any) -> pb.DeleteReply:
         """Remove the job."""
-        return await self._by_job("Delete", self._here.Delete, request, context)
+        return await self._by_job("Delete", self._here.Delete, request, context, done=pb.DeleteReply())
 
     async def Logs(self, request: pb.LogsRequest, context: Any) -> pb.LogsReply:
         """The last lines of its processes."""

@@ -59,6 +59,7 @@ def test_what_may_be_lent_comes_as_json_and_nothing_is_lent_without() -> None:
     [
         ('{"own": -1, "most": 1}', "RECMESH_LOANS.own"), ('{"own": 1}', "RECMESH_LOANS.most"),
         ('{"own": 1, "most": 1, "unit": {"cpu": 0}}', "RECMESH_LOANS.unit.cpu"), ("4", "RECMESH_LOANS"),
+        ('{"own": 1, "most": 1, "step_s": 300}', "RECMESH_LOANS.step_s"),
     ],
 )  # fmt: skip
 def test_wrong_rules_of_loans_are_refused_by_their_field(given: str, path: str) -> None:

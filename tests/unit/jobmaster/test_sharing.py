@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
+from recmesh.runtime.clock import Clock, LeaseClock
 from recmesh.runtime.errors import Unavailable
 from services.jobmaster.app.fence import Fence
 from services.jobmaster.app.sharing import LEADER, SHARED, Sharing
@@ -60,10 +61,11 @@ class FakeJobs:
 
 
 class Replica:
-    def __init__(self, name: str, sessions: FakeKeys, store: FakeKeys) -> None:
-        self.jobs, self.fence = FakeJobs(), Fence(LoopClock())
+    def __init__(self, name: str, sessions: FakeKeys, store: FakeKeys, clock: Clock | None = None) -> None:
+        clock = clock or LoopClock()
+        self.jobs, self.fence = FakeJobs(), Fence(clock)
         self.sharing = Sharing(
-            self.jobs, sessions, store, self.fence, clock=LoopClock(), ttl_s=TTL_S, name=name,  # type: ignore[arg-type]  # what it needs
+            self.jobs, sessions, store, self.fence, clock=clock, ttl_s=TTL_S, name=name,  # type: ignore[arg-type]  # what it needs
             address=f"{name}:1",
         )
 
@@ -205,3 +207,13 @@ async def test_the_store_writes_nothing_of_jobs_beyond_the_fence() -> None:
     await store.save_events(JOB, [{"id": "1"}])
     await store.save_events(JOB, [{"id": "2"}])
     assert await store.events(JOB) == [{"id": "2"}]
+
+
+async def test_a_lease_that_ended_while_the_machine_slept_is_known_to_be_over_at_once() -> None:
+    asleep_s = 0.0
+    clock = LeaseClock(LoopClock(), elapsed=lambda: LoopClock().monotonic() + asleep_s)
+    one = Replica("one", ExpiringKeys(), FakeKeys(), clock=clock)
+    await one.step()
+    assert one.may_write("ads-1")
+    asleep_s = TTL_S
+    assert not one.may_write("ads-1"), "before any look at the store"

@@ -15,6 +15,7 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.events import Event, catalog
+from services.jobmaster.app.queue import TOPICS_S
 from services.jobmaster.config import JobmasterSettings
 from services.jobmaster.domain.limits import Limits
 from services.jobmaster.domain.vitals import Beat
@@ -96,6 +97,21 @@ async def test_lag_stays_as_it_was_told_until_a_shardsvc_that_has_just_begun_has
     assert run.queue is not None and run.queue.series == ("topic/clicks",)
     world.shards.has_just_begun, world.shards.lag_messages = False, 7
     await world.until(lambda: run.status.lag_messages == 7)
+
+
+async def test_lag_of_which_shardsvc_tells_nothing_for_minutes_is_not_known_any_more(world: JobWorld) -> None:
+    world.shards.total, world.shards.arrivals_per_s, world.shards.lag_messages = 1_000_000, 10.0, 40
+    job_id = await world.submit(spec(checkpoint={"every_s": 1000.0}))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: run.status.lag_messages == 40)
+    world.shards.has_just_begun = True
+    await world.clock.sleep(TOPICS_S / 2)
+    assert (run.status.partitions, run.status.lag_messages) == (1, 40)
+    await world.clock.sleep(TOPICS_S / 2 + 5.0)
+    assert (run.status.partitions, run.status.lag_messages, run.status.lag_s) == (0, 0, 0.0)
+    assert run.queue is not None and run.queue.partitions == 0
+    world.shards.has_just_begun, world.shards.lag_messages = False, 7
+    await world.until(lambda: (run.status.partitions, run.status.lag_messages) == (1, 7))
 
 
 async def test_a_snapshot_that_cannot_be_stored_is_aborted_and_its_number_lost(world: JobWorld) -> None:
@@ -241,31 +257,6 @@ async def test_a_job_that_cannot_be_read_is_shown_as_failed_and_holds_up_no_othe
         with pytest.raises(NotFound):
             world.jobs.run_of(first)
         assert f"job.{first}" not in world.keys.data
-    finally:
-        await world.close()
-
-
-async def test_a_jobmaster_that_ends_while_it_takes_jobs_lets_go_of_those_that_it_has_read() -> None:
-    world = JobWorld()
-    await world.jobs.lead()
-    try:
-        for name in ("first", "second"):
-            await world.submit(spec(name=name))
-        await world.jobs.follow()
-        get = world.keys.get
-
-        async def get_but_one(key: str) -> Any:
-            if key == "record.second":
-                raise Unavailable("no NATS")
-            return await get(key)
-
-        world.keys.get = get_but_one    # type: ignore[method-assign]  # one key of many is away
-        with pytest.raises(Unavailable):
-            await world.jobs.lead()
-        assert list(world.jobs.runners) == ["first"] and not world.jobs.buckets
-        first = world.jobs.runners["first"]
-        await world.jobs.follow()
-        assert not world.jobs.runners and all(task.done() for task in first._tasks)
     finally:
         await world.close()
 

@@ -1,11 +1,12 @@
 """A clock that is set makes nobody wait or hurry: it is followed slowly, and never backwards."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from recmesh.runtime import clock, gates
-from recmesh.runtime.clock import SLEW, SystemClock
+from recmesh.runtime.clock import SLEW, LeaseClock, SystemClock
 
 
 class Machine:
@@ -62,3 +63,17 @@ def test_only_a_chaos_run_shifts_a_clock(tmp_path: Path) -> None:
     finally:
         clock.shift_file(tmp_path, "jobmaster").unlink()
         clock.install({gates.FOLDER: str(tmp_path)}, who="jobmaster")
+
+
+def test_a_lease_goes_on_while_the_machine_sleeps(machine: Machine, followed: SystemClock) -> None:
+    leases = LeaseClock(followed, elapsed=lambda: machine.elapsed)
+    began, awake = leases.monotonic(), followed.monotonic()
+    machine.elapsed += 3_600.0
+    assert leases.monotonic() - began == 3_600.0 and followed.monotonic() - awake < 3_600.0
+    assert leases.now() == followed.now()
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system does not tell the time that it slept")
+def test_leases_are_counted_from_the_boot(followed: SystemClock) -> None:
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= LeaseClock(followed).monotonic() <= time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -33,7 +33,7 @@ class PodSettings:
     owner: Object | None = None
     """An owner reference: when it is deleted, so are the pods."""
     secret: str = "recmesh"
-    """A Secret that holds the mesh's token under `api-key`."""
+    """A Secret that holds the mesh's token under `api-key`, and what lets Prometheus in under `metrics-key`."""
     tls_secret: str = ""
     """A Secret with `tls.crt`, `tls.key` and `ca.crt`, which all mount at `TLS`; empty: they speak in clear."""
     tls_name: str = ""
@@ -97,7 +97,7 @@ def _spec(
             "RECMESH_TLS_CERT": f"{TLS}/tls.crt", "RECMESH_TLS_KEY": f"{TLS}/tls.key",
             "RECMESH_TLS_CA": f"{TLS}/ca.crt", "RECMESH_TLS_SERVER_NAME": settings.tls_name,
         }
-    probe: Object = {"httpGet": {"path": "/metrics", "port": "http"}}
+    probe: Object = {"httpGet": {"path": "/healthz", "port": "http"}}
     return {
         "restartPolicy": "Never",                # another is another pod, and the gateway's to decide
         "terminationGracePeriodSeconds": settings.grace_s,
@@ -114,6 +114,9 @@ def _spec(
                 *({"name": each, "value": value.replace("$(", "$$(")} for each, value in sorted(environment.items())),
                 *({"name": each, "value": value} for each, value in certificates.items()),
                 {"name": "RECMESH_API_KEY", "valueFrom": {"secretKeyRef": {"name": settings.secret, "key": "api-key"}}},
+                {"name": "RECMESH_METRICS_KEY", "valueFrom": {
+                    "secretKeyRef": {"name": settings.secret, "key": "metrics-key", "optional": True},
+                }},                              # Secrets of old have none
             ],
             "ports": [
                 {"name": "data", "containerPort": DATA_PORT}, {"name": "control", "containerPort": CONTROL_PORT},

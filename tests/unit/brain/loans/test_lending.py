@@ -164,6 +164,42 @@ async def test_the_room_of_a_job_that_ended_stays_with_serving_until_the_peak_is
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_job_that_was_away_for_long_has_nothing_back_while_serving_is_in_its_room(
+    world: World, is_restarted: bool
+) -> None:
+    await world.lent()
+    if is_restarted:
+        await world.anew().restore()
+    for _ in range(3):
+        world.clock.at += GONE_S + 1
+        world.serve(3, 3)
+        await world.lending.step()
+        assert world.states == [State.LENT] * 2 and world.room(3).replicas == 3
+    assert (await world.job(2, 4)).workers == 4, "it goes on doing without"
+    world.serve(3, 1)
+    await world.lending.step()
+    world.clock.at += GONE_S + 1
+    world.serve(2, 1)
+    await world.lending.step()
+    assert world.states == [State.RETURNING]
+    assert (await world.job(2, 4)).workers == 2, "serving has left one of them"
+
+
+@pytest.mark.asyncio
+async def test_of_a_job_that_is_away_for_long_nothing_more_is_expected(world: World) -> None:
+    await world.job()
+    world.serve(1, 3)
+    await world.lending.step()
+    assert world.states == [State.PLANNED] * 2
+    world.clock.at += GONE_S + 1
+    world.serve(1, 3)
+    await world.lending.step()
+    assert world.states == [], "it had not heard of it, and is not asked again"
+    assert (await world.job()).workers == 0
+
+
+@pytest.mark.asyncio
 async def test_a_job_that_does_not_give_is_not_waited_for_without_end(world: World) -> None:
     await world.job()
     world.serve(1, 3)
