@@ -56,6 +56,20 @@ class Caller:
         fitting = [each for each in self.namespaces if model.startswith(each + NAMESPACE_END)]
         return max(fitting, key=len, default="")
 
+    def reaches_dataset(self, name: str) -> bool:
+        """True when the dataset is in one of the namespaces, where there are any; the admin's are no limit."""
+        return not self.namespaces or ADMIN in self.scopes or any(
+            name.startswith(namespace + NAMESPACE_END) for namespace in self.namespaces
+        )
+
+    def check_dataset(self, name: str) -> None:
+        """PermissionDenied unless the dataset is one of the caller's."""
+        if not self.reaches_dataset(name):
+            wanted = " or ".join(f"{namespace}{NAMESPACE_END}NAME" for namespace in self.namespaces)
+            raise PermissionDenied(
+                f"{self.name} may use datasets {wanted} alone, not {name!r}", reason="WRONG_NAMESPACE"
+            )
+
     @property
     def makes_topics(self) -> bool:
         """Who may only run models makes none: each is a stream with a share of the disk."""
