@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recmesh.runtime.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Violation
+from recmesh.spec.namespaces import NAMESPACE_END, unfit
 
 INFER, MODELS, JOBS, ADMIN = "infer", "models", "jobs", "admin"
 SCOPES = (INFER, MODELS, JOBS, ADMIN)
 """Run models and read of them; register, load and route them; everything else under /v1; all, with the pages."""
 SERIES_OF_MESH = ("model", "job", "topic")
-NAMESPACE_END = "--"
-"""A model `ads--ctr` is `ctr` of the namespace `ads`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +165,9 @@ def parse(name: str, document: Mapping[str, Any], path: str) -> Caller:
     ]
     models = _texts(document, "models", path, wrong) or ("*",)
     namespaces = _texts(document, "namespaces", path, wrong)
+    wrong += [
+        Violation(f"{path}.namespaces", reason) for namespace in namespaces if (reason := unfit(namespace))
+    ]
     wrong += [
         Violation(f"{path}.{name}", "is empty: leave it out, if there is no limit") for name in ("models", "namespaces")
         if document.get(name) == []

@@ -17,8 +17,9 @@ from recmesh.crd.kinds import REFUSED, ModelServiceStatus
 from recmesh.crd.kinds import ModelService as Spec
 from recmesh.crd.telling import MAX_MESSAGE, Told, kept, moment, word, words
 from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
+from recmesh.spec.namespaces import NAMESPACE_END, unfit
 from services.gateway.domain import traffic as traffic_rules
-from services.gateway.domain.callers import MESH, MODELS, NAMESPACE_END, Caller
+from services.gateway.domain.callers import MESH, MODELS, Caller
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.traffic import Traffic
 
@@ -58,6 +59,8 @@ def asked(thing: Mapping[str, Any], *, own_namespace: str) -> Asked:
     model = spec.model or str(metadata["name"])
     wrong: list[Violation] = []
     name = model if is_own else namespace + NAMESPACE_END + model
+    if not is_own and (reason := unfit(namespace)):
+        wrong.append(Violation("metadata.namespace", reason))
     if len(name) > MAX_NAME:
         wrong.append(Violation("model", f"{name} has more than {MAX_NAME} characters"))
     traffic = None

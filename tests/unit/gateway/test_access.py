@@ -159,6 +159,16 @@ def test_an_empty_list_is_not_taken_for_everything(name: str) -> None:
     assert [item.path for item in caught.value.violations] == [f"keys[0].{name}"]
 
 
+@pytest.mark.parametrize("namespace", ["ads--eu", "ads-", "-ads"])
+def test_a_key_has_no_namespace_whose_names_could_be_another_s(namespace: str) -> None:
+    """`ads--eu--ctr` would be `ctr` of it, and `eu--ctr` of `ads`."""
+    with pytest.raises(InvalidArgument) as caught:
+        parse("reader", {"scopes": ["infer"], "namespaces": ["ads", namespace]}, "keys[0]")
+    (violation,) = caught.value.violations
+    assert violation.path == "keys[0].namespaces" and "another namespace's" in violation.reason
+    assert parse("reader", {"namespaces": ["ads", "ads-eu"]}, "keys[0]").namespaces == ("ads", "ads-eu")
+
+
 @pytest.mark.asyncio
 async def test_a_key_above_its_rate_is_told_when_to_come_back(tmp_path: Path) -> None:
     made, clock = await serving(tmp_path), FakeClock()

@@ -271,6 +271,20 @@ async def test_an_object_of_another_namespace_has_models_and_folders_of_its_own(
     assert one.serves("play--good", "1")
 
 
+async def test_an_object_is_refused_whose_namespace_s_names_could_be_another_s(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    uri = one.made.folder("a--b--c")
+    one.things.put("c", {"uri": uri}, namespace="a--b")
+    one.things.put("b--c", {"uri": uri}, namespace="a")
+    await one.look()
+    told = one.things.status("c", namespace="a--b")
+    assert told["phase"] == "Refused" and "metadata.namespace: 'a--b' has '--' in it" in told["message"]
+    assert one.things.status("b--c", namespace="a")["model"] == "a--b--c" and one.serves("a--b--c", "1")
+    one.things.ask_to_delete("c", namespace="a--b")
+    await one.look()
+    assert ("a--b", "c") not in one.things.things and one.serves("a--b--c", "1")
+
+
 async def test_objects_go_with_the_namespace_of_their_gateway(tmp_path: Path) -> None:
     one = await follower(tmp_path)
     one.things.put("tiny", {"uri": one.made.folder()})
