@@ -13,6 +13,8 @@ from services.jobmaster.domain.objects import is_foreign
 from services.jobmaster.domain.phase import ENDED
 
 PENDING, READY, DELETING = "Pending", "Ready", "Deleting"
+OVER = frozenset({*ENDED, REFUSED})
+"""Phases of objects whose jobs use nothing: they have ended, or there is none."""
 MAX_NAME = 63
 MOST_JOBS = 20
 """That a status names."""
@@ -58,7 +60,7 @@ def users(dataset: Mapping[str, Any], jobs: Iterable[Mapping[str, Any]]) -> list
         str(job["metadata"]["name"]) for job in jobs
         if job["metadata"]["namespace"] == metadata["namespace"] and not is_foreign(job)
         and (job.get("spec") or {}).get("dataset") == metadata["name"]
-        and (job.get("status") or {}).get("phase") not in ENDED
+        and (job.get("status") or {}).get("phase") not in OVER
     )
 
 

@@ -211,9 +211,11 @@ async def test_only_jobs_that_live_in_its_namespace_use_a_dataset() -> None:
     jobs = [
         thing("b", dataset="clicks"), thing("a", dataset="clicks") | {"status": {"phase": "Suspended"}}, ended,
         thing("other", dataset="views"), thing("far", "play", dataset="clicks"), thing("inline"),
+        thing("wrong", dataset="clicks") | {"status": {"phase": "Refused"}},
+        thing("waiting", dataset="clicks") | {"status": {"phase": "Pending"}},
         thing("theirs", dataset="clicks", managed_by="kueue.x-k8s.io/multikueue"),
     ]
-    assert rules.users(dataset, jobs) == ["a", "b"]
+    assert rules.users(dataset, jobs) == ["a", "b", "waiting"]
 
 
 async def test_datasets_and_jobs_are_refused_whose_namespace_s_names_could_be_another_s(world: DatasetWorld) -> None:
