@@ -117,6 +117,8 @@ def needed(method: str, path: str) -> tuple[str, str]:
             return INFER, ""
         case ["v1", "models", name, *_]:
             return INFER if method == "GET" else MODELS, name.partition(":")[0]
+        case ["v1", "serving"]:
+            return INFER, ""
         case ["v1", "labels"]:
             return INFER, ""
         case ["v1", "models"]:

@@ -69,7 +69,8 @@ async def serving(root: Path) -> Gateway:
         ("POST", "/v2/repository/index", "infer", ""), ("GET", "/v1/models/m", "infer", "m"),
         ("POST", "/v1/models/m:load", "models", "m"), ("PUT", "/v1/models/m/traffic", "models", "m"),
         ("POST", "/v1/models", "models", ""), ("POST", "/v1/jobs", "jobs", ""), ("GET", "/", "admin", ""),
-        ("GET", "/metrics", "admin", ""),
+        ("GET", "/metrics", "admin", ""), ("GET", "/v1/serving", "infer", ""), ("GET", "/v1/models", "infer", ""),
+        ("GET", "/v1/datasets", "jobs", ""),
     ],
 )  # fmt: skip
 def test_what_a_request_needs(method: str, path: str, scope: str, model: str) -> None:
