@@ -74,11 +74,12 @@ def delete_dataset(
     name: NameArgument,
     force: Annotated[bool, typer.Option("--force", help="Though jobs that have not ended use it.")] = False,
     home: HomeOption = None,
+    shape: ShapeOption = Shape.TABLE,
 ) -> None:
     """Forget a dataset's name; its files stay."""
     with connect(home) as mesh:
         mesh.remove_dataset(name, force=force)
-    print(f"Deleted {name}.")
+    output.print_done({"deleted": name}, shape, f"{name} is deleted.")
 
 
 def inspect(file: FileArgument, home: HomeOption = None, shape: ShapeOption = Shape.TABLE) -> None:

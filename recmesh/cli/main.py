@@ -28,6 +28,7 @@ from recmesh.cli import (
     top_verbs,
     webhook_verbs,
 )
+from recmesh.cli.connect import TYPED_CA_FILE
 from recmesh.cli.exit_codes import ExitCode, exit_code, summary
 from recmesh.cli.output import print_error
 from recmesh.cli.verbs import group
@@ -57,14 +58,14 @@ def settings(
     ca_file: Annotated[
         str,
         typer.Option(
-            help="Certificates (PEM) to trust of an https:// mesh (default: $RECMESH_CA_FILE, else the system's).",
+            help="Certificates (PEM) to trust of an https:// mesh (default: the context's, else $RECMESH_CA_FILE's, "
+            "else the system's).",
             metavar="FILE", show_default=False,
         ),
     ] = "",
 ) -> None:
     """Before each verb."""
-    if ca_file:
-        os.environ["RECMESH_CA_FILE"] = ca_file
+    TYPED_CA_FILE.set(ca_file)
     if context:
         os.environ["RECMESH_CONTEXT"] = context
         os.environ.pop("RECMESH_URL", None)      # what is typed is meant

@@ -13,7 +13,7 @@ from recmesh.cli.connect import connect
 from recmesh.cli.job_verbs import JOB_COLUMNS, job_row, role_row
 from recmesh.cli.options import HomeOption, ShapeOption
 from recmesh.cli.output import Shape
-from recmesh.runtime.errors import NotFound
+from recmesh.runtime.errors import NotFound, PermissionDenied
 
 if TYPE_CHECKING:
     from recmesh.client import Client, Job
@@ -107,7 +107,7 @@ def look(mesh: "Client", before: Look | None = None) -> Look:
     at = time.time()
     try:
         models = mesh.serving()
-    except NotFound:            # a gateway of a version before this
+    except (NotFound, PermissionDenied):    # a gateway of a version before this; a key for jobs alone
         models = []
     return Look(at, jobs, nodes(jobs, at=at, before=before), models)
 

@@ -6,6 +6,7 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -78,21 +79,23 @@ class Client:
     @classmethod
     def find(
         cls, *, home: Path | str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 30.0,
-        waiting: Callable[[str], None] | None = None,
+        ca_file: str = "", waiting: Callable[[str], None] | None = None,
     ) -> Self:
         """The mesh that `recmesh.client.find.meant` says is meant: by the data folder `home`, $RECMESH_URL, a context
         (`recmesh context`), or `.recmesh` here.
 
         Unavailable when there is none, or it is stopped. The API key is the context's, else $RECMESH_API_KEY; and
-        certificates to trust are the context's, else $RECMESH_CA_FILE's.
+        certificates to trust are those of `ca_file`, else the context's, else $RECMESH_CA_FILE's.
         """
         env = os.environ if env is None else env
         place = meant(home, env)
+        if ca_file:
+            place = replace(place, ca_file=ca_file)
         key = place.key() or env.get("RECMESH_API_KEY", "")
         forward = Forward(place, timeout_s=timeout_s) if place.namespace else None
         url = forward.url if forward else place.url or gateway_of(place.home)
-        ca_file = place.ca_file or env.get("RECMESH_CA_FILE", "")
-        return cls(url, api_key=key, timeout_s=timeout_s, ca_file=ca_file, forward=forward, waiting=waiting)
+        trusted = place.ca_file or env.get("RECMESH_CA_FILE", "")
+        return cls(url, api_key=key, timeout_s=timeout_s, ca_file=trusted, forward=forward, waiting=waiting)
 
     def __enter__(self) -> Self:
         return self

@@ -212,7 +212,7 @@ class ModelServiceStatus(Spec):
     model: str | None = None
     """The name that requests use: `spec.model`; NAMESPACE--NAME where the object is not in the mesh's own namespace."""
     phase: str | None = None
-    """Pending, Loading, Ready, Failed, Unloaded, Refused."""
+    """Pending, Loading, Ready, Failed, Unloaded, Refused, Deleting."""
     reason: str | None = None
     message: str | None = Field(default=None, max_length=4096)
     version: str | None = None

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from recmesh.spec.base import EntryPoint, Fault, Label, Name, PositiveInt, Spec, json_faults, rule
 from recmesh.spec.dataset import DatasetSpec
+from recmesh.spec.namespaces import NAMESPACE_END
 from recmesh.spec.policies import CleanPodPolicy, PodFailurePolicy, PodGroupPolicy
 from recmesh.spec.quantity import CPU, LEAST_MEMORY_BYTES, MIB, Memory, memory_fault
 from recmesh.spec.scaling import Scaling
@@ -361,7 +362,7 @@ class Export(Spec):
     def name_for(self, job: str) -> str:
         """The model's name when the job's is this."""
         name = self.model_name or job
-        return f"{self.namespace}--{name}" if self.namespace else name
+        return f"{self.namespace}{NAMESPACE_END}{name}" if self.namespace else name
 
 
 class Tracking(Spec):

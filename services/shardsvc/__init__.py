@@ -4,7 +4,7 @@ Owns  the registry of datasets (JetStream KV), the task log of every job (JetStr
       and the queue of leases (Valkey, by atomic scripts; may be lost whole without harm).
 RPCs  Inspect, RegisterDataset, GetDataset, ListDatasets, RemoveDataset; OpenRun, CloseRun, Lease, Renew,
       ReleaseWorker, Reconcile, Progress.
-Out   run.opened, lease.requeued, dataset.registered.
+Out   run.opened, lease.requeued, dataset.registered, dataset.removed.
 In    nothing.
 
 Positions are immutable and their log is durable before the first lease. Everything else here is a hint:

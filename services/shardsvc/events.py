@@ -1,4 +1,5 @@
-"""Facts that shardsvc tells: run.opened, lease.requeued, dataset.registered, topic.observed, rates.observed.
+"""Facts that shardsvc tells: run.opened, lease.requeued, dataset.registered, dataset.removed, topic.observed,
+rates.observed.
 
 It listens to none. None of them decides anything: the task log, the run and the queue do. So they are sent in the
 background, and a bus that is away never holds up a lease.

@@ -377,6 +377,14 @@ class DatasetRegistered(Payload):
     tasks: int = 0
 
 
+class DatasetRemoved(Payload):
+    """A dataset's name was forgotten."""
+
+    name: str
+    revision: int
+    """The newest that it had."""
+
+
 class RunOpened(Payload):
     """A run's queue was opened for a generation."""
 
@@ -413,6 +421,9 @@ LEASE_REQUEUED = EVENTS.add(
 )
 DATASET_REGISTERED = EVENTS.add(
     EventType("dataset.registered", "shardsvc", DatasetRegistered, "A dataset was indexed.")
+)
+DATASET_REMOVED = EVENTS.add(
+    EventType("dataset.removed", "shardsvc", DatasetRemoved, "A dataset's name was forgotten; its files stay.")
 )
 TOPIC_OBSERVED = EVENTS.add(
     EventType("topic.observed", "shardsvc", TopicObserved, "The lag of a job behind its topics was measured.")

@@ -20,6 +20,7 @@ from recmesh.runtime.errors import (
 )
 from recmesh.serving.card import ENSEMBLE, ModelCard
 from recmesh.serving.settings import ServingSettings
+from recmesh.spec.namespaces import NAMESPACE_END
 from services.gateway.app.foreign import adopted
 from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Fact, Inspect, Runtimes, TellModel
@@ -28,7 +29,7 @@ from services.gateway.app.serving import Serving, ServingLimits
 from services.gateway.domain import ensemble, inference
 from services.gateway.domain import models as rules
 from services.gateway.domain import traffic as traffic_rules
-from services.gateway.domain.callers import MESH, MODELS, NAMESPACE_END, Caller
+from services.gateway.domain.callers import MESH, MODELS, Caller
 from services.gateway.domain.inference import InferRequest, InferResponse
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.traffic import Traffic

@@ -229,7 +229,21 @@ class ModelObjects:
     # -- its end -----------------------------------------------------------------------------------------
 
     async def _end(self, thing: Object, known: Known) -> float | None:
-        """Unregistered, and so unloaded by every gateway."""
+        """Its versions go, and then the object; why they cannot is told, and it is tried again."""
+        try:
+            again_s = await self._remove(thing, known)
+        except MeshError as error:
+            if not isinstance(error, (Aborted, NotFound)):          # these are gone, or others, at the next look
+                await self._tell(thing, rules.held(thing, error, now=self._clock.now()))
+            if not isinstance(error, CallerError) or isinstance(error, NotFound):
+                raise
+            return LOOK_S
+        if again_s is None and is_held(thing, MODEL_FINALIZER):
+            await self._things.hold(thing, held=False)
+        return again_s
+
+    async def _remove(self, thing: Object, known: Known) -> float | None:
+        """Unregistered, and so unloaded by every gateway; seconds after which to look again, if it is too early."""
         status = thing.get("status") or {}
         model = known.model or str(status.get("model") or "")
         records = await self._models.versions(model) if model else []
@@ -243,8 +257,6 @@ class ModelObjects:
                 await self._unregister(model, record.version)
             if records and status.get("traffic") is not None:
                 await self._models.set_traffic(model, Traffic())
-        if is_held(thing, MODEL_FINALIZER):
-            await self._things.hold(thing, held=False)
         return None
 
     async def _unregister(self, model: str, version: str) -> None:

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recmesh.runtime.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Violation
+from recmesh.spec.namespaces import NAMESPACE_END, unfit
 
 INFER, MODELS, JOBS, ADMIN = "infer", "models", "jobs", "admin"
 SCOPES = (INFER, MODELS, JOBS, ADMIN)
 """Run models and read of them; register, load and route them; everything else under /v1; all, with the pages."""
 SERIES_OF_MESH = ("model", "job", "topic")
-NAMESPACE_END = "--"
-"""A model `ads--ctr` is `ctr` of the namespace `ads`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,20 @@ class Caller:
             return ""
         fitting = [each for each in self.namespaces if model.startswith(each + NAMESPACE_END)]
         return max(fitting, key=len, default="")
+
+    def reaches_dataset(self, name: str) -> bool:
+        """True when the dataset is in one of the namespaces, where there are any; the admin's are no limit."""
+        return not self.namespaces or ADMIN in self.scopes or any(
+            name.startswith(namespace + NAMESPACE_END) for namespace in self.namespaces
+        )
+
+    def check_dataset(self, name: str) -> None:
+        """PermissionDenied unless the dataset is one of the caller's."""
+        if not self.reaches_dataset(name):
+            wanted = " or ".join(f"{namespace}{NAMESPACE_END}NAME" for namespace in self.namespaces)
+            raise PermissionDenied(
+                f"{self.name} may use datasets {wanted} alone, not {name!r}", reason="WRONG_NAMESPACE"
+            )
 
     @property
     def makes_topics(self) -> bool:
@@ -104,6 +117,8 @@ def needed(method: str, path: str) -> tuple[str, str]:
             return INFER, ""
         case ["v1", "models", name, *_]:
             return INFER if method == "GET" else MODELS, name.partition(":")[0]
+        case ["v1", "serving"]:
+            return INFER, ""
         case ["v1", "labels"]:
             return INFER, ""
         case ["v1", "models"]:
@@ -152,6 +167,9 @@ def parse(name: str, document: Mapping[str, Any], path: str) -> Caller:
     ]
     models = _texts(document, "models", path, wrong) or ("*",)
     namespaces = _texts(document, "namespaces", path, wrong)
+    wrong += [
+        Violation(f"{path}.namespaces", reason) for namespace in namespaces if (reason := unfit(namespace))
+    ]
     wrong += [
         Violation(f"{path}.{name}", "is empty: leave it out, if there is no limit") for name in ("models", "namespaces")
         if document.get(name) == []

@@ -17,12 +17,13 @@ from recmesh.crd.kinds import REFUSED, ModelServiceStatus
 from recmesh.crd.kinds import ModelService as Spec
 from recmesh.crd.telling import MAX_MESSAGE, Told, kept, moment, word, words
 from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
+from recmesh.spec.namespaces import NAMESPACE_END, unfit
 from services.gateway.domain import traffic as traffic_rules
-from services.gateway.domain.callers import MESH, MODELS, NAMESPACE_END, Caller
+from services.gateway.domain.callers import MESH, MODELS, Caller
 from services.gateway.domain.models import ModelVersion, Registration, State
 from services.gateway.domain.traffic import Traffic
 
-PENDING = "Pending"
+PENDING, DELETING = "Pending", "Deleting"
 MAX_NAME = 63
 _PHASES: Mapping[State, str] = {
     State.REGISTERED: "Unloaded", State.LOADING: "Loading", State.READY: "Ready", State.FAILED: "Failed",
@@ -58,6 +59,8 @@ def asked(thing: Mapping[str, Any], *, own_namespace: str) -> Asked:
     model = spec.model or str(metadata["name"])
     wrong: list[Violation] = []
     name = model if is_own else namespace + NAMESPACE_END + model
+    if not is_own and (reason := unfit(namespace)):
+        wrong.append(Violation("metadata.namespace", reason))
     if len(name) > MAX_NAME:
         wrong.append(Violation("model", f"{name} has more than {MAX_NAME} characters"))
     traffic = None
@@ -164,6 +167,23 @@ def waits(error: MeshError, *, generation: int, before: Mapping[str, Any], now: 
     return told
 
 
+def held(thing: Mapping[str, Any], error: MeshError, *, now: float) -> dict[str, Any]:
+    """What is told of an object that is to be deleted, and whose versions could not be unregistered yet."""
+    before, generation = thing.get("status") or {}, int(thing["metadata"].get("generation", 0))
+    reason, message = word(error.reason), f"it is not deleted yet: {words(error)}"[:MAX_MESSAGE]
+    others = [
+        (str(item["type"]), str(item["status"]), str(item["reason"]), str(item.get("message", "")))
+        for item in before.get("conditions") or [] if item.get("type") != "Synced"
+    ]
+    told = ModelServiceStatus.parse(dict(before) | {
+        "phase": DELETING, "reason": reason, "message": message, "conditions": [
+            item.model_dump() for item in
+            kept([*others, ("Synced", "False", reason, message)], generation, before.get("conditions") or [], now)
+        ],
+    })
+    return told.model_dump(exclude_none=True)
+
+
 def _not_made(
     phase: str, accepted: str, error: MeshError, generation: int, before: Mapping[str, Any], now: float
 ) -> dict[str, Any]:
@@ -194,6 +214,6 @@ def event_of(uid: str, told: Mapping[str, Any], before: Mapping[str, Any], now: 
     phase, version = str(told["phase"]), str(told.get("version", ""))
     about = f"{told.get('model', '')}/{version}" if version else ""
     note = ": ".join(part for part in (about, str(told.get("message", ""))) if part) or phase
-    reason = str(told["reason"]) if phase in (REFUSED, "Failed", PENDING) else phase
+    reason = str(told["reason"]) if phase in (REFUSED, "Failed", PENDING, DELETING) else phase
     identity = f"{uid}.{moment(now)}." + ".".join(str(told.get(name, "")) for name in names)
-    return Told(identity, now, reason, note[:1024], phase in (REFUSED, "Failed"))
+    return Told(identity, now, reason, note[:1024], phase in (REFUSED, "Failed", DELETING))

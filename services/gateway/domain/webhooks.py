@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.events import EVENTS, SUBJECT_ROOT, Event, EventType, token
+from recmesh.spec.namespaces import NAMESPACE_END, unfit
 from services.gateway.domain.addresses import wrong_url
-from services.gateway.domain.callers import NAMESPACE_END
 from services.gateway.domain.signing import key_of
 
 Mode = Literal["structured", "binary"]
@@ -130,6 +130,10 @@ def check(hook: Webhook) -> None:
         Violation(f"{name}[{index}]", "is not a name of 1 to 128 characters")
         for name in ("namespaces", "jobs")
         for index, each in enumerate(getattr(hook, name)) if not 0 < len(each) <= 128
+    ]
+    wrong += [
+        Violation(f"namespaces[{index}]", reason) for index, each in enumerate(hook.namespaces[:MAX_FILTERS])
+        if (reason := unfit(each))
     ]
     if len(set(hook.jobs)) < len(hook.jobs):
         wrong.append(Violation("jobs", "names a job twice"))

@@ -1,4 +1,7 @@
-"""`/v1/datasets`: named datasets, by shardsvc; which jobs use one, by jobmaster."""
+"""`/v1/datasets`: named datasets, by shardsvc; which jobs use one, by jobmaster.
+
+Keys with namespaces reach datasets of these alone (`NAMESPACE--NAME`), as they reach models.
+"""
 
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -12,6 +15,7 @@ from services.gateway.peers.data import DataPeer
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import as_json, read_document
+from services.gateway.rest.calls import caller_of
 
 EXAMPLE: Document = {
     "source": {"files": ["data/flights-*.parquet"]},
@@ -35,12 +39,14 @@ def router(data: DataPeer, jobs: JobsPeer) -> APIRouter:
 
     @routes.post(
         "/v1/datasets", status_code=201, operation_id="registerDataset", summary="Give a dataset a name",
-        responses=openapi.problems(400, 409),
+        responses=openapi.problems(400, 403, 409),
         openapi_extra=openapi.documents({"name": "flights", "dataset": EXAMPLE}, about="Name and spec."),
     )  # fmt: skip
     async def register(request: Request, response: Response) -> Document:
         """An equal specification changes nothing; a different one is a new revision."""
         name, dataset = _named(await read_document(request))
+        request.scope["recmesh.told"]["object"] = name      # a refusal's, too, is in the audit
+        caller_of(request).check_dataset(name)
         registered = await data.register(name, as_json(dataset))
         response.headers["Location"] = f"/v1/datasets/{quote(name, safe='')}"
         return registered
@@ -48,29 +54,33 @@ def router(data: DataPeer, jobs: JobsPeer) -> APIRouter:
     @routes.get(
         "/v1/datasets", operation_id="listDatasets", summary="All datasets", responses=openapi.problems()
     )
-    async def list_datasets() -> Document:
-        """With their newest revisions."""
-        return await data.list()
+    async def list_datasets(request: Request) -> Document:
+        """With their newest revisions; those that the caller reaches."""
+        found, caller = await data.list(), caller_of(request)
+        return found | {"datasets": [each for each in found["datasets"] if caller.reaches_dataset(each["name"])]}
 
     @routes.get(
         "/v1/datasets/{name}",
         operation_id="getDataset",
         summary="One dataset",
-        responses=openapi.problems(404),
+        responses=openapi.problems(403, 404),
     )
-    async def get(name: Annotated[str, Path(max_length=63)]) -> Document:
+    async def get(name: Annotated[str, Path(max_length=63)], request: Request) -> Document:
         """Its newest revision."""
+        caller_of(request).check_dataset(name)
         return await data.get(name)
 
     @routes.delete(
         "/v1/datasets/{name}", status_code=204, operation_id="removeDataset", summary="Forget a dataset's name",
-        responses=openapi.problems(404, 409),
+        responses=openapi.problems(403, 404, 409),
     )  # fmt: skip
     async def remove(
         name: Annotated[str, Path(max_length=63)],
+        request: Request,
         force: Annotated[bool, Query(description="Though jobs use it: they go on with what they have of it")] = False,
     ) -> None:
         """Its files stay. While a job that has not ended trains on it, it is refused."""
+        caller_of(request).check_dataset(name)
         users = [] if force else await jobs.using(name)
         if users:
             told = ", ".join(users[:10]) + (f" and {len(users) - 10} more" if len(users) > 10 else "")

@@ -141,8 +141,8 @@ class Guard:
             return
         caller = scope.get("recmesh.caller")
         place = next((value for name, value in start["headers"] if name.lower() == b"location"), b"").decode("latin-1")
-        if not act.object and place:
-            act = replace(act, object=place.rpartition("/")[2])
+        if not act.object:
+            act = replace(act, object=scope["recmesh.told"].get("object") or place.rpartition("/")[2])
         client = scope.get("client")
         status = int(start["status"])
         await self._audit.record(Entry(

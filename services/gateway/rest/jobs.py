@@ -12,9 +12,10 @@ from starlette.responses import StreamingResponse
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, PermissionDenied, Violation
 from recmesh.runtime.telemetry import get_logger
 from recmesh.serving.settings import PredictionLog
+from recmesh.spec.namespaces import NAMESPACE_END
 from recmesh.spec.quantity import CPU, Memory
 from services.gateway.app.ports import Document, JobEvents
-from services.gateway.domain.callers import ADMIN, JOBS, NAMESPACE_END, Caller
+from services.gateway.domain.callers import ADMIN, JOBS, Caller
 from services.gateway.peers.jobs import JobsPeer
 from services.gateway.rest import openapi
 from services.gateway.rest.bodies import as_json, read_document, read_model

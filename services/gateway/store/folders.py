@@ -17,7 +17,7 @@ from recmesh.runtime.errors import InvalidArgument, NotFound, Violation
 from recmesh.serving.card import ModelCard
 from recmesh.serving.settings import ServingSettings
 from recmesh.serving.split import manifest
-from services.gateway.domain.callers import NAMESPACE_END
+from recmesh.spec.namespaces import NAMESPACE_END
 
 MAX_CARD_BYTES = 4 << 20
 CARD, SAVED_MODEL, PROGRAM = "model.json", "saved_model.pb", ".pt2"

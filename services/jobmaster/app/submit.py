@@ -18,6 +18,7 @@ from recmesh.runtime.telemetry import get_logger
 from recmesh.serving.settings import ServingSettings, check_stored
 from recmesh.spec.dataset import DatasetSpec
 from recmesh.spec.job import InitFrom, TrainingJob
+from recmesh.spec.namespaces import unfit
 from services.jobmaster.app.context import Context
 from services.jobmaster.domain import snapshot as snapshots
 from services.jobmaster.domain.datasets import name_in_mesh
@@ -57,6 +58,7 @@ async def check(context: Context, spec_json: str) -> Checked:
             "the TrainingJob is no JSON", violations=[Violation("(root)", f"is no JSON: {error}")]
         ) from None
     spec = TrainingJob.parse(value)
+    _check_namespaces(context, spec)
     spec = await _with_data(context, spec)
     violations = model_violations(spec) + evaluation_violations(spec) + context.cluster.refusals(spec)
     violations += context.untracked(spec)
@@ -92,6 +94,15 @@ async def check(context: Context, spec_json: str) -> Checked:
     if violations:
         raise InvalidArgument(f"the TrainingJob has {len(violations)} wrong field(s)", violations=violations)
     return Checked(spec, rows, size_bytes, snapshot, parts, tuple(_notes(spec)))
+
+
+def _check_namespaces(context: Context, spec: TrainingJob) -> None:
+    """Before a dataset is looked for by a name that could be another namespace's."""
+    said = [("namespace", spec.namespace if spec.namespace != context.namespace else None)]
+    said += [("export.namespace", spec.export.namespace if spec.export is not None else None)]
+    wrong = [Violation(path, reason) for path, namespace in said if namespace and (reason := unfit(namespace))]
+    if wrong:
+        raise InvalidArgument(f"the TrainingJob has {len(wrong)} wrong field(s)", violations=wrong)
 
 
 async def _scaling_violations(context: Context, spec: TrainingJob) -> list[Violation]:

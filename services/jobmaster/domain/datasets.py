@@ -8,10 +8,13 @@ from recmesh.crd.kinds import REFUSED, TrainingDatasetStatus
 from recmesh.crd.telling import MAX_NOTE, Said, Told, kept, moment, size, word, words
 from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
 from recmesh.spec.dataset import DatasetSpec
-from services.jobmaster.domain.objects import NAMESPACE_END, is_foreign
+from recmesh.spec.namespaces import NAMESPACE_END, unfit
+from services.jobmaster.domain.objects import is_foreign
 from services.jobmaster.domain.phase import ENDED
 
 PENDING, READY, DELETING = "Pending", "Ready", "Deleting"
+OVER = frozenset({*ENDED, REFUSED})
+"""Phases of objects whose jobs use nothing: they have ended, or there is none."""
 MAX_NAME = 63
 MOST_JOBS = 20
 """That a status names."""
@@ -38,12 +41,15 @@ def name_in_mesh(name: str, *, namespace: str, own: str) -> str:
 def asked(thing: Mapping[str, Any], *, own: str) -> tuple[str, DatasetSpec]:
     """(the name in the mesh, the specification); InvalidArgument names every wrong field."""
     metadata = thing["metadata"]
-    name = name_in_mesh(str(metadata["name"]), namespace=str(metadata["namespace"]), own=own)
+    namespace = str(metadata["namespace"])
+    name = name_in_mesh(str(metadata["name"]), namespace=namespace, own=own)
+    wrong = []
+    if namespace != own and (reason := unfit(namespace)):
+        wrong.append(Violation("metadata.namespace", reason))
     if len(name) > MAX_NAME:
-        raise InvalidArgument(
-            "the TrainingDataset is wrong",
-            violations=[Violation("metadata.name", f"{name} has more than {MAX_NAME} characters")],
-        )
+        wrong.append(Violation("metadata.name", f"{name} has more than {MAX_NAME} characters"))
+    if wrong:
+        raise InvalidArgument("the TrainingDataset is wrong", violations=wrong)
     return name, DatasetSpec.parse((thing.get("spec") or {}) | {"name": name})
 
 
@@ -54,7 +60,7 @@ def users(dataset: Mapping[str, Any], jobs: Iterable[Mapping[str, Any]]) -> list
         str(job["metadata"]["name"]) for job in jobs
         if job["metadata"]["namespace"] == metadata["namespace"] and not is_foreign(job)
         and (job.get("spec") or {}).get("dataset") == metadata["name"]
-        and (job.get("status") or {}).get("phase") not in ENDED
+        and (job.get("status") or {}).get("phase") not in OVER
     )
 
 

@@ -12,6 +12,7 @@ from recmesh.crd.kinds import REFUSED, Condition, RoleCounts, TrainingJobStatus
 from recmesh.crd.telling import MAX_NOTE, Told, duration, kept, moment, word, words
 from recmesh.runtime.errors import MeshError
 from recmesh.spec.job import OWN_MANAGER, TrainingJob
+from recmesh.spec.namespaces import NAMESPACE_END
 from services.jobmaster.domain.job import AcceptedJob, Intent, JobStatus
 from services.jobmaster.domain.phase import Phase
 from services.jobmaster.domain.plan import pin
@@ -21,8 +22,6 @@ ROLES = ("ps", "worker", "data", "evaluator")
 FREE = frozenset({"replicas", "cpu", "memory"})
 """Fields of a role that may change while a job lives."""
 LABEL_JOB, LABEL_ROLE = "recmesh.dev/job", "recmesh.dev/role"
-NAMESPACE_END = "--"
-"""A dataset `ads--clicks` is `clicks` of the namespace `ads`, as models' names are."""
 _TRAINS = (Phase.RUNNING, Phase.SCALING)
 _ENDS = {Phase.SUCCEEDED: "Complete", Phase.FAILED: "Failed", Phase.STOPPED: "Stopped"}
 

@@ -15,14 +15,19 @@ from recmesh.runtime.errors import (
     Violation,
 )
 from recmesh.runtime.events import Event
-from recmesh.runtime.events.catalog import DATASET_REGISTERED, DatasetRegistered
+from recmesh.runtime.events.catalog import (
+    DATASET_REGISTERED,
+    DATASET_REMOVED,
+    DatasetRegistered,
+    DatasetRemoved,
+)
 from recmesh.spec.dataset import DatasetSpec
 from services.shardsvc import wire
 from services.shardsvc.app.indexing import Indexer
 from services.shardsvc.domain.dataset import Dataset
 from services.shardsvc.store.durable import KeyValueStore
 
-Emit = Callable[[Event[DatasetRegistered]], object]
+Emit = Callable[[Event[DatasetRegistered] | Event[DatasetRemoved]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class Datasets:
         if entry is None:
             return False
         await self._store.delete(name, revision=entry.revision)
+        self._emit(self._removed(wire.dataset_from_bytes(entry.value)))
         return True
 
     async def list(self) -> list[Dataset]:
@@ -109,3 +115,8 @@ class Datasets:
         )
         identity = f"{dataset.name}-{dataset.revision}-{dataset.created:.6f}"
         return Event(DATASET_REGISTERED, dataset.name, data, id=identity)
+
+    def _removed(self, dataset: Dataset) -> Event[DatasetRemoved]:
+        identity = f"{dataset.name}-{dataset.revision}-{dataset.created:.6f}-removed"
+        data = DatasetRemoved(name=dataset.name, revision=dataset.revision)
+        return Event(DATASET_REMOVED, dataset.name, data, id=identity)

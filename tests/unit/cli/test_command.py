@@ -53,6 +53,15 @@ def test_without_a_mesh_verbs_say_how_to_start_one(tmp_path: Path, command: list
     assert result.stderr == f"error: there is no mesh in {tmp_path}: start one with `recmesh up`\n"
 
 
+def test_certificates_that_are_typed_go_before_the_context_s(tmp_path: Path) -> None:
+    env = {"RECMESH_CONTEXTS": str(tmp_path / "contexts.json")}
+    Contexts.read(env).add("prod", Context(url="https://prod:1", ca_file="of-the-context.pem"))
+    for typed, meant in (("typed.pem", "typed.pem"), ("", "of-the-context.pem")):
+        words = ["--ca-file", typed] if typed else []
+        result = recmesh("--context", "prod", *words, "jobs", home=tmp_path, env=env)
+        assert (result.returncode, meant in result.stderr) == (ExitCode.USAGE, True), result.stderr
+
+
 def test_a_wrong_job_is_one_block_with_every_field(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: UPPER\nmodel: {}\n")
     result = recmesh("submit", str(tmp_path / "job.yaml"), home=tmp_path)

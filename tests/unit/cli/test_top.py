@@ -10,7 +10,7 @@ import yaml
 from recmesh.cli import top_verbs
 from recmesh.cli.output import Shape
 from recmesh.client.views import Job, JobPage, Progress, Role, Served, ServedVersion, StepTimes
-from recmesh.runtime.errors import NotFound
+from recmesh.runtime.errors import MeshError, NotFound, PermissionDenied, Unavailable
 
 GIB = 1 << 30
 
@@ -45,7 +45,7 @@ class FakeMesh:
 
     def __init__(self) -> None:
         self.looks = 0
-        self.older = False
+        self.models: list[Served] | MeshError = [MODEL]
 
     def __enter__(self) -> "FakeMesh":
         return self
@@ -62,9 +62,9 @@ class FakeMesh:
         return ADS.model_copy(update={"roles": roles})
 
     def serving(self) -> list[Served]:
-        if self.older:
-            raise NotFound("there is no /v1/serving")
-        return [MODEL]
+        if isinstance(self.models, MeshError):
+            raise self.models
+        return self.models
 
 
 @pytest.fixture
@@ -130,7 +130,19 @@ def test_a_process_that_has_not_said_where_it_runs_is_counted_apart() -> None:
     assert [node.node for node in top_verbs.nodes([unknown], at=1.0)] == ["?"]
 
 
-def test_a_gateway_of_an_older_version_shows_no_models(mesh: FakeMesh, capsys: pytest.CaptureFixture[str]) -> None:
-    mesh.older = True
+@pytest.mark.parametrize("error", [
+    NotFound("there is no /v1/serving"), PermissionDenied("planner has no scope 'infer'", reason="NO_SCOPE"),
+])  # fmt: skip
+def test_jobs_are_shown_without_models_by_an_older_gateway_and_to_a_key_for_jobs_alone(
+    mesh: FakeMesh, error: MeshError, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mesh.models = error
     top_verbs.top(interval=0.2)
-    assert "Models" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Models" not in shown and "ads" in shown
+
+
+def test_what_else_is_wrong_with_models_is_told(mesh: FakeMesh) -> None:
+    mesh.models = Unavailable("the gateway is away")
+    with pytest.raises(Unavailable):
+        top_verbs.top(interval=0.2)

@@ -87,3 +87,18 @@ def test_certificates_that_are_none_are_named_before_any_call(env: dict[str, str
     with pytest.raises(InvalidArgument) as refused:
         Client.find(env=env)
     assert refused.value.violations[0].path == "ca_file"
+
+
+def test_certificates_that_are_typed_go_before_the_context_s_and_these_before_the_shell_s(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    context, shell, typed = (str(tmp_path / f"{name}.pem") for name in ("context", "shell", "typed"))
+    known = Contexts.read(env)
+    known.add("prod", Context(url="https://prod:1", ca_file=context))
+    known.add("bare", Context(url="https://bare:1"))
+    for name, given, meant_ in (
+        ("prod", typed, typed), ("prod", "", context), ("bare", typed, typed), ("bare", "", shell),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument) as refused:
+            Client.find(env=env | {"RECMESH_CONTEXT": name, "RECMESH_CA_FILE": shell}, ca_file=given)
+        assert meant_ in str(refused.value), (name, given)

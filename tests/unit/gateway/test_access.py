@@ -69,7 +69,8 @@ async def serving(root: Path) -> Gateway:
         ("POST", "/v2/repository/index", "infer", ""), ("GET", "/v1/models/m", "infer", "m"),
         ("POST", "/v1/models/m:load", "models", "m"), ("PUT", "/v1/models/m/traffic", "models", "m"),
         ("POST", "/v1/models", "models", ""), ("POST", "/v1/jobs", "jobs", ""), ("GET", "/", "admin", ""),
-        ("GET", "/metrics", "admin", ""),
+        ("GET", "/metrics", "admin", ""), ("GET", "/v1/serving", "infer", ""), ("GET", "/v1/models", "infer", ""),
+        ("GET", "/v1/datasets", "jobs", ""),
     ],
 )  # fmt: skip
 def test_what_a_request_needs(method: str, path: str, scope: str, model: str) -> None:
@@ -157,6 +158,16 @@ def test_an_empty_list_is_not_taken_for_everything(name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse("reader", {"scopes": ["infer"], name: []}, "keys[0]")
     assert [item.path for item in caught.value.violations] == [f"keys[0].{name}"]
+
+
+@pytest.mark.parametrize("namespace", ["ads--eu", "ads-", "-ads"])
+def test_a_key_has_no_namespace_whose_names_could_be_another_s(namespace: str) -> None:
+    """`ads--eu--ctr` would be `ctr` of it, and `eu--ctr` of `ads`."""
+    with pytest.raises(InvalidArgument) as caught:
+        parse("reader", {"scopes": ["infer"], "namespaces": ["ads", namespace]}, "keys[0]")
+    (violation,) = caught.value.violations
+    assert violation.path == "keys[0].namespaces" and "another namespace's" in violation.reason
+    assert parse("reader", {"namespaces": ["ads", "ads-eu"]}, "keys[0]").namespaces == ("ads", "ads-eu")
 
 
 @pytest.mark.asyncio

@@ -10,7 +10,7 @@ import pytest
 
 from recmesh.crd.kinds import MODEL_FINALIZER
 from recmesh.crd.telling import Ref, Told
-from recmesh.runtime.errors import InvalidArgument, PermissionDenied, Unavailable
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, PermissionDenied, Unavailable
 from services.gateway.app.objects import FIRST_RELOAD_S, ModelObjects
 from services.gateway.domain import objects as rules
 from services.gateway.domain.models import ModelVersion, Registration, State
@@ -196,6 +196,39 @@ async def test_a_deleted_object_takes_its_versions_along_and_no_others(tmp_path:
     assert one.made.models.serving.find("other") is None and one.made.models.serving.traffic("other") == Traffic()
 
 
+@pytest.mark.parametrize(("error", "reason"), [
+    (Unavailable("NATS is away", reason="NO_NATS"), "NoNats"),
+    (FailedPrecondition("it is in use", reason="IN_USE"), "InUse"),
+])  # fmt: skip
+@pytest.mark.parametrize("act", ["unregister", "set_traffic"])
+async def test_why_an_object_is_not_deleted_yet_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: MeshError, reason: str, act: str
+) -> None:
+    one = await follower(tmp_path)
+    await one.made.models.register(Registration("tiny", "", one.made.folder(version="1"), "torch", load=True))
+    one.things.put("tiny", {"uri": one.made.folder(version="2"), "traffic": {"versions": "all"}})
+    await one.look()
+    generation, writes = one.things.status("tiny")["observedGeneration"], one.things.statuses
+
+    async def refuse(*args: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one.made.models, act, refuse)
+        one.things.ask_to_delete("tiny")
+        await one.look()
+        told = one.things.status("tiny")
+    assert (told["phase"], told["reason"], told["model"], told["version"]) == ("Deleting", reason, "tiny", "2")
+    assert told["message"] == f"it is not deleted yet: {error.message}" and told["observedGeneration"] == generation
+    synced = one.things.condition("tiny", "Synced")
+    assert (synced["status"], synced["reason"], synced["message"]) == ("False", reason, told["message"])
+    assert one.things.condition("tiny", "Accepted")["status"] == "True"
+    assert one.things.statuses == writes + 1, "told once, however often it was tried"
+    assert (one.things.events[-1].reason, one.things.events[-1].is_warning) == (reason, True)
+    await one.look()
+    assert one.things.things == {} and [item.key for item in await one.made.models.versions()] == ["tiny/1"]
+
+
 async def test_a_version_that_somebody_unregistered_is_registered_again(tmp_path: Path) -> None:
     one = await follower(tmp_path)
     one.things.put("tiny", {"uri": one.made.folder()})
@@ -269,6 +302,20 @@ async def test_an_object_of_another_namespace_has_models_and_folders_of_its_own(
     assert "namespaces/play" in one.things.status("tiny", namespace="play")["message"]
     assert one.things.status("good", namespace="play")["model"] == "play--good"
     assert one.serves("play--good", "1")
+
+
+async def test_an_object_is_refused_whose_namespace_s_names_could_be_another_s(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    uri = one.made.folder("a--b--c")
+    one.things.put("c", {"uri": uri}, namespace="a--b")
+    one.things.put("b--c", {"uri": uri}, namespace="a")
+    await one.look()
+    told = one.things.status("c", namespace="a--b")
+    assert told["phase"] == "Refused" and "metadata.namespace: 'a--b' has '--' in it" in told["message"]
+    assert one.things.status("b--c", namespace="a")["model"] == "a--b--c" and one.serves("a--b--c", "1")
+    one.things.ask_to_delete("c", namespace="a--b")
+    await one.look()
+    assert ("a--b", "c") not in one.things.things and one.serves("a--b--c", "1")
 
 
 async def test_objects_go_with_the_namespace_of_their_gateway(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_without_tls_only_networks_that_are_named_are_reached() -> None:
     ({"name": "Ci"}, "name"), ({"types": ()}, "types"), ({"types": ("job.submit",)}, "types[0]"),
     ({"types": ("job.*", "jbo.*")}, "types[1]"), ({"types": ("audit.*",)}, "types"), ({"jobs": ("",)}, "jobs[0]"),
     ({"jobs": ("a", "a")}, "jobs"), ({"namespaces": tuple("abcdefghij" * 7)}, "namespaces"),
-    ({"secret": "x"}, "secret"),
+    ({"secret": "x"}, "secret"), ({"namespaces": ("ads", "a--b")}, "namespaces[1]"),
     ({"url": "ftp://h/"}, "url"), ({"url": "https://u:p@h/"}, "url"), ({"url": "https://h/#x"}, "url"),
     ({"url": "https://h:x/"}, "url"), ({"url": "https:///x"}, "url"), ({"url": "https://h/ x"}, "url"),
 ])

@@ -211,9 +211,37 @@ async def test_only_jobs_that_live_in_its_namespace_use_a_dataset() -> None:
     jobs = [
         thing("b", dataset="clicks"), thing("a", dataset="clicks") | {"status": {"phase": "Suspended"}}, ended,
         thing("other", dataset="views"), thing("far", "play", dataset="clicks"), thing("inline"),
+        thing("wrong", dataset="clicks") | {"status": {"phase": "Refused"}},
+        thing("waiting", dataset="clicks") | {"status": {"phase": "Pending"}},
         thing("theirs", dataset="clicks", managed_by="kueue.x-k8s.io/multikueue"),
     ]
-    assert rules.users(dataset, jobs) == ["a", "b"]
+    assert rules.users(dataset, jobs) == ["a", "b", "waiting"]
+
+
+async def test_datasets_and_jobs_are_refused_whose_namespace_s_names_could_be_another_s(world: DatasetWorld) -> None:
+    await world.begin()
+    world.datasets.put("c", DATA, namespace="a--b")
+    world.datasets.put("b--c", DATA, namespace="a")
+    world.objects.put("user", job() | {"dataset": "c"}, namespace="a--b")
+    await world.until(lambda: world.datasets.status("b--c", namespace="a").get("phase") == "Ready")
+    await world.until(lambda: world.datasets.status("c", namespace="a--b").get("phase") == "Refused")
+    await world.until(lambda: world.objects.status("user", namespace="a--b").get("phase") == "Refused")
+    assert "metadata.namespace: 'a--b' has" in world.datasets.status("c", namespace="a--b")["message"]
+    assert "namespace: 'a--b' has" in world.objects.status("user", namespace="a--b")["message"]
+    assert list(world.shards.datasets) == ["a--b--c"]
+    world.objects.ask_to_delete("user", namespace="a--b")
+    world.datasets.ask_to_delete("c", namespace="a--b")
+    await world.until(lambda: ("a--b", "c") not in world.datasets.things)
+    assert list(world.shards.datasets) == ["a--b--c"], "that is the other's"
+
+
+async def test_a_job_by_rest_is_refused_whose_namespace_s_names_could_be_another_s(world: DatasetWorld) -> None:
+    await world.begin()
+    asked = spec() | {"namespace": "a--b", "export": {"namespace": "c--d"}}
+    with pytest.raises(InvalidArgument) as refused:
+        await world.jobs.submit(orjson.dumps(asked).decode(), request_id="r", submitter="rest", dry_run=False)
+    assert [item.path for item in refused.value.violations] == ["namespace", "export.namespace"]
+    assert world.objects.things == {}
 
 
 async def test_jobs_of_one_name_in_two_namespaces_are_two_and_are_listed_apart(world: DatasetWorld) -> None:

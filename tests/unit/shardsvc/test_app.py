@@ -481,3 +481,18 @@ async def test_a_removed_dataset_is_gone_and_its_name_free(data: DatasetSpec) ->
     assert await house.datasets.remove("clicks") and not await house.datasets.remove("clicks")
     assert await house.datasets.list() == []
     assert (await house.datasets.register("clicks", data.model_copy(update={"label_above": 0.5}))).revision == 1
+
+
+@pytest.mark.asyncio
+async def test_each_removal_of_a_dataset_is_told_once(data: DatasetSpec) -> None:
+    house = House()
+    await house.datasets.remove("clicks")
+    assert house.told("dataset.removed") == [], "there was none"
+    for label_above in (0.5, 0.6):
+        await house.datasets.register("clicks", data.model_copy(update={"label_above": label_above}))
+    await house.datasets.remove("clicks")
+    await house.datasets.remove("clicks")
+    await house.datasets.register("clicks", data)
+    await house.datasets.remove("clicks")
+    assert [(told.name, told.revision) for told in house.told("dataset.removed")] == [("clicks", 2), ("clicks", 1)]
+    assert len({event.id for event in house.events}) == len(house.events), "the bus takes none for a repetition"
