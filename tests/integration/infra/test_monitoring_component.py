@@ -59,11 +59,11 @@ def dry_run(cluster: Cluster, things: list[Object]) -> subprocess.CompletedProce
 
 
 def test_the_api_server_takes_all_of_it(cluster: Cluster, objects: list[Object]) -> None:
-    assert len(own(objects)) == 15
+    assert len(own(objects)) == 16
     done = dry_run(cluster, own(objects))
     assert done.returncode == 0, done.stderr
     assert "violate" not in done.stderr       # pod security `restricted`
-    assert done.stdout.count("serverside-applied") == 15
+    assert done.stdout.count("serverside-applied") == 16
 
 
 def test_a_misspelt_field_of_the_operators_kinds_is_refused(cluster: Cluster, objects: list[Object]) -> None:
