@@ -216,7 +216,7 @@ def test_streams_of_threads_carry_errors_too() -> None:
         with pytest.raises(NotFound) as caught:
             for chunk in stub.FetchPart(ckptcache_pb2.FetchPartRequest(part_uri="fails")):
                 got.append(chunk.data)
-        assert got == [b"1"] and caught.value.reason == "NO_PART"
+        assert got == [b"1"] and caught.value.reason == "NO_PART" and caught.value.from_server
         with pytest.raises(InvalidArgument, match="damaged"):
             stub.StreamPart(iter([ckptcache_pb2.PartChunk(data=b"bad")]))
 
@@ -321,8 +321,9 @@ async def test_a_slow_server_is_told_apart_from_one_that_is_not_there() -> None:
         with pytest.raises(DeadlineExceeded, match=r"jobmaster at [0-9.:]+ did not answer in time"):
             await jobmaster_pb2_grpc.JobsStub(mesh).Get(job("slow"), timeout=0.3)
     async with channel(f"127.0.0.1:{free_port()}", who="jobmaster") as nobody:
-        with pytest.raises(Unavailable, match=r"jobmaster at [0-9.:]+ cannot be reached"):
+        with pytest.raises(Unavailable, match=r"jobmaster at [0-9.:]+ cannot be reached") as away:
             await jobmaster_pb2_grpc.JobsStub(nobody).Get(job("x"), timeout=0.3)
+        assert not away.value.from_server
 
 
 def test_threads_tell_an_absent_server_from_a_slow_one_too() -> None:
