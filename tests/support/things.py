@@ -11,6 +11,8 @@ from recmesh.runtime.errors import Aborted, NotFound, Unavailable
 from recmesh.runtime.kube import Change, Listing
 
 NAMESPACE = "ads"
+CREATED = "2026-11-23T11:00:00Z"
+"""Of objects that say nothing else."""
 
 
 class FakeThings:
@@ -36,7 +38,7 @@ class FakeThings:
         self._version += 1
         thing["spec"] = copy.deepcopy(dict(spec))
         thing["metadata"] = {
-            "uid": f"uid-{self._version}", **thing["metadata"], **metadata,
+            "uid": f"uid-{self._version}", "creationTimestamp": CREATED, **thing["metadata"], **metadata,
             "generation": thing["metadata"].get("generation", 0) + 1,
         }
         return self._keep(key, thing, "MODIFIED" if old else "ADDED")

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from recmesh.crd.kinds import MODEL_FINALIZER
-from recmesh.crd.reconciling import Key, Reconciling
+from recmesh.crd.reconciling import Key, Reconciling, key_of
 from recmesh.crd.telling import ThingRef
 from recmesh.crd.things import Object, Things, go_with_namespace, is_held
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
 from services.gateway.app.models import Models
+from services.gateway.domain import claims
 from services.gateway.domain import objects as rules
 from services.gateway.domain.models import ModelVersion, State
 from services.gateway.domain.objects import Act, Asked
@@ -150,7 +151,7 @@ class ModelObjects:
         is_done = known.done == wanted.generation or (
             not known.done and before.get("observedGeneration") == wanted.generation
         )
-        trouble = await self._route(wanted, known, before)
+        trouble = await self._route(thing, wanted, known)
         record = await self._models.get(record.name, record.version)      # rules may have had it loaded
         await self._load(
             wanted, record, known, is_done=is_done, is_other=version_before not in ("", record.version)
@@ -162,8 +163,8 @@ class ModelObjects:
             known.failures = 0
         ready = [item.version for item in records if self._models.serving.is_ready(item.name, item.version)]
         told = rules.status_of(
-            wanted, record, ready=ready, replicas=self._counted(record), trouble=trouble, before=before,
-            now=self._clock.now(),
+            wanted, record, ready=ready, replicas=self._counted(record), trouble=trouble,
+            traffic=known.traffic, before=before, now=self._clock.now(),
         )
         return told, SOON_S if record.state is State.LOADING else LOOK_S
 
@@ -180,21 +181,46 @@ class ModelObjects:
         known.request_id, known.version, known.model = registration.request_id, record.version, wanted.model
         return record
 
-    async def _route(self, wanted: Asked, known: Known, before: Mapping[str, Any]) -> MeshError | None:
-        """Rules of traffic as the object has them; those that it has no more are taken back. Why that cannot be."""
-        if known.traffic is None and before.get("traffic") is not None:
-            known.traffic = parse(before["traffic"])
-        here = self._models.serving.traffic(wanted.model)
+    async def _route(self, thing: Object, wanted: Asked, known: Known) -> MeshError | None:
+        """Rules of traffic as the object has them, unless another one's go before; those that it has no more are taken
+        back. Why they are not the model's."""
+        before = (thing.get("status") or {}).get("traffic")
+        if known.traffic is None and before is not None:
+            known.traffic = parse(before)
         rule = wanted.traffic
-        if rule is None and known.traffic is not None and here == known.traffic:
-            rule = Traffic()
-        if rule is not None and here != rule:
+        if rule is None and known.traffic is None:
+            return None
+        other, here = self._other_claim(thing, wanted.model), self._models.serving.traffic(wanted.model)
+        if rule is not None and other is not None and other < claims.claim_of(thing, rule):
+            known.traffic = None
+            return claims.conflict(wanted.model, other)
+        if rule is None:
+            if here == known.traffic:
+                await self._give_back(wanted.model, other)
+        elif here != rule:
             try:
                 await self._models.set_traffic(wanted.model, rule)
             except CallerError as error:
                 return error
-        known.traffic = wanted.traffic
+        known.traffic = rule
         return None
+
+    def _other_claim(self, thing: Object, model: str) -> claims.Claim | None:
+        """Of all other objects, the one whose rules of traffic the model would have."""
+        others = (each for key, each in self._reconciling.objects.items() if key != key_of(thing))
+        return claims.first(others, model, own_namespace=self._namespace)
+
+    async def _give_back(self, model: str, heir: claims.Claim | None) -> None:
+        """The next object's rules, at once, where there is one, and they fit; else none."""
+        rule = heir.traffic if heir is not None else Traffic()
+        if self._models.serving.traffic(model) == rule:
+            return
+        try:
+            await self._models.set_traffic(model, rule)
+        except CallerError:
+            if heir is None:
+                raise
+            await self._models.set_traffic(model, Traffic())       # why the heir's do not fit, its own look tells
 
     async def _load(
         self, wanted: Asked, record: ModelVersion, known: Known, *, is_done: bool, is_other: bool
@@ -256,7 +282,7 @@ class ModelObjects:
             for record in mine:
                 await self._unregister(model, record.version)
             if records and status.get("traffic") is not None:
-                await self._models.set_traffic(model, Traffic())
+                await self._give_back(model, self._other_claim(thing, model))
         return None
 
     async def _unregister(self, model: str, version: str) -> None:

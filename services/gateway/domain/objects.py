@@ -50,15 +50,21 @@ def origin(uid: str) -> str:
     return f"object/{uid}/"
 
 
+def model_of(thing: Mapping[str, Any], *, own_namespace: str) -> str:
+    """The name that requests use; NAMESPACE--NAME where the object is not in the mesh's own namespace."""
+    metadata = thing["metadata"]
+    model, namespace = (thing.get("spec") or {}).get("model") or metadata["name"], metadata["namespace"]
+    return str(model) if namespace == own_namespace else f"{namespace}{NAMESPACE_END}{model}"
+
+
 def asked(thing: Mapping[str, Any], *, own_namespace: str) -> Asked:
     """What the object says; InvalidArgument names every wrong field, as from the top of `spec`."""
     metadata = thing["metadata"]
     spec = Spec.parse(thing.get("spec") or {})
     namespace = str(metadata["namespace"])
     is_own = namespace == own_namespace
-    model = spec.model or str(metadata["name"])
     wrong: list[Violation] = []
-    name = model if is_own else namespace + NAMESPACE_END + model
+    name = model_of(thing, own_namespace=own_namespace)
     if not is_own and (reason := unfit(namespace)):
         wrong.append(Violation("metadata.namespace", reason))
     if len(name) > MAX_NAME:
@@ -119,10 +125,10 @@ class Replicas:
 
 def status_of(
     wanted: Asked, record: ModelVersion, *, ready: Collection[str], replicas: Replicas, trouble: MeshError | None,
-    before: Mapping[str, Any], now: float,
+    traffic: Traffic | None, before: Mapping[str, Any], now: float,
 ) -> dict[str, Any]:
-    """What is told of a version. `ready`: all versions of the model that serve. `trouble`: why rules of traffic, or a
-    load, could not be carried out."""
+    """What is told of a version. `ready`: all versions of the model that serve. `trouble`: why its rules of traffic are
+    not those of the model. `traffic`: the rules that this object has set."""
     phase = _PHASES[record.state]
     if record.state is State.UNLOADED and not wanted.load:
         reason, message = "NotLoaded", "spec.load is false"
@@ -145,7 +151,7 @@ def status_of(
         message=message[:MAX_MESSAGE], version=record.version, ready_versions=sorted(ready, key=int)[:256],
         replicas=replicas.following, ready_replicas=replicas.serving,
         ready=f"{replicas.serving}/{replicas.following}",
-        traffic=traffic_rules.as_document(wanted.traffic) if wanted.traffic is not None else None,
+        traffic=traffic_rules.as_document(traffic) if traffic is not None else None,
         framework=record.framework, loaded=moment(record.loaded) if record.loaded else None,
         conditions=kept(said, wanted.generation, before.get("conditions") or [], now),
     )

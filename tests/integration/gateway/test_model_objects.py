@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,32 @@ def test_two_gateways_serve_it_and_the_death_of_the_one_that_tells_is_made_good(
         assert httpx.get(f"{second.url}/v1/models/tiny", timeout=10.0).status_code == 404
     service.start()
     until(lambda: service.answers("/readyz"), timeout_s=240.0)
+
+
+def test_of_two_objects_with_rules_of_one_model_the_older_s_count_until_it_is_deleted(
+    cluster: KubeCluster, service: Service
+) -> None:
+    def rules() -> Any:
+        return httpx.get(f"{service.url}/v1/models/tiny/traffic", timeout=10.0).json()["versions"]
+
+    def synced(told: dict[str, Any]) -> tuple[str, str]:
+        found = [item for item in told.get("conditions", []) if item["type"] == "Synced"]
+        return (found[0]["reason"], found[0].get("message", "")) if found else ("", "")
+
+    apply(cluster, "older", model="tiny", uri="models/tiny/1", traffic={"versions": "all"})
+    until_status(cluster, service, "older", lambda told: told.get("phase") == "Ready" and "traffic" in told)
+    time.sleep(1.1)     # the API server writes times by seconds
+    apply(cluster, "another", model="tiny", uri="models/tiny/2", traffic={"versions": {"latest": 2}})
+    told = until_status(
+        cluster, service, "another", lambda told: told.get("phase") == "Ready" and synced(told)[0] == "TrafficConflict"
+    )
+    assert "are those of ModelService recmesh/older," in synced(told)[1] and "traffic" not in told
+    assert rules() == "all"
+    cluster.kubectl("delete", "msvc", "older", "-n", "recmesh", "--timeout=60s")
+    assert rules() == {"latest": 2}
+    told = until_status(cluster, service, "another", lambda told: synced(told)[0] == "Synced")
+    assert told["traffic"]["versions"] == {"latest": 2}
+    cluster.kubectl("delete", "msvc", "another", "-n", "recmesh", "--timeout=60s")
 
 
 def test_objects_do_not_hold_up_the_deletion_of_the_gateways_namespace(cluster: KubeCluster, service: Service) -> None:

@@ -47,6 +47,7 @@ class Follower:
         for _ in range(6):
             for key in [*self.things.things, *(self.seen - self.things.things.keys())]:
                 self.seen.add(key)
+                self.objects._reconciling.objects = dict(self.things.things)     # as its watch would
                 try:
                     await self.objects.look(key, self.things.things.get(key))
                 except Unavailable:
@@ -133,6 +134,106 @@ async def test_rules_that_name_a_version_that_is_not_there_are_told(tmp_path: Pa
     synced = one.things.condition("tiny", "Synced")
     assert synced["status"] == "False" and "7" in synced["message"]
     assert one.things.status("tiny")["phase"] == "Ready"
+
+
+def conflict(follower: Follower, name: str) -> str:
+    """What an object is told of rules that are not the model's; empty: they are."""
+    synced = follower.things.condition(name, "Synced")
+    assert (synced["reason"], synced["status"]) in (("TrafficConflict", "False"), ("Synced", "True"))
+    return str(synced["message"])
+
+
+async def two_with_rules(tmp_path: Path, older: object, newer: object) -> Follower:
+    """Objects `z` and `a` of one model; `z` is the older one."""
+    one = await follower(tmp_path)
+    for name, version, traffic, created in (("a", "1", newer, "12"), ("z", "2", older, "11")):
+        spec = {"model": "tiny", "uri": one.made.folder(version=version), "traffic": traffic}
+        one.things.put(name, spec, creationTimestamp=f"2026-11-23T{created}:00:00Z")
+    await one.look()
+    return one
+
+
+SECOND = "models/tiny/2"
+ALL, THREE = {"versions": "all"}, {"versions": {"latest": 3}}
+
+
+async def test_of_two_objects_with_rules_of_one_model_the_older_s_count_and_the_other_says_so(tmp_path: Path) -> None:
+    one = await two_with_rules(tmp_path, ALL, THREE)
+    assert one.made.models.serving.traffic("tiny").keeps_all and conflict(one, "z") == ""
+    assert "are those of ModelService ads/z," in conflict(one, "a")
+    assert "traffic" not in one.things.status("a") and one.things.status("z")["traffic"]["versions"] == "all"
+    assert one.things.status("a")["phase"] == one.things.status("z")["phase"] == "Ready"
+    statuses, revision = one.things.statuses, one.made.bucket.beside.values["tiny"].revision
+    await one.look()
+    assert (one.things.statuses, one.made.bucket.beside.values["tiny"].revision) == (statuses, revision)
+
+
+async def test_of_objects_of_one_second_the_first_name_s_rules_count(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    uri = one.made.folder()
+    for name, traffic in (("b", ALL), ("a", THREE)):
+        one.things.put(name, {"model": "tiny", "uri": uri, "traffic": traffic})
+    await one.look()
+    assert one.made.models.serving.traffic("tiny") == Traffic(latest=3) and "ads/a" in conflict(one, "b")
+
+
+@pytest.mark.parametrize("end", ["deleted", "without rules", "gone"])
+async def test_the_other_object_s_rules_count_once_the_older_sets_none(tmp_path: Path, end: str) -> None:
+    one = await two_with_rules(tmp_path, ALL, THREE)
+    if end == "deleted":
+        one.things.ask_to_delete("z")
+        await one.objects.look(("ads", "z"), one.things.things["ads", "z"])
+        assert one.made.models.serving.traffic("tiny") == Traffic(latest=3), "at once, not by the other one's look"
+    elif end == "without rules":
+        one.things.put("z", {"model": "tiny", "uri": SECOND})
+        await one.objects.look(("ads", "z"), one.things.things["ads", "z"])
+        assert one.made.models.serving.traffic("tiny") == Traffic(latest=3), "at once, not by the other one's look"
+    else:
+        del one.things.things["ads", "z"]          # its finalizer was taken away by hand
+    await one.look()
+    assert one.made.models.serving.traffic("tiny") == Traffic(latest=3) and conflict(one, "a") == ""
+    assert one.things.status("a")["traffic"]["versions"] == {"latest": 3}
+    assert "traffic" not in one.things.status("z")
+
+
+async def test_rules_that_do_not_fit_when_their_turn_comes_leave_none(tmp_path: Path) -> None:
+    one = await two_with_rules(tmp_path, ALL, {"weights": {"1": 1, "7": 1}})
+    one.things.put("z", {"model": "tiny", "uri": SECOND})
+    await one.look()
+    assert one.made.models.serving.traffic("tiny") == Traffic() and "traffic" not in one.things.status("a")
+    synced = one.things.condition("a", "Synced")
+    assert synced["status"] == "False" and "7" in synced["message"] and synced["reason"] != "TrafficConflict"
+
+
+async def test_an_older_object_that_is_given_rules_later_has_its_way(tmp_path: Path) -> None:
+    one = await two_with_rules(tmp_path, None, THREE)
+    assert one.made.models.serving.traffic("tiny") == Traffic(latest=3) and conflict(one, "a") == ""
+    one.things.put("z", {"model": "tiny", "uri": SECOND, "traffic": ALL})
+    await one.look()
+    assert one.made.models.serving.traffic("tiny").keeps_all and "ads/z" in conflict(one, "a")
+    one.things.ask_to_delete("a")
+    await one.look()
+    assert one.made.models.serving.traffic("tiny").keeps_all, "another one's rules do not go with it"
+
+
+async def test_a_refused_object_keeps_the_rules_that_it_had_set_and_claims_no_others(tmp_path: Path) -> None:
+    one = await two_with_rules(tmp_path, {"shadows": 1}, THREE)
+    assert one.things.status("z")["phase"] == "Refused"
+    assert one.made.models.serving.traffic("tiny") == Traffic(latest=3) and conflict(one, "a") == ""
+    for traffic, phase in ((ALL, "Ready"), ({"shadows": 1}, "Refused")):
+        one.things.put("z", {"model": "tiny", "uri": SECOND, "traffic": traffic})
+        await one.look()
+        assert one.things.status("z")["phase"] == phase
+        assert one.made.models.serving.traffic("tiny").keeps_all and "ads/z" in conflict(one, "a")
+
+
+async def test_objects_of_two_namespaces_have_rules_of_their_own(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    one.things.put("tiny", {"uri": one.made.folder(), "traffic": THREE})
+    one.things.put("tiny", {"uri": one.made.folder("play--tiny"), "traffic": ALL}, namespace="play")
+    await one.look()
+    assert one.made.models.serving.traffic("tiny") == Traffic(latest=3)
+    assert one.made.models.serving.traffic("play--tiny").keeps_all
 
 
 @pytest.mark.parametrize(("spec", "word"), [
