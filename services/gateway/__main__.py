@@ -19,9 +19,11 @@ from recmesh.runtime.room import Room
 from services.gateway.app.access import Access
 from services.gateway.app.audit import Audit
 from services.gateway.app.deliveries import Deliveries
+from services.gateway.app.following import Following
 from services.gateway.app.freshness import Freshness
 from services.gateway.app.inference import Inference
 from services.gateway.app.labels import Labels
+from services.gateway.app.loading import Loading
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
 from services.gateway.app.replicas import Replicas
@@ -98,12 +100,17 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         runtimes, features, observation, clock=system_clock, limits=limits, log_prediction=predictions.offer
     )
     registry, traffic = Registry(bus.kv(BUCKET)), TrafficRules(bus.kv(TRAFFIC_BUCKET))
+    folders = ModelFolders(config.storage_root)
+    loading = Loading(
+        registry, folders, runtimes, serving, observation, tell=facts.model, clock=system_clock, limits=limits
+    )
     models = Models(
-        registry, traffic, ModelFolders(config.storage_root),
-        runtimes, serving, observation,
-        tell=facts.model, clock=system_clock, limits=limits,
+        registry, traffic, folders, loading, clock=system_clock,
         inspect=Inspection(child_environment(env), timeout_s=config.inspect_timeout_s).inspect,
     )  # fmt: skip
+    following = Following(
+        loading, registry, traffic, clock=system_clock, load_timeout_s=config.load_timeout_s
+    )
     freshness = Freshness(registry, serving, runtimes, limits=limits, why_not_serving=models.why_not_serving)
     mesh = Mesh(
         {name: getattr(config, name) for name in PEERS}, token=config.token, tls=config.tls,
@@ -144,7 +151,7 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     ready_from = system_clock.monotonic() + config.ready_s
 
     def waits_for() -> str:
-        waits = not models.restored.is_set() and system_clock.monotonic() < ready_from
+        waits = not loading.restored.is_set() and system_clock.monotonic() < ready_from
         return "models that served before are being loaded" if waits else ""
 
     face = OpsFace(
@@ -166,13 +173,13 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     return [
         bus, trail.Trail(bus, days=config.audit_days), mesh, *([pods] if pods else []), runtimes, features,
         predictions, models,
-        Replicas(models, registry, traffic, clock=system_clock, load_timeout_s=config.load_timeout_s), scaling,
+        Replicas(following, registry, traffic, clock=system_clock), scaling,
         topic_events.consumer(bus, labels),
         registrations.consumer(bus, models, audit),
         deliveries,
         *objects,
         Loop("rates", observation.tell),
-        Loop("waiting ensembles", models.load_ensembles),
+        Loop("waiting ensembles", loading.load_ensembles),
         Loop("resting models", serving.rest_idle),
         Loop("scaling", scaling.look),
         Loop("ops view", view.refresh),

@@ -23,6 +23,7 @@ from services.gateway.app.audit import Audit
 from services.gateway.app.freshness import Freshness
 from services.gateway.app.inference import Inference
 from services.gateway.app.labels import Labels
+from services.gateway.app.loading import Loading
 from services.gateway.app.models import Models
 from services.gateway.app.observation import Observation
 from services.gateway.app.ports import Document, Fact, Features, Inspect, Runtimes
@@ -329,8 +330,8 @@ class Gateway:
 
     async def settled(self) -> None:
         """Wait for loads and retirements in the background."""
-        while self.models._tasks:
-            await asyncio.gather(*self.models._tasks, return_exceptions=True)
+        while self.models.loading.tasks:
+            await asyncio.gather(*self.models.loading.tasks, return_exceptions=True)
 
 
 async def no_plan(*_: Any) -> Sequence[Decision]:
@@ -353,10 +354,13 @@ def gateway(
         chosen, features or FakeFeatures(), observation, clock=clock, limits=limits, draw=draw,
         log_prediction=facts.predictions.append, new_id=lambda: "made",
     )  # fmt: skip
+    folders = ModelFolders(root)
+    loading = Loading(
+        Registry(bucket), folders, chosen, serving, observation, tell=facts.model, clock=clock, limits=limits
+    )
     models = Models(
-        Registry(bucket), TrafficRules(bucket.beside), ModelFolders(root), chosen, serving, observation,
-        tell=facts.model, clock=clock, limits=limits, inspect=inspect or no_inspection,
-    )  # fmt: skip
+        Registry(bucket), TrafficRules(bucket.beside), folders, loading, clock=clock, inspect=inspect or no_inspection
+    )
     inference = Inference(models, observation, version="1.2.3")
     freshness = Freshness(
         Registry(bucket), serving, chosen, limits=limits, why_not_serving=models.why_not_serving

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from services.gateway.app.following import Following
 from services.gateway.app.replicas import Replicas
 from services.gateway.store.registry import Registry
 from services.gateway.store.traffic import TrafficRules
@@ -32,9 +33,9 @@ class Slow:
 async def following(made: Gateway) -> AsyncIterator[Slow]:
     """The gateway does as others do."""
     clock = Slow()
-    followed = Replicas(
-        made.models, Registry(made.bucket), TrafficRules(made.bucket.beside), clock=clock, load_timeout_s=LOAD_S
-    )
+    registry, traffic = Registry(made.bucket), TrafficRules(made.bucket.beside)
+    follows = Following(made.models.loading, registry, traffic, clock=clock, load_timeout_s=LOAD_S)
+    followed = Replicas(follows, registry, traffic, clock=clock)
     await followed.start()
     try:
         yield clock

@@ -54,7 +54,7 @@ class Inference:
     @property
     def ready(self) -> bool:
         """True once what served before a restart serves again, or has failed."""
-        return self._models.restored.is_set()
+        return self._models.loading.restored.is_set()
 
     def server(self) -> ServerDescription:
         """Who answers."""

@@ -117,7 +117,7 @@ class ModelObjects:
         if not self._lease.is_held:
             self._known.pop(key, None)          # what another one does meanwhile, the status will tell
             return LOOK_S
-        if not self._models.restored.is_set():
+        if not self._models.loading.restored.is_set():
             return SOON_S
         ref = ThingRef.of(thing)
         known = self._known.setdefault(key, Known(uid=ref.uid))
@@ -235,15 +235,15 @@ class ModelObjects:
                 known.reload_at = self._clock.monotonic() + pause_s
         match rules.act(record, load=wanted.load, is_done=is_done, is_other=is_other):
             case Act.LOAD:
-                known.load = await self._models.begin_load(record)
+                known.load = await self._models.loading.begin(record)
             case Act.UNLOAD:
                 await self._models.unload(record.name, record.version)
             case Act.NOTHING if wanted.load and self._is_stuck(record, known):
-                known.load = await self._models.begin_load(record)
+                known.load = await self._models.loading.begin(record)
 
     def _is_stuck(self, record: ModelVersion, known: Known) -> bool:
         """It is to be loaded, and will not be by itself: it failed, or this gateway's load of it lost the registry."""
-        failed = record.state is State.FAILED and not self._models.is_away_here(record)
+        failed = record.state is State.FAILED and record.key not in self._models.loading.not_here
         is_lost = record.state is State.LOADING and known.failures > 0
         return (failed or is_lost) and self._clock.monotonic() >= known.reload_at
 

@@ -132,7 +132,7 @@ async def test_a_rollback_by_rest_holds_over_restarts_until_it_is_resumed(
         await runtimes.unload("torch", "sum/1")
         after = gateway(made.root, runtimes=runtimes, bucket=bucket)     # the gateway starts again
         await after.models.start()
-        await after.models.restored.wait()
+        await after.models.loading.restored.wait()
         assert await answered(after, 2) == [0.0, -2.0]
     async with http(after) as client:
         answer = await client.post("/v1/models/sum/resume")

@@ -250,7 +250,7 @@ async def test_a_hold_is_noted_before_the_model_server_hears_of_it_and_stands_wh
     assert told.value.reason == "HOLD_NOT_TOLD"
     again, other = await following(tmp_path, bucket)                  # the gateway starts again
     await again.models.start()
-    await again.models.restored.wait()
+    await again.models.loading.restored.wait()
     assert [settings.freshness.held for settings in other.loaded_with] == [0]
     await made.freshness.measure()
     assert runtimes.held == 41, "it is still away"

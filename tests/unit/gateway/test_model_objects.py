@@ -506,7 +506,7 @@ async def test_a_version_that_only_this_gateway_cannot_load_is_not_marked_for_al
     assert things.status("tiny")["phase"] == "Failed"
     await two.made.models.load("tiny", "1")
     async with following(one.made):
-        await until(lambda: one.made.models.is_away_here(version_in(State.READY)))
+        await until(lambda: "tiny/1" in one.made.models.loading.not_here)
     one.made.clock.time += FIRST_RELOAD_S
     await one.objects.beat()
     await one.look()

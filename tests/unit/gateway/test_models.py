@@ -141,7 +141,7 @@ async def test_what_was_ready_is_ready_again_after_a_restart(tmp_path: Path) -> 
     assert (await after.models.get("tiny")).state is State.LOADING
     await after.models.start()
     await after.settled()
-    assert after.models.restored.is_set()
+    assert after.models.loading.restored.is_set()
     assert (await after.models.infer(request())).version == "2"
     assert list(after.runtimes.loaded) == ["tiny/2"]
 

@@ -102,7 +102,7 @@ async def test_a_version_that_one_gateway_cannot_load_is_no_failure_of_the_other
         await until(lambda: served(second) == ["1"])
         second.runtimes.broken["tiny/2"] = DataLoss("the disk is gone", reason="DAMAGED")
         await add(first, "2")
-        await until(lambda: "tiny/2" in second.models._not_here)
+        await until(lambda: "tiny/2" in second.models.loading.not_here)
         assert (await second.models.infer(request())).version == "1"
         assert await states(first) == {"1": "unloaded", "2": "ready"}
         assert await states(second) == {"1": "ready", "2": "failed"}
@@ -190,7 +190,7 @@ async def test_a_gateway_whose_start_fails_takes_no_model_from_the_others(tmp_pa
         async with following(third):
             await third.models.start()
             await third.settled()
-            await until(lambda: "tiny/1" in third.models._not_here)
+            await until(lambda: "tiny/1" in third.models.loading.not_here)
             assert await states(first) == {"1": "ready"} and served(first) == ["1"]
             [record] = await Registry(first.bucket).versions("tiny")
             assert record.state is State.READY, "who starts next loads it"
@@ -242,10 +242,10 @@ async def test_an_ensemble_is_loaded_when_its_step_is_there_also_after_a_restart
     again = gateway(tmp_path, bucket=bucket)
     await again.models.start()
     await again.settled()
-    await again.models.load_ensembles()
+    await again.models.loading.load_ensembles()
     assert (await again.models.get("both")).state is State.FAILED, "its step is away still"
     await again.models.load("tiny")
-    await again.models.load_ensembles()
+    await again.models.loading.load_ensembles()
     await again.settled()
     assert (await again.models.get("both")).state is State.READY
     assert again.facts.models.count(("failed", "both/1")) == 0

@@ -333,14 +333,14 @@ async def test_a_version_does_not_rest_under_a_request(tmp_path: Path) -> None:
 async def test_a_version_that_is_loaded_again_does_not_rest_meanwhile(tmp_path: Path) -> None:
     made = await serving(tmp_path, "1")
     await set_traffic(made, idle_s=60)
-    noting = made.models._note
+    noting = made.models.loading.note
 
     async def slow(*args: Any, **kwargs: Any) -> Any:
         made.clock.time += 100
         await made.models.serving.rest_idle()
         return await noting(*args, **kwargs)
 
-    made.models._note = slow  # type: ignore[method-assign]  # the registry takes its time
+    made.models.loading.note = slow  # type: ignore[method-assign]  # the registry takes its time
     await made.models.load("tiny", "1")
     assert (await made.models.infer(request())).version == "1"
 
