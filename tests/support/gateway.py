@@ -116,6 +116,9 @@ class FakeBucket:
     async def keys(self, prefix: str = "") -> Sequence[str]:
         return sorted(key for key in self.values if key.startswith(prefix))
 
+    async def entries(self, prefix: str = "") -> Sequence[FakeEntry]:
+        return [self.values[key] for key in await self.keys(prefix)]
+
     def _put(self, key: str, value: bytes) -> int:
         self._revision += 1
         self._told(FakeEntry(key, value, self._revision))

@@ -23,12 +23,20 @@ from recmesh.runtime.telemetry import get_logger
 _HEARTBEAT_S = 2.0
 _EXPIRES_S = 30.0
 _MAX_BYTES = 32 << 20
-_EPHEMERAL_S = 60.0
+_EPHEMERAL_S, _TO_END_S = 60.0, 5.0
+"""The server keeps a reader's consumer for so long after it was last asked for messages. One that reads to an end is
+over within moments, and a stream has room for a thousand: listings would fill it."""
+_NO_ROOM = 10026
+"""The server's code for a stream that has as many consumers as it may."""
 _log = get_logger(__name__)
 
 
 class ConsumerGone(Exception):
     """The server no longer has the consumer; it must be made again."""
+
+
+class NoRoom(LinkLost):
+    """A stream has as many readers as it may; some of them end within moments."""
 
 
 class Pull:
@@ -132,7 +140,7 @@ async def follow(link: Link, stream: str, place: Place, *, to_end: bool) -> Asyn
     seen = 0
     while True:
         try:
-            session, consumer, pending = await _open(link, stream, place, seen)
+            session, consumer, pending = await _open(link, stream, place, seen, to_end=to_end)
             if to_end and pending == 0:
                 return
             expected = 1
@@ -153,7 +161,7 @@ async def follow(link: Link, stream: str, place: Place, *, to_end: bool) -> Asyn
             _log.debug("reading %s goes on: %s", stream, error)
 
 
-async def _open(link: Link, stream: str, place: Place, seen: int) -> tuple[Session, str, int]:
+async def _open(link: Link, stream: str, place: Place, seen: int, *, to_end: bool) -> tuple[Session, str, int]:
     async def create(session: Session) -> tuple[Session, str, int]:
         start = place.from_sequence
         if seen:
@@ -161,7 +169,8 @@ async def _open(link: Link, stream: str, place: Place, seen: int) -> tuple[Sessi
             start = seen + 1 if info.state.last_seq >= seen else place.from_sequence
         config = api.ConsumerConfig(
             name=f"follow-{uuid.uuid4().hex}", ack_policy=api.AckPolicy.NONE, mem_storage=True,
-            num_replicas=1, inactive_threshold=_EPHEMERAL_S, filter_subject=None if place.subjects else place.subject,
+            num_replicas=1, inactive_threshold=_TO_END_S if to_end else _EPHEMERAL_S,
+            filter_subject=None if place.subjects else place.subject,
             filter_subjects=list(place.subjects) or None, headers_only=place.headers_only,
             deliver_policy=(
                 api.DeliverPolicy.LAST_PER_SUBJECT if start is None
@@ -173,6 +182,10 @@ async def _open(link: Link, stream: str, place: Place, seen: int) -> tuple[Sessi
             made = await session.js.add_consumer(stream, config)
         except js_errors.NotFoundError:
             raise NotFound(f"there is no stream {stream}") from None
+        except js_errors.BadRequestError as error:
+            if error.err_code != _NO_ROOM:
+                raise
+            raise NoRoom(f"stream {stream} has no room for another reader") from None
         return session, str(made.name), int(made.num_pending or 0)
 
     return await link.call(f"read {stream}", create, timeout_s=30)

@@ -82,6 +82,10 @@ class Models:
         records = await (self._registry.versions(name) if name else self._registry.all())
         return [self._seen(item) for item in records]
 
+    async def glance(self) -> list[ModelVersion]:
+        """As `versions` of all, by one call of the registry; it may lack what was written a moment ago."""
+        return [self._seen(item) for item in await self._registry.glance()]
+
     async def get(self, name: str, version: str = "") -> ModelVersion:
         """A version; with none named the one that serves, else the newest."""
         return self._seen(await self.loading.record(name, version))

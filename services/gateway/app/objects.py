@@ -5,7 +5,7 @@ others watch, to take over, and serve the same as by another change of the regis
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from recmesh.crd.things import Object, Things, go_with_namespace, is_held
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
+from services.gateway.app.glances import Glances
 from services.gateway.app.models import Models
 from services.gateway.domain import claims
 from services.gateway.domain import objects as rules
@@ -51,6 +52,10 @@ class Known:
     traffic: Traffic | None = None
     """Rules that the object has set."""
     load: "asyncio.Task[ModelVersion | MeshError] | None" = None
+    acted: bool = False
+    """At the look that is under way, or was the last."""
+    rests: bool = False
+    """Nothing was to be done at the last look, and nothing is awaited: a glance at the registry will do."""
     failures: int = 0
     reload_at: float = 0.0
 
@@ -67,6 +72,7 @@ class ModelObjects:
         self._things, self._models, self._lease, self._presence = things, models, lease, presence
         self._namespace, self._clock = namespace, clock
         self._known: dict[Key, Known] = {}
+        self._glances = Glances(models, clock=clock)
         self._others: Mapping[str, frozenset[str]] = {}
         self._reconciling = Reconciling("ModelService", things, self.look, clock=clock)
 
@@ -147,20 +153,26 @@ class ModelObjects:
         """What is to be told, and seconds after which to look again."""
         before = thing.get("status") or {}
         version_before = known.version or str(before.get("version") or "")
-        record = await self._version(wanted, known)
         is_done = known.done == wanted.generation or (
             not known.done and before.get("observedGeneration") == wanted.generation
         )
+        known.acted, may_rest = False, known.rests and known.done == wanted.generation
+        known.rests = False
+        record, records = await self._version(wanted, known, at_rest=may_rest)
         trouble = await self._route(thing, wanted, known)
-        record = await self._models.get(record.name, record.version)      # rules may have had it loaded
+        if known.acted:
+            record = await self._models.get(record.name, record.version)      # rules may have had it loaded
         await self._load(
             wanted, record, known, is_done=is_done, is_other=version_before not in ("", record.version)
         )
         known.done = wanted.generation
-        records = await self._models.versions(wanted.model)
-        record = next((item for item in records if item.version == record.version), record)
+        if known.acted:
+            self._glances.forget()
+            records = await self._models.versions(wanted.model)
+            record = next((item for item in records if item.version == record.version), record)
         if record.state is State.READY:
             known.failures = 0
+        known.rests = not known.acted and known.load is None and rules.is_at_rest(record, load=wanted.load)
         ready = [item.version for item in records if self._models.serving.is_ready(item.name, item.version)]
         told = rules.status_of(
             wanted, record, ready=ready, replicas=self._counted(record), trouble=trouble,
@@ -168,18 +180,24 @@ class ModelObjects:
         )
         return told, SOON_S if record.state is State.LOADING else LOOK_S
 
-    async def _version(self, wanted: Asked, known: Known) -> ModelVersion:
-        """The object's version, registered where it is not."""
+    async def _version(
+        self, wanted: Asked, known: Known, *, at_rest: bool
+    ) -> tuple[ModelVersion, Sequence[ModelVersion]]:
+        """The object's version, registered where it is not, and all of its model's."""
         registration = wanted.registration
+        if at_rest:
+            records = await self._glances.versions(wanted.model)
+            record = _of(records, registration.request_id, known)
+            if record is not None and rules.is_at_rest(record, load=wanted.load):
+                return record, records
         records = await self._models.versions(wanted.model)
-        record = next((item for item in records if item.request_id == registration.request_id), None)
-        if record is None and known.request_id == registration.request_id:
-            record = next((item for item in records if item.version == known.version), None)
+        record = _of(records, registration.request_id, known)
         if record is None:
             record = await self._models.register(registration, caller=wanted.caller)
+            known.acted = True
             _log.info("ModelService of uid %s is model %s", wanted.uid, record.key)
         known.request_id, known.version, known.model = registration.request_id, record.version, wanted.model
-        return record
+        return record, records
 
     async def _route(self, thing: Object, wanted: Asked, known: Known) -> MeshError | None:
         """Rules of traffic as the object has them, unless another one's go before; those that it has no more are taken
@@ -196,8 +214,10 @@ class ModelObjects:
             return claims.conflict(wanted.model, other)
         if rule is None:
             if here == known.traffic:
+                known.acted = True
                 await self._give_back(wanted.model, other)
         elif here != rule:
+            known.acted = True
             try:
                 await self._models.set_traffic(wanted.model, rule)
             except CallerError as error:
@@ -228,17 +248,19 @@ class ModelObjects:
         if known.load is not None:
             if not known.load.done():
                 return
-            load, known.load = known.load, None
+            load, known.load, known.acted = known.load, None, True
             if not load.cancelled() and (load.exception() is not None or isinstance(load.result(), MeshError)):
                 known.failures += 1
                 pause_s = min(LAST_RELOAD_S, FIRST_RELOAD_S * 2.0 ** (known.failures - 1))
                 known.reload_at = self._clock.monotonic() + pause_s
         match rules.act(record, load=wanted.load, is_done=is_done, is_other=is_other):
-            case Act.LOAD:
-                known.load = await self._models.loading.begin(record)
             case Act.UNLOAD:
+                known.acted = True
                 await self._models.unload(record.name, record.version)
-            case Act.NOTHING if wanted.load and self._is_stuck(record, known):
+            case Act.NOTHING if not (wanted.load and self._is_stuck(record, known)):
+                pass
+            case _:
+                known.acted = True
                 known.load = await self._models.loading.begin(record)
 
     def _is_stuck(self, record: ModelVersion, known: Known) -> bool:
@@ -302,3 +324,11 @@ class ModelObjects:
         event = rules.event_of(ref.uid, told, before, self._clock.now())
         if event is not None:
             await self._things.tell(ref, event)
+
+
+def _of(records: Sequence[ModelVersion], request_id: str, known: Known) -> ModelVersion | None:
+    """The version that came of the request; by its number, where it had been there before."""
+    found = next((item for item in records if item.request_id == request_id), None)
+    if found is None and known.request_id == request_id:
+        found = next((item for item in records if item.version == known.version), None)
+    return found

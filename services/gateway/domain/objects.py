@@ -114,6 +114,11 @@ def act(record: ModelVersion, *, load: bool, is_done: bool, is_other: bool = Fal
     return Act.NOTHING
 
 
+def is_at_rest(record: ModelVersion, *, load: bool) -> bool:
+    """Whether nothing is to be done, nor awaited, for an object that was carried out."""
+    return record.state in (State.READY, State.UNLOADED) or (record.state is State.REGISTERED and not load)
+
+
 @dataclass(frozen=True, slots=True)
 class Replicas:
     """Gateways that follow objects."""

@@ -31,12 +31,8 @@ class Presence:
 
     async def all(self) -> Mapping[str, frozenset[str]]:
         """By gateway what it serves."""
-        found = {}
-        for key in await self._bucket.keys(_PREFIX):
-            entry = await self._bucket.get(key)
-            if entry is not None:
-                found[key] = frozenset(orjson.loads(entry.value))
-        return found
+        entries = await self._bucket.entries(_PREFIX)
+        return {entry.key: frozenset(orjson.loads(entry.value)) for entry in entries}
 
     async def leave(self) -> None:
         """This gateway ends."""

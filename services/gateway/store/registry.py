@@ -1,7 +1,7 @@
 """Model versions in a key-value bucket: one key `<name>.<version>` each, so that a version is taken once."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, fields
 from typing import Protocol
@@ -57,6 +57,10 @@ class KeyValue(Protocol):
         """All keys that start with the prefix."""
         ...
 
+    async def entries(self, prefix: str = "") -> Sequence[Entry]:
+        """What is there of keys that start with the prefix, by one call; it may lack what was written a moment ago."""
+        ...
+
     def watch(self, prefix: str = "") -> AsyncGenerator[Entry, None]:
         """What is there, then every change, also that a key was deleted."""
         ...
@@ -71,6 +75,10 @@ class Registry:
     async def all(self) -> list[ModelVersion]:
         """Every version of every model, by name, then number."""
         return await self._read(await self._bucket.keys(""))
+
+    async def glance(self) -> list[ModelVersion]:
+        """As `all`, by one call however many there are; it may lack what was written a moment ago."""
+        return _sorted(entry.value for entry in await self._bucket.entries())
 
     async def versions(self, name: str) -> list[ModelVersion]:
         """Every version of one model, by number."""
@@ -118,8 +126,11 @@ class Registry:
 
     async def _read(self, keys: Sequence[str]) -> list[ModelVersion]:
         entries = await asyncio.gather(*(self._bucket.get(key) for key in keys))
-        records = [_decode(entry.value) for entry in entries if entry is not None]
-        return sorted(records, key=lambda item: (item.name, item.number))
+        return _sorted(entry.value for entry in entries if entry is not None)
+
+
+def _sorted(values: Iterable[bytes]) -> list[ModelVersion]:
+    return sorted(map(_decode, values), key=lambda item: (item.name, item.number))
 
 
 def _key(name: str, version: str) -> str:

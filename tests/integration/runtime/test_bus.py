@@ -278,6 +278,13 @@ async def test_deleting_at_a_wrong_revision_is_refused(bus: Bus) -> None:
     assert await bucket.get("a") is not None
 
 
+async def test_a_bucket_is_listed_more_often_than_a_stream_has_room_for_readers(bus: Bus) -> None:
+    bucket = bus.kv("listed")
+    await bucket.put("a", b"1")
+    for _ in range(1100):       # the server lets a stream have 1,000
+        assert await bucket.keys() == ["a"]
+
+
 async def test_entries_and_keys_list_what_lives_under_a_prefix(bus: Bus) -> None:
     bucket = bus.kv("records")
     for key in ("jobs.b", "jobs.a", "jobs.gone", "other.x"):

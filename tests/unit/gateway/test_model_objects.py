@@ -1,7 +1,7 @@
 """ModelService objects over fakes: what becomes of them, what is told, and who does it of several gateways."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 from recmesh.crd.kinds import MODEL_FINALIZER
 from recmesh.crd.telling import Ref, Told
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, PermissionDenied, Unavailable
+from services.gateway.app.glances import GOOD_FOR_S
 from services.gateway.app.objects import FIRST_RELOAD_S, ModelObjects
 from services.gateway.domain import objects as rules
 from services.gateway.domain.models import ModelVersion, Registration, State
@@ -53,6 +54,7 @@ class Follower:
                 except Unavailable:
                     pass
             await self.made.settled()
+            self.made.clock.time += GOOD_FOR_S
             await self.objects.beat()
 
     def serves(self, name: str, version: str) -> bool:
@@ -328,6 +330,44 @@ async def test_why_an_object_is_not_deleted_yet_is_told(
     assert (one.things.events[-1].reason, one.things.events[-1].is_warning) == (reason, True)
     await one.look()
     assert one.things.things == {} and [item.key for item in await one.made.models.versions()] == ["tiny/1"]
+
+
+class Counted(FakeBucket):
+    """A registry that counts what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    async def get(self, key: str) -> FakeEntry | None:
+        self.calls.append("get")
+        return await super().get(key)
+
+    async def keys(self, prefix: str = "") -> Sequence[str]:
+        self.calls.append("keys")
+        return await super().keys(prefix)
+
+    async def entries(self, prefix: str = "") -> Sequence[FakeEntry]:
+        self.calls.append("entries")
+        return [self.values[key] for key in sorted(self.values) if key.startswith(prefix)]
+
+
+async def test_one_reading_of_the_registry_serves_all_objects_that_rest(tmp_path: Path) -> None:
+    bucket = Counted()
+    one = await Follower(gateway(tmp_path, bucket=bucket), FakeThings(MODEL_FINALIZER), FakeBucket()).start()
+    names = [f"m{number}" for number in range(20)]
+    for name in names:
+        one.things.put(name, {"uri": one.made.folder(name), "load": name != "m0"})
+    await one.look()
+    assert {one.things.status(name)["phase"] for name in names} == {"Ready", "Unloaded"}
+    bucket.calls.clear()
+    for _ in range(3):
+        await asyncio.gather(*(one.objects.look(("ads", name), one.things.things["ads", name]) for name in names))
+        one.made.clock.time += GOOD_FOR_S
+    assert bucket.calls == ["entries"] * 3
+    one.things.put("m1", {"uri": "models/m1/1", "load": False})      # what is to be done is not decided by a glance
+    await one.objects.look(("ads", "m1"), one.things.things["ads", "m1"])
+    assert one.things.status("m1")["phase"] == "Unloaded" and "keys" in bucket.calls
 
 
 async def test_a_version_that_somebody_unregistered_is_registered_again(tmp_path: Path) -> None:
