@@ -25,7 +25,7 @@ async def read_model(request: Request, model: type[M]) -> M:
     """The JSON body as a checked model; an empty body is one without fields."""
     raw = await request.body()
     try:
-        return model.model_validate(orjson.loads(raw) if raw else {})
+        return model.model_validate(_noted(request, orjson.loads(raw) if raw else {}))
     except orjson.JSONDecodeError as error:
         raise _bad(f"is not JSON: {error}") from None
     except ValidationError as error:
@@ -40,6 +40,7 @@ async def read_object(request: Request) -> dict[str, Any]:
         raise _bad(f"is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise _bad("is not a JSON object")
+    _noted(request, document)
     return document
 
 
@@ -51,15 +52,22 @@ async def read_document(request: Request) -> Any:
         raise _bad("is empty")
     if kind in JSON_TYPES:
         try:
-            return orjson.loads(raw)
+            return _noted(request, orjson.loads(raw))
         except orjson.JSONDecodeError as error:
             raise _bad(f"is not JSON: {error}") from None
     if kind in YAML_TYPES:
-        return _yaml(raw)
+        return _noted(request, _yaml(raw))
     raise InvalidArgument(
         f"{kind} is not read here; send {', '.join((*JSON_TYPES, *YAML_TYPES[:1]))}",
         reason="UNSUPPORTED_MEDIA_TYPE",
     )
+
+
+def _noted(request: Request, document: Any) -> Any:
+    """The document; what it would name is noted for the audit, which tells of refusals, too."""
+    if isinstance(document, dict) and isinstance(name := document.get("name"), str):
+        request.scope.get("recmesh.told", {})["asked"] = name
+    return document
 
 
 def _yaml(raw: bytes) -> Any:

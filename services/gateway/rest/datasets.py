@@ -45,7 +45,6 @@ def router(data: DataPeer, jobs: JobsPeer) -> APIRouter:
     async def register(request: Request, response: Response) -> Document:
         """An equal specification changes nothing; a different one is a new revision."""
         name, dataset = _named(await read_document(request))
-        request.scope["recmesh.told"]["object"] = name      # a refusal's, too, is in the audit
         caller_of(request).check_dataset(name)
         registered = await data.register(name, as_json(dataset))
         response.headers["Location"] = f"/v1/datasets/{quote(name, safe='')}"

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from recmesh.runtime import telemetry
 from recmesh.runtime.errors import MeshError, PermissionDenied, ResourceExhausted
@@ -142,7 +142,8 @@ class Guard:
         caller = scope.get("recmesh.caller")
         place = next((value for name, value in start["headers"] if name.lower() == b"location"), b"").decode("latin-1")
         if not act.object:
-            act = replace(act, object=scope["recmesh.told"].get("object") or place.rpartition("/")[2])
+            asked = scope["recmesh.told"].get("asked", "")          # of what was not made, where its body was read
+            act = replace(act, object=unquote(place.rpartition("/")[2]) or asked)
         client = scope.get("client")
         status = int(start["status"])
         await self._audit.record(Entry(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recmesh.runtime.errors import Unavailable
+from recmesh.runtime.errors import InvalidArgument, Unavailable
 from recmesh.runtime.events import access
 from services.gateway.app.access import Access
 from services.gateway.app.audit import Audit
@@ -78,6 +78,34 @@ async def test_each_change_by_rest_is_told_with_actor_object_outcome_and_request
     ]
     assert told(made)[0].request_id == "r1" and all(each.via == "rest" and each.peer for each in told(made))
     assert [event.entity_id for event in made.facts.audit][:2] == ["job-1", "f"], "a job's own events show them"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("path", "kind"), [("/v1/jobs", "job"), ("/v1/models", "model"), ("/v1/datasets", "dataset"),
+                                            ("/v1/webhooks", "webhook")])  # fmt: skip
+@pytest.mark.parametrize(("body", "named"), [
+    (b'{"name": "tiny.1", "uri": "models/none/1", "url": "x", "dataset": {}}', "tiny.1"),
+    (b'{"name": "tiny", "what": 1}', "tiny"),
+    (b'{"name": 7}', ""), (b'["tiny"]', ""), (b'{"name": "ti', ""), (b"", ""),
+    (b'{"name": "' + b"n" * 400 + b'"}', "n" * 300),
+])  # fmt: skip
+async def test_a_refused_creation_names_what_was_asked_for_where_it_could_be_read(
+    path: str, kind: str, body: bytes, named: str, tmp_path: Path
+) -> None:
+    made = gateway(tmp_path)
+    refuses = FakePeer(error=InvalidArgument("it is wrong", reason="WRONG"))
+    async with http(made, jobs=refuses, data=refuses) as client:
+        answer = await client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert 400 <= answer.status_code < 500, answer.text
+    assert [(each.kind, each.object, each.outcome) for each in told(made)] == [(kind, named, "refused")]
+
+
+@pytest.mark.asyncio
+async def test_a_job_in_yaml_is_named_and_one_that_fails_behind_is_too(tmp_path: Path) -> None:
+    made = gateway(tmp_path)
+    async with http(made, jobs=FakePeer(error=Unavailable("away"))) as client:
+        await client.post("/v1/jobs", content=b"name: ads", headers={"Content-Type": "application/yaml"})
+    assert [(each.object, each.outcome) for each in told(made)] == [("ads", "failed")]
 
 
 @pytest.mark.asyncio
