@@ -51,7 +51,7 @@ def next_step(error: MeshError, place: "Context | None") -> str:
 
 
 def _is_told_by_a_mesh(error: MeshError) -> bool:
-    return error.reason not in ("PACKAGE_MISSING", "NOT_STARTING")
+    return error.reason not in ("PACKAGE_MISSING", "NOT_STARTING", "CERTIFICATE_OVER")
 
 
 def _of_key(place: "Context | None") -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,15 +18,14 @@ from recmesh.client.find import gateway_of, meant
 from recmesh.client.forward import Forward
 from recmesh.client.packing import pack
 from recmesh.client.problems import error_of
+from recmesh.client.trust import refusal, trusting
 from recmesh.client.views import OVER, Checkpoint, Event, Job, JobPage, Model, RoleLog, Served, View
 from recmesh.runtime.errors import (
     DeadlineExceeded,
     Internal,
-    InvalidArgument,
     MeshError,
     NotFound,
     Unavailable,
-    Violation,
 )
 
 V = TypeVar("V", bound=View)
@@ -68,11 +66,12 @@ class Client:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
+        self._ca_file = ca_file
         self._forward = forward
         self._waiting = waiting
         self._http = httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False, transport=transport,
-            verify=_trusting(ca_file) if ca_file else True,
+            verify=trusting(ca_file) if ca_file else True,
             event_hooks={"request": [self._name_server]} if forward and forward.server_name else {},
         )
 
@@ -462,6 +461,9 @@ class Client:
                 # What an earlier try was told says more than that the last one had no time left.
                 raise error or DeadlineExceeded(f"{self.url} did not answer within {timeout_s:g} s") from cause
             except httpx.TransportError as cause:
+                refused = refusal(cause, url=self.url, ca_file=self._ca_file)
+                if refused is not None:
+                    raise refused from cause
                 error = Unavailable(f"{self.url} cannot be reached: {cause}")
                 again = may_retry
                 self._mend()
@@ -513,11 +515,3 @@ def _list(view: type[V], body: Any, *keys: str) -> list[V]:
 def _part(name: str) -> str:
     """A path segment."""
     return quote(name, safe="")
-
-
-def _trusting(ca_file: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:                     # ssl.SSLError is one
-        why = Violation("ca_file", f"{ca_file}: {error.strerror or error}")
-        raise InvalidArgument("the server's certificate cannot be checked", violations=[why]) from error
