@@ -8,12 +8,15 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from recmesh.crd.kinds import Condition
+from recmesh.runtime.bucket import Bucket
 from recmesh.runtime.errors import MeshError
 
 MAX_NOTE = 1024
 """Of an Event, as the API server has it."""
 MAX_MESSAGE = 4096
 """Of a condition or a status."""
+EVENTS_PER_S, EVENTS_BURST = 1 / 15, 25.0
+"""Of one object (client-go: 25, then 1/300)."""
 Said = tuple[str, str, str, str]
 """(type, status, reason, message) of a condition."""
 _REASON = re.compile(r"[^A-Za-z0-9_]")
@@ -67,6 +70,27 @@ class Told:
     def name_suffix(self) -> str:
         """The same for the same event, so that telling it again is no second one."""
         return hashlib.sha256(self.id.encode()).hexdigest()[:16]
+
+
+class Pace:
+    """Lets each object tell Events only so fast; what comes faster is left out, and its status says how it is.
+
+    A process that begins, or takes over, lets each of them tell as many as at first.
+    """
+
+    def __init__(self, *, per_s: float = EVENTS_PER_S, burst: float = EVENTS_BURST) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._buckets: dict[str, tuple[Bucket, float]] = {}
+        """By uid, with when it last told; who told last comes last."""
+
+    def lets(self, ref: Ref, *, now_s: float) -> bool:
+        """Whether the object may tell an Event now, which then counts as told."""
+        known = self._buckets.pop(ref.uid, None)
+        bucket = known[0] if known else Bucket(per_s=self._per_s, burst=self._burst)
+        self._buckets[ref.uid] = bucket, now_s
+        while now_s - self._buckets[oldest := next(iter(self._buckets))][1] >= self._burst / self._per_s:
+            del self._buckets[oldest]                   # a bucket that is full again is as good as none
+        return bucket.take(now_s, patience_s=0.0) is not None
 
 
 def kept(said: Sequence[Said], generation: int, before: Sequence[Mapping[str, Any]], now: float) -> list[Condition]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from recmesh.crd.kinds import MODEL_FINALIZER
 from recmesh.crd.reconciling import Key, Reconciling, key_of
-from recmesh.crd.telling import ThingRef
+from recmesh.crd.telling import Pace, ThingRef
 from recmesh.crd.things import Object, Things, go_with_namespace, is_held
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
@@ -72,6 +72,7 @@ class ModelObjects:
         self._things, self._models, self._lease, self._presence = things, models, lease, presence
         self._namespace, self._clock = namespace, clock
         self._known: dict[Key, Known] = {}
+        self._pace = Pace()
         self._glances = Glances(models, clock=clock)
         self._others: Mapping[str, frozenset[str]] = {}
         self._reconciling = Reconciling("ModelService", things, self.look, clock=clock)
@@ -322,7 +323,7 @@ class ModelObjects:
         ref = ThingRef.of(thing)
         self._reconciling.keep(thing, await self._things.tell_status(ref, told))
         event = rules.event_of(ref.uid, told, before, self._clock.now())
-        if event is not None:
+        if event is not None and self._pace.lets(ref, now_s=self._clock.monotonic()):
             await self._things.tell(ref, event)
 
 

@@ -11,7 +11,7 @@ import orjson
 
 from recmesh.crd.kinds import DATASET_FINALIZER
 from recmesh.crd.reconciling import Key, Reconciling, key_of
-from recmesh.crd.telling import ThingRef
+from recmesh.crd.telling import Pace, ThingRef
 from recmesh.crd.things import Object, Things, go_with_namespace, is_held
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, CallerError, InvalidArgument, MeshFault, NotFound, ResourceExhausted
@@ -59,6 +59,7 @@ class DatasetObjects:
         self._jobs, self._things, self._namespace, self._clock = jobs, things, namespace, clock
         self._of_jobs, self._changed = of_jobs, changed
         self._known: dict[Key, Known] = {}
+        self._pace = Pace()
         self._reconciling = Reconciling("TrainingDataset", things, self.look, clock=clock)
 
     @property
@@ -168,5 +169,5 @@ class DatasetObjects:
         ref = ThingRef.of(thing)
         self._reconciling.keep(thing, await self._things.tell_status(ref, told))
         event = rules.event_of(ref.uid, told, before, self._clock.now())
-        if event is not None:
+        if event is not None and self._pace.lets(ref, now_s=self._clock.monotonic()):
             await self._things.tell(ref, event)

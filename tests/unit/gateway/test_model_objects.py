@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recmesh.crd.kinds import MODEL_FINALIZER
-from recmesh.crd.telling import Ref, Told
+from recmesh.crd.telling import EVENTS_BURST, Ref, Told
 from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, MeshError, PermissionDenied, Unavailable
 from services.gateway.app.glances import GOOD_FOR_S
 from services.gateway.app.objects import FIRST_RELOAD_S, ModelObjects
@@ -522,6 +522,18 @@ async def test_an_api_server_that_takes_no_events_says_nothing_of_the_specificat
             await one.look()
         phases.append(one.things.status("tiny")["phase"])
     assert phases[-1] == "Ready" and "Refused" not in phases
+
+
+async def test_an_object_that_changes_all_the_time_tells_only_so_many_events(tmp_path: Path) -> None:
+    one = await follower(tmp_path)
+    uri = one.made.folder()
+    for number in range(30):
+        one.things.put("tiny", {"uri": uri if number % 2 else f"models/none/{number}"})
+        await one.objects.look(("ads", "tiny"), one.things.things["ads", "tiny"])
+        await one.made.settled()
+        await one.objects.look(("ads", "tiny"), one.things.things["ads", "tiny"])
+    assert EVENTS_BURST <= len(one.things.events) < 30, "of some sixty changes of phase, in no time"
+    assert one.things.status("tiny")["phase"] == "Ready", "its status is told all the same"
 
 
 async def test_an_earlier_text_answers_again_where_all_versions_stay(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from recmesh.crd.kinds import DATASET_FINALIZER
+from recmesh.crd.telling import EVENTS_BURST, Ref, Told
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.spec.dataset import DatasetSpec
 from services.jobmaster.app.datasets import COUNT_S, DatasetObjects
@@ -99,6 +100,22 @@ async def test_what_is_wrong_is_told_and_tried_again(world: DatasetWorld) -> Non
     assert "features" in world.datasets.status("views")["message"]
     world.shards.refusals = []
     await world.until_dataset("clicks", phase="Ready")
+
+
+async def test_an_object_that_changes_all_the_time_tells_only_so_many_events(world: DatasetWorld) -> None:
+    sent: list[Told] = []
+
+    async def tell(ref: Ref, told: Told) -> None:
+        sent.append(told)
+
+    world.datasets.tell = tell          # type: ignore[method-assign]  # the clock stands, and one moment's are one Event
+    await world.begin()
+    for number in range(20):
+        world.datasets.put("clicks", {"features": []} | {"label": f"y{number}"})
+        await world.until_dataset("clicks", phase="Refused", observedGeneration=2 * number + 1)
+        world.datasets.put("clicks", DATA)
+        await world.until_dataset("clicks", phase="Ready", observedGeneration=2 * number + 2)
+    assert EVENTS_BURST <= len(sent) < 40, "its status tells all the same"
 
 
 async def test_while_shardsvc_is_away_the_object_waits(world: DatasetWorld) -> None:
