@@ -115,8 +115,9 @@ def _told(
         measured = max(measured, decision.replicas)
     needs = tuple(serving.units(kind, demand, one) for demand in coming.demand) if one > 0 else ()
     return Served(
-        now, kind.replicas, needs, coming.step_s, measured, ask.latency_s, ask.node, ask.window_s, is_known=one > 0
-    )
+        now, kind.replicas, needs, coming.step_s, measured, ask.latency_s, ask.node, ask.window_s, is_known=one > 0,
+        pods=ask.pods,
+    )  # fmt: skip
 
 
 def _steps(look: Look) -> list[tuple[str, int, int]]:

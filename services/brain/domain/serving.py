@@ -161,6 +161,8 @@ class ServingAsk:
     """Mean time of a request within its processes, over the window."""
     node: str = ""
     """On which they run; empty: on several."""
+    pods: bool = False
+    """They are: what a cluster tells to be free is without them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,9 +220,9 @@ def test_the_wire_keeps_every_field() -> None:
             pb.ServingKind(name="cn", replicas=1, min=1, max=2, busy=0.1, answered_per_s=80.0),
             pb.ServingKind(name="hn", replicas=2, min=1, max=4, busy=0.4, answered_per_s=80.0, start_s=20.0),
         ],
-        target_utilisation=0.5, quantile=0.9, hold_s=60.0, elsewhere=0.25,
+        target_utilisation=0.5, quantile=0.9, hold_s=60.0, elsewhere=0.25, pods=True,
     )  # fmt: skip
-    assert wire.serving_ask(message) == ask(elsewhere=0.25)
+    assert wire.serving_ask(message) == ask(elsewhere=0.25, pods=True)
     found = decision(HN, 140.0, flat(80.0))
     [told] = wire.serving_reply(Look(1.0, "ctr", 140.0, [HN], [found], False)).decisions
     assert (told.kind, told.replicas, told.reason, told.explanation) == ("hn", 3, "MEASURED", found.why)
