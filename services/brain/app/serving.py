@@ -88,7 +88,8 @@ class Serving:
     async def _coming(self, ask: ServingAsk, now: float) -> Coming:
         if not ask.series:
             return Coming((), ask.step_s, "no series is named")
-        ahead_s = max(kind.start_s for kind in ask.kinds) + max(ask.rules.hold_s, ask.step_s)
+        shrinking_s = max(kind.start_s for kind in ask.kinds) + max(ask.rules.hold_s, ask.step_s)
+        ahead_s = max(shrinking_s, *((kind.most - kind.replicas) * kind.start_s + ask.step_s for kind in ask.kinds))
         ahead_s = max(ahead_s, self._lending.horizon_s if self._lending is not None else 0.0)
         steps = min(MOST_STEPS, max(2, math.ceil(ahead_s / ask.step_s)))
         step_s = ask.step_s * math.ceil(ahead_s / (steps * ask.step_s)) if steps == MOST_STEPS else ask.step_s

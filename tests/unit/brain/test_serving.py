@@ -72,6 +72,16 @@ def test_processes_are_there_before_the_forecast_rate_is() -> None:
     assert late.replicas == 2, "there is time to start it later"
 
 
+def test_processes_that_start_one_after_another_are_begun_for_as_many_starts_earlier() -> None:
+    """190/s need four, two more; a start takes 20 s."""
+    soon = decision(HN, 80.0, flat(80.0, then=190.0, at=4))
+    assert (soon.replicas, soon.reason) == (4, Reason.FORECAST)
+    assert decision(HN, 80.0, flat(80.0, then=190.0, at=5)).replicas == 2, "there is time for both"
+    bounded = decision(replace(HN, most=3), 80.0, flat(80.0, then=190.0, at=4))
+    assert bounded.replicas == 2, "of two more it may have one alone"
+    assert decision(replace(HN, replicas=4), 80.0, flat(80.0, then=190.0, at=2)).replicas == 4
+
+
 def test_around_the_target_nothing_changes() -> None:
     for rate in (91.0, 109.0):
         assert decision(HN, rate, flat(rate), held=[1, 1]).replicas == 2
@@ -202,6 +212,13 @@ async def test_a_forecaster_that_is_away_leaves_what_comes() -> None:
     app = Serving(Forecaster(0.0, Unavailable("forecaster does not run")), clock=Clock())
     look = await app.plan(ask(arrivals_per_s=140.0))
     assert (look.chosen[1].replicas, look.chosen[1].reason) == (3, Reason.MEASURED)
+
+
+@pytest.mark.asyncio
+async def test_it_is_looked_as_far_ahead_as_all_starts_take_one_after_another() -> None:
+    forecaster = Forecaster(200.0)
+    await Serving(forecaster, clock=Clock()).plan(ask(kinds=[replace(HN, most=12)]))
+    assert forecaster.asked[0][1] == 21, "ten starts of 20 s, and a step"
 
 
 @pytest.mark.asyncio
