@@ -112,7 +112,7 @@ def _told(
     if one <= 0 and not ask.arrivals_per_s and max(coming.demand, default=0.0) < 1 / ask.window_s:
         one = math.inf
     measured = serving.units(kind, ask.arrivals_per_s, one) if one > 0 else kind.replicas
-    if decision.reason is Reason.SATURATED:
+    if need.reason is Reason.SATURATED:         # the decision's may be that the model may have no more
         measured = max(measured, decision.replicas)
     needs = tuple(serving.units(kind, demand, one) for demand in coming.demand) if one > 0 else ()
     return Served(

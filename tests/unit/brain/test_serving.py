@@ -264,6 +264,19 @@ async def test_what_loans_are_planned_by_is_what_the_forecast_needs_of_hns(tmp_p
 
 
 @pytest.mark.asyncio
+async def test_hns_that_do_not_keep_up_are_needed_though_little_comes_and_the_model_may_have_no_more(
+    tmp_path: Path,
+) -> None:
+    clock, store = Clock(), SqlStore(f"sqlite:///{tmp_path}/brain.sqlite")
+    store.open()
+    pool = Pool(LoanRules(own=1, most=3), Resources(cpu=1.0))
+    lending = Lending(store, pool, Book(clock=clock), clock=clock, told=lambda loan, now: None)
+    app = Serving(Forecaster(10.0), lending, clock=clock)
+    await app.plan(ask(kinds=[replace(HN, replicas=4, busy=1.0, waiting=900.0)], arrivals_per_s=10.0))
+    assert outlook(lending._fresh().values()).measured == 4, "a peak is over when what has come in it is answered"
+
+
+@pytest.mark.asyncio
 async def test_a_model_that_nobody_asks_keeps_no_room(tmp_path: Path) -> None:
     clock, store = Clock(), SqlStore(f"sqlite:///{tmp_path}/brain.sqlite")
     store.open()
