@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="within a minute, with smaller sizes")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--list", action="store_true", help="each benchmark with a line of what it measures")
-    parser.add_argument("--mesh", action="store_true", help="of autoscale: the part on the real mesh alone")
+    parser.add_argument("--mesh", action="store_true", help="of autoscale and loans: the part on the real mesh alone")
     parser.add_argument("--halves", action="store_true", help="of freshness: served in halves, by a CN and an HN")
     options = parser.parse_args(argv)
     if options.list or options.name is None:

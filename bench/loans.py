@@ -1,8 +1,8 @@
 """Units lent from training to serving ahead of promotion peaks, against fixed pools, a reactive loan and hindsight.
 
 On simulated days of public traces; and how many GPUs a peak borrows when HN slices alone move. The planner and its
-ledger's states are the product's, the fleet is simulated: one machine has none to lend. `tests/e2e/test_loans.py`
-carries a loan out for real.
+ledger's states are the product's, the fleet is simulated: one machine has none to lend. And on the real mesh, through a
+short day with a promotion (`--mesh`: that alone), where units are fractions of this machine's cores.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,8 @@ import numpy as np
 
 from bench.autoscale import data
 from bench.figures import Result
+from bench.mesh import say, scratch
+from bench.workloads import promotion
 from recmesh.plugins.planning import Floats
 from services.brain.domain.loans.packing import Host, Whole, for_slices, for_whole, saved
 from services.brain.domain.loans.planning import Rules
@@ -68,11 +70,23 @@ class Case:
         return WORLD.needs(self.rates[self.first : self.last])
 
 
-def run(*, quick: bool) -> Result:
+def run(*, quick: bool, mesh: bool = False) -> Result:
     """`share_of_ideal`: unit-hours that training had of what a fixed pool would have kept for serving, against what it
     had with hindsight (which pays for leads and returns, too). `slo_violation_rate`: requests that waited. A fixed pool
     has what the judged peak needs: it is given to know that. `training_gain`: training beyond that beside fixed pools,
-    with as many units of its own as the peak takes. `late_returns`: loans that came back after their due time."""
+    with as many units of its own as the peak takes. `late_returns`: loans that came back after their due time.
+
+    `real_*`, on the mesh: the same, by samples that were trained beside a fixed pool for the peak; `_in_peak`: of the
+    peak's requests alone."""
+    real, seen = ({}, {}) if quick and not mesh else _real()
+    if mesh:
+        return Result("loans", real, seen)
+    found, context = _simulated(quick=quick)
+    left_out = {"left_out": "4 of 6 series, days, and the real mesh"} if quick else {}
+    return Result("loans", found | real, context | seen | left_out)
+
+
+def _simulated(*, quick: bool) -> tuple[dict[str, float], dict[str, Any]]:
     cases = [_case(name, quick=quick) for name in (QUICK_SERIES if quick else SERIES)]
     found: dict[str, float] = {}
     table: dict[str, list[_Row]] = {"": [], "reactive": [], "fixed": [], "fixed_p95": []}
@@ -96,13 +110,44 @@ def run(*, quick: bool) -> Result:
     by_series: Mapping[str, Any] = {
         case.name: _figures([row], "") for case, row in zip(cases, lent, strict=True)
     }
-    return Result("loans", found, {
+    return found, {
         "series": [case.name for case in cases], "judged_days": sum(case.last - case.first for case in cases) / 1440,
         "peak_units": PEAK_UNITS, "peak_to_trough": PEAK_TO_TROUGH, "own_units": RULES.own, "quantile": QUANTILE,
         "rules": repr(RULES), "world": repr(WORLD), "promotions": repr(Promotions()), "noise": NOISE,
         "forecasts": "least squares on yesterday, last week and the last hour; quantile from past errors",
-        "by_series": by_series, "left_out": "4 of 6 series, and days" if quick else "",
-    })  # fmt: skip
+        "by_series": by_series,
+    }  # fmt: skip
+
+
+def _real() -> tuple[dict[str, float], dict[str, Any]]:
+    """Each scheme through the same day, one after another; requests as the first one was measured to bear."""
+    days: dict[str, promotion.Day] = {}
+    with scratch() as folder:
+        for name, scheme in promotion.SCHEMES.items():
+            say(f"{name}:")
+            per_s = next(iter(days.values())).per_s if days else None
+            days[name] = promotion.lived(folder, scheme, per_s)
+    found: dict[str, float] = {}
+    begin, end = promotion.QUIET_S, promotion.QUIET_S + promotion.PEAK_S
+    for name, day in days.items():
+        prefix = "real_" if name == "forecast" else f"real_{name}_"
+        late = sum(bool(loan.get("late")) for loan in day.ledger)
+        found |= {
+            f"{prefix}training_gain": day.trained / days["fixed"].trained - 1.0,
+            f"{prefix}slo_violation_rate": day.late_share(),
+            f"{prefix}slo_violation_rate_in_peak": day.late_share(begin, end),
+            f"{prefix}late_returns": float(late), f"{prefix}loans": float(len(day.ledger)),
+            f"{prefix}lent_unit_s": day.unit_s, f"{prefix}samples": float(day.trained),
+            f"{prefix}rollbacks": float(day.rolled_back),
+        }  # fmt: skip
+    return found, {
+        "real_requests_per_s": next(iter(days.values())).per_s, "real_slo_s": promotion.SLO_S,
+        "real_day_s": (promotion.QUIET_S, promotion.PEAK_S, promotion.AFTER_S), "real_rules": dict(promotion.LOANS),
+        "real_seen": {name: day.lines() for name, day in days.items()},
+        "real_seen_is": "seconds, units lent, HNs, workers, samples",
+        "real_loans": {name: day.ledger for name, day in days.items()},
+        "real_scaled": {name: day.scaled for name, day in days.items()},
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

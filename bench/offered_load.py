@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,21 +88,22 @@ def cores() -> tuple[str, str]:
 
 @contextlib.contextmanager
 def under_way(
-    target: Target, folder: Path, *, rate: float, seconds: float, rows: int, binary: bool, seed: int = 1
+    target: Target, folder: Path, *, phases: Sequence[tuple[float, float]], rows: int, binary: bool, seed: int = 1
 ) -> Iterator["Under"]:
-    """The load runs inside the block, and goes on to its end; `result` waits for it."""
+    """The load runs inside the block, and goes on to its end; `result` waits for it. phases: (per second, seconds),
+    one after another."""
     host, _, port = target.address.partition(":")
     out = folder / "offered.npz"
     task = {
-        "host": host, "port": int(port), "model": target.model, "rate": rate, "seconds": seconds, "rows": rows,
-        "binary": binary, "seed": seed, "out": str(out),
+        "host": host, "port": int(port), "model": target.model, "phases": list(phases), "rows": rows, "binary": binary,
+        "seed": seed, "out": str(out),
     }  # fmt: skip
     process = subprocess.Popen(
         ["taskset", "-c", cores()[1], sys.executable, "-m", "bench.workloads.open_loop", json.dumps(task)],
         cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        yield Under(process, out, seconds)
+        yield Under(process, out, sum(seconds for _, seconds in phases))
     finally:
         if process.poll() is None:
             process.kill()
@@ -139,5 +140,5 @@ def offer(
     target: Target, folder: Path, *, rate: float, seconds: float, rows: int, binary: bool, seed: int = 1
 ) -> Offered:
     """Offer so many requests per second, and wait for the end."""
-    with under_way(target, folder, rate=rate, seconds=seconds, rows=rows, binary=binary, seed=seed) as load:
+    with under_way(target, folder, phases=[(rate, seconds)], rows=rows, binary=binary, seed=seed) as load:
         return load.result()

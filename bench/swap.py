@@ -65,7 +65,7 @@ def _swapped(folder: Path, way: str, *, swaps: int, before_s: float) -> tuple[Of
         ours.serve("model", "torch")
         seconds = before_s + swaps * (LOAD_S + AFTER_S + PAUSE_S)
         with under_way(
-            Target(ours.http, "model"), folder, rate=RATE, seconds=seconds, rows=ROWS, binary=True
+            Target(ours.http, "model"), folder, phases=[(RATE, seconds)], rows=ROWS, binary=True
         ) as load:
             begun = load.began()
             time.sleep(max(0.0, begun + before_s - time.monotonic()))

@@ -38,6 +38,15 @@ def answer_in(buffer: bytes) -> tuple[int, int] | None:
     return (int(head[9:12]), size) if len(buffer) >= size else None
 
 
+def drawn(phases: list[tuple[float, float]], random: np.random.Generator) -> "np.ndarray[Any, Any]":
+    """Times of a Poisson process: of each phase (per second, seconds) as many as are expected."""
+    found, begin = [], 0.0
+    for rate, seconds in phases:
+        found.append(begin + np.cumsum(random.exponential(1 / rate, round(rate * seconds))))
+        begin += seconds
+    return np.sort(np.concatenate(found))
+
+
 class Connection(asyncio.Protocol):
     """One request at a time."""
 
@@ -75,9 +84,8 @@ class Load:
     """The drawn times, and what became of each request."""
 
     def __init__(self, task: dict[str, Any]) -> None:
-        random = np.random.default_rng(task["seed"])
-        count = round(task["rate"] * task["seconds"])
-        self.due = np.cumsum(random.exponential(1 / task["rate"], count))
+        self.due = drawn(task["phases"], np.random.default_rng(task["seed"]))
+        count = len(self.due)
         self.sent = np.full(count, np.nan)
         self.done = np.full(count, np.nan)
         self.status = np.zeros(count, np.int16)

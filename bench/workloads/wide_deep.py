@@ -6,6 +6,7 @@ once. Whole requests come from here too, as bytes of the Open Inference Protocol
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ CARD: dict[str, Any] = {
 }
 
 
-def write(folder: Path, *, seed: int = 1, serving: dict[str, Any] | None = None) -> None:
+def write(
+    folder: Path, *, seed: int = 1, serving: dict[str, Any] | None = None, hidden: Sequence[int] = HIDDEN
+) -> None:
     """The exported model in `folder`: `model.pt2` and `model.json`."""
     import torch
     from torch import nn
@@ -40,11 +43,11 @@ def write(folder: Path, *, seed: int = 1, serving: dict[str, Any] | None = None)
             super().__init__()
             self.table = nn.Embedding(IDS * ROWS, WIDTH + 1)
             self.register_buffer("first", torch.arange(IDS) * ROWS)
-            sizes = (IDS * WIDTH + NUMBERS, *HIDDEN)
+            sizes = (IDS * WIDTH + NUMBERS, *hidden)
             layers: list[Any] = []
             for taken, given in itertools.pairwise(sizes):
                 layers += [nn.Linear(taken, given), nn.ReLU()]
-            self.deep = nn.Sequential(*layers, nn.Linear(HIDDEN[-1], 1))
+            self.deep = nn.Sequential(*layers, nn.Linear(hidden[-1], 1))
             self.wide = nn.Linear(NUMBERS, 1)
 
         def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

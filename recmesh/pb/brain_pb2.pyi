@@ -1329,6 +1329,7 @@ class PlanServingRequest(google.protobuf.message.Message):
     ELSEWHERE_FIELD_NUMBER: builtins.int
     LATENCY_S_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
+    PODS_FIELD_NUMBER: builtins.int
     model: builtins.str
     asker: builtins.str
     """the gateway, which decides about its own"""
@@ -1346,6 +1347,8 @@ class PlanServingRequest(google.protobuf.message.Message):
     latency_s: builtins.float
     node: builtins.str
     """mean of a request in its processes; theirs, empty: several"""
+    pods: builtins.bool
+    """its processes are: what a cluster tells to be free is without them"""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ServingKind]: ...
     def __init__(
@@ -1365,8 +1368,9 @@ class PlanServingRequest(google.protobuf.message.Message):
         elsewhere: builtins.float = ...,
         latency_s: builtins.float = ...,
         node: builtins.str = ...,
+        pods: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arrivals_per_s", b"arrivals_per_s", "asker", b"asker", "dry_run", b"dry_run", "elsewhere", b"elsewhere", "hold_s", b"hold_s", "kinds", b"kinds", "latency_s", b"latency_s", "model", b"model", "node", b"node", "quantile", b"quantile", "series", b"series", "step_s", b"step_s", "target_utilisation", b"target_utilisation", "window_s", b"window_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals_per_s", b"arrivals_per_s", "asker", b"asker", "dry_run", b"dry_run", "elsewhere", b"elsewhere", "hold_s", b"hold_s", "kinds", b"kinds", "latency_s", b"latency_s", "model", b"model", "node", b"node", "pods", b"pods", "quantile", b"quantile", "series", b"series", "step_s", b"step_s", "target_utilisation", b"target_utilisation", "window_s", b"window_s"]) -> None: ...
 
 Global___PlanServingRequest: typing_extensions.TypeAlias = PlanServingRequest
 

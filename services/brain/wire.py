@@ -162,6 +162,7 @@ def serving_ask(request: pb.PlanServingRequest) -> serving.ServingAsk:
     return serving.ServingAsk(
         request.model, request.series, request.step_s, request.arrivals_per_s, request.window_s, kinds, rules,
         request.asker, request.dry_run, request.elsewhere, request.latency_s, request.node,
+        request.pods,
     )  # fmt: skip
 
 

@@ -117,8 +117,9 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
         present_s=config.peer_wait_s,
     )  # fmt: skip
     planning = PlanningPeer(
-        mesh, rate_step_s=config.rate_step_s, node=socket.gethostname() if config.runtime == "local" else ""
-    )
+        mesh, rate_step_s=config.rate_step_s, node=socket.gethostname() if config.runtime == "local" else "",
+        pods=config.runtime == "kubernetes",
+    )  # fmt: skip
     scaling = Scaling(
         runtimes, observation, planned=planning.processes, tell=facts.scaling, clock=system_clock,
         step_s=config.scaling_step_s,

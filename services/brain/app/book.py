@@ -53,7 +53,7 @@ class Book:
         """By job: when it ended. Names may be used again, and some call may have come before the end."""
         self.waiting = Waiting(clock)
         self.lent = Resources()
-        """What training has lent to serving: of what is free it is kept back."""
+        """What training has lent to serving, and a cluster may tell to be free: it is kept back."""
         self._lock = threading.Lock()
         self.choosing = asyncio.Lock()
 

@@ -17,10 +17,10 @@ from recmesh.runtime.errors import InvalidArgument, MeshError, Violation
 from recmesh.runtime.telemetry import Metrics, get_logger
 from services.brain.app.book import Book
 from services.brain.domain.loans.interference import Act, Node, Offline, victim
-from services.brain.domain.loans.ledger import HELD, Cause, Loan, State, sums
+from services.brain.domain.loans.ledger import COMING, HELD, Cause, Loan, State, sums
 from services.brain.domain.loans.lenders import Lender, chosen, units_of, workers_for
 from services.brain.domain.loans.planning import Rules, Verdict, decide
-from services.brain.domain.loans.pool import LendAsk, Owed, Pool, Served, Standing, outlook
+from services.brain.domain.loans.pool import LendAsk, Owed, Pool, Served, Standing, kept_back, outlook
 from services.brain.domain.model import Ask
 from services.brain.domain.serving import Decision, Kind, Reason
 from services.brain.store import SqlStore
@@ -90,8 +90,10 @@ class Lending:
             mine = self._of(job_id)
             owed = self._workers(ask.lender, mine)
             if owed is None:     # its workers changed so that they hold nothing of what is lent
-                await self._put([loan.without_lender(now) for loan in mine])
-                return Owed(0, "its workers hold nothing of what serving needs", self.pool.step_s)
+                await self._put([loan.moved(State.CANCELLED, now) for loan in mine if loan.state in COMING])
+                # Serving is in the room of those that left: as many stay away until it is out of all of it.
+                owed = ask.lender.lent if self._of(job_id) else 0
+                return Owed(owed, "its workers hold nothing of what serving needs", self.pool.step_s)
             moved = [loan.moved(State.DRAINING, now) for loan in mine if loan.state is State.PLANNED]
             if not moved and ask.settled and ask.lender.lent >= owed:
                 moved = [loan.moved(State.LENT, now) for loan in mine if loan.state is State.DRAINING]
@@ -112,6 +114,7 @@ class Lending:
         self._served[asker, model] = told
         while len(self._served) > MAX_SERVED:
             self._served.pop(next(iter(self._served)))
+        self._keep_back()
 
     def bounded(self, asker: str, model: str, kind: Kind, decision: Decision) -> Decision:
         """Not more than the pool has room for beside other models' processes; at least the model's least."""
@@ -158,6 +161,7 @@ class Lending:
             self.why = verdict.why
             await self._put(self._carried_out(verdict, now))
             await self._put(self._calmed(served, now))
+            self._keep_back()
         return self.pool.step_s
 
     def _decided(self, served: Mapping[tuple[str, str], Served], now: float) -> Verdict:
@@ -296,9 +300,15 @@ class Lending:
         for state in State:
             if state is not State.RETURNED and state is not State.CANCELLED:
                 _units.labels(state).set(sum(loan.state is state for loan in self._loans.values()))
+        self._keep_back()
+
+    def _keep_back(self) -> None:
+        """From whoever else trains."""
+        if self.pool is None:
+            return
         held = sum(loan.state in HELD for loan in self._loans.values())
-        unit = self.pool.unit if self.pool is not None else Resources()
-        self._book.lent = Resources().plus(unit, float(held))
+        count = kept_back(held, self.pool.rules, self._fresh().values())
+        self._book.lent = Resources().plus(self.pool.unit, float(count))
 
     def _of(self, job_id: str) -> list[Loan]:
         """Open, and not given up for good."""

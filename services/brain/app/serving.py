@@ -88,7 +88,8 @@ class Serving:
     async def _coming(self, ask: ServingAsk, now: float) -> Coming:
         if not ask.series:
             return Coming((), ask.step_s, "no series is named")
-        ahead_s = max(kind.start_s for kind in ask.kinds) + max(ask.rules.hold_s, ask.step_s)
+        shrinking_s = max(kind.start_s for kind in ask.kinds) + max(ask.rules.hold_s, ask.step_s)
+        ahead_s = max(shrinking_s, *((kind.most - kind.replicas) * kind.start_s + ask.step_s for kind in ask.kinds))
         ahead_s = max(ahead_s, self._lending.horizon_s if self._lending is not None else 0.0)
         steps = min(MOST_STEPS, max(2, math.ceil(ahead_s / ask.step_s)))
         step_s = ask.step_s * math.ceil(ahead_s / (steps * ask.step_s)) if steps == MOST_STEPS else ask.step_s
@@ -111,12 +112,13 @@ def _told(
     if one <= 0 and not ask.arrivals_per_s and max(coming.demand, default=0.0) < 1 / ask.window_s:
         one = math.inf
     measured = serving.units(kind, ask.arrivals_per_s, one) if one > 0 else kind.replicas
-    if decision.reason is Reason.SATURATED:
+    if need.reason is Reason.SATURATED:         # the decision's may be that the model may have no more
         measured = max(measured, decision.replicas)
     needs = tuple(serving.units(kind, demand, one) for demand in coming.demand) if one > 0 else ()
     return Served(
-        now, kind.replicas, needs, coming.step_s, measured, ask.latency_s, ask.node, ask.window_s, is_known=one > 0
-    )
+        now, kind.replicas, needs, coming.step_s, measured, ask.latency_s, ask.node, ask.window_s, is_known=one > 0,
+        pods=ask.pods,
+    )  # fmt: skip
 
 
 def _steps(look: Look) -> list[tuple[str, int, int]]:

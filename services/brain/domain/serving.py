@@ -5,9 +5,9 @@ Operational Analysis of Queueing Network Models", 1978), with U the processes' b
 that they answered. To be used to a share of at most ρ, λ requests per second need n = ceil(λ S / ρ) processes. Where
 requests are run in batches S falls with load, so that an S measured at little load asks for too many, not too few.
 
-λ is the largest rate forecast for the time in which a process that is started now could not help yet; what is taken
-away must not be needed for as long as it is held, either. When measurements contradict the forecast they hold, and
-say so:
+λ is the largest rate forecast for the time in which processes that are started now, one after another, could not
+help yet; what is taken away must not be needed for as long as it is held, either. When measurements contradict the
+forecast they hold, and say so:
 
 - more comes than was forecast: what comes is planned with;
 - processes are busy beyond `SATURATED`, or more than `WAIT_S` of work wait for each: as many as the
@@ -161,6 +161,8 @@ class ServingAsk:
     """Mean time of a request within its processes, over the window."""
     node: str = ""
     """On which they run; empty: on several."""
+    pods: bool = False
+    """They are: what a cluster tells to be free is without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,8 @@ def changed(look: Look) -> list[tuple[Kind, Decision]]:
 
 def needed(kind: Kind, service_s: float | None, arrivals_per_s: float, coming: Coming, rules: Rules) -> Need:
     """From demand and capacity, by itself: limits and the past are `decide`'s."""
-    near = coming.peak(kind.start_s + coming.step_s)
+    one = rules.target / service_s if service_s else math.inf
+    near = _near(kind, coming, one)
     far = max(near, coming.peak(kind.start_s + rules.hold_s))
     demand, later = max(near, arrivals_per_s), max(far, arrivals_per_s)
     basis, why = _basis(arrivals_per_s, near, coming)
@@ -193,7 +196,6 @@ def needed(kind: Kind, service_s: float | None, arrivals_per_s: float, coming: C
     if service_s is None:
         found = Need(kind.replicas, kind.replicas, Reason.UNKNOWN, "what a request takes is not known yet", demand, 0.0)
     else:
-        one = rules.target / service_s if service_s > 0 else math.inf
         found = Need(
             _count(demand / one, 1 + BAND), _count(later / one, 1 - BAND), basis,
             f"{why}; one bears {one:,.0f}/s at {rules.target:.0%}", demand, one if math.isfinite(one) else 0.0,
@@ -237,6 +239,17 @@ def decide(kind: Kind, need: Need, recently: Sequence[tuple[float, int]], *, now
     if held == kind.replicas:
         return made(held, Reason.HELD, f"{enough} would do, but not yet for {rules.hold_s:.0f} s: {need.why}")
     return made(held, need.reason, f"{held} were enough for {rules.hold_s:.0f} s: {need.why}")
+
+
+def _near(kind: Kind, coming: Coming, one_per_s: float) -> float:
+    """The largest rate for which a process must be begun now: they start one after another, so that the first of many
+    is begun for as many starts earlier."""
+    found = coming.peak(kind.start_s + coming.step_s)
+    for step, demand in enumerate(coming.demand):
+        starts = units(kind, demand, one_per_s) - kind.replicas
+        if step * coming.step_s < starts * kind.start_s + coming.step_s:
+            found = max(found, demand)
+    return found
 
 
 def _basis(arrivals_per_s: float, near: float, coming: Coming) -> tuple[Reason, str]:

@@ -61,9 +61,9 @@ class DataPeer:
 class PlanningPeer:
     """Forecasts and plans. Unavailable, soon, where the service that knows them is away."""
 
-    def __init__(self, mesh: Mesh, *, rate_step_s: float = 10.0, node: str = "") -> None:
-        """node: on which models' processes run; empty: on several."""
-        self._mesh, self._node = mesh, node
+    def __init__(self, mesh: Mesh, *, rate_step_s: float = 10.0, node: str = "", pods: bool = False) -> None:
+        """node: on which models' processes run; empty: on several. pods: they are."""
+        self._mesh, self._node, self._pods = mesh, node, pods
         self._rate_step_s = rate_step_s
         self._asker = uuid.uuid4().hex
         """Each gateway process has models' processes of its own."""
@@ -120,7 +120,7 @@ class PlanningPeer:
                 for kind, load in loads.items()
             ],
             target_utilisation=rules.target_utilisation, quantile=rules.quantile, hold_s=rules.hold_s,
-            dry_run=rules.dry_run, latency_s=measured.latency_s, node=self._node,
+            dry_run=rules.dry_run, latency_s=measured.latency_s, node=self._node, pods=self._pods,
         )  # fmt: skip
         reply = await stub.PlanServing(request, timeout=QUICK_S)
         return [

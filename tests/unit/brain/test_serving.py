@@ -72,6 +72,16 @@ def test_processes_are_there_before_the_forecast_rate_is() -> None:
     assert late.replicas == 2, "there is time to start it later"
 
 
+def test_processes_that_start_one_after_another_are_begun_for_as_many_starts_earlier() -> None:
+    """190/s need four, two more; a start takes 20 s."""
+    soon = decision(HN, 80.0, flat(80.0, then=190.0, at=4))
+    assert (soon.replicas, soon.reason) == (4, Reason.FORECAST)
+    assert decision(HN, 80.0, flat(80.0, then=190.0, at=5)).replicas == 2, "there is time for both"
+    bounded = decision(replace(HN, most=3), 80.0, flat(80.0, then=190.0, at=4))
+    assert bounded.replicas == 2, "of two more it may have one alone"
+    assert decision(replace(HN, replicas=4), 80.0, flat(80.0, then=190.0, at=2)).replicas == 4
+
+
 def test_around_the_target_nothing_changes() -> None:
     for rate in (91.0, 109.0):
         assert decision(HN, rate, flat(rate), held=[1, 1]).replicas == 2
@@ -205,6 +215,13 @@ async def test_a_forecaster_that_is_away_leaves_what_comes() -> None:
 
 
 @pytest.mark.asyncio
+async def test_it_is_looked_as_far_ahead_as_all_starts_take_one_after_another() -> None:
+    forecaster = Forecaster(200.0)
+    await Serving(forecaster, clock=Clock()).plan(ask(kinds=[replace(HN, most=12)]))
+    assert forecaster.asked[0][1] == 21, "ten starts of 20 s, and a step"
+
+
+@pytest.mark.asyncio
 async def test_a_wrong_ask_is_refused_by_field() -> None:
     app = Serving(Forecaster(1.0), clock=Clock())
     wrong = ask(step_s=0.0, model="", kinds=[replace(HN, busy=2.0), Kind("cn", 1, 3, 2)])
@@ -220,9 +237,9 @@ def test_the_wire_keeps_every_field() -> None:
             pb.ServingKind(name="cn", replicas=1, min=1, max=2, busy=0.1, answered_per_s=80.0),
             pb.ServingKind(name="hn", replicas=2, min=1, max=4, busy=0.4, answered_per_s=80.0, start_s=20.0),
         ],
-        target_utilisation=0.5, quantile=0.9, hold_s=60.0, elsewhere=0.25,
+        target_utilisation=0.5, quantile=0.9, hold_s=60.0, elsewhere=0.25, pods=True,
     )  # fmt: skip
-    assert wire.serving_ask(message) == ask(elsewhere=0.25)
+    assert wire.serving_ask(message) == ask(elsewhere=0.25, pods=True)
     found = decision(HN, 140.0, flat(80.0))
     [told] = wire.serving_reply(Look(1.0, "ctr", 140.0, [HN], [found], False)).decisions
     assert (told.kind, told.replicas, told.reason, told.explanation) == ("hn", 3, "MEASURED", found.why)
@@ -244,6 +261,19 @@ async def test_what_loans_are_planned_by_is_what_the_forecast_needs_of_hns(tmp_p
     assert seen.is_known and max(seen.needs) == 4 and len(seen.needs) * seen.step_s >= lending.horizon_s
     dry = (await app.plan(ask(kinds=[HN], dry_run=True))).chosen
     assert dry[0].replicas == 4, "a dry run takes no room, and is bounded by none"
+
+
+@pytest.mark.asyncio
+async def test_hns_that_do_not_keep_up_are_needed_though_little_comes_and_the_model_may_have_no_more(
+    tmp_path: Path,
+) -> None:
+    clock, store = Clock(), SqlStore(f"sqlite:///{tmp_path}/brain.sqlite")
+    store.open()
+    pool = Pool(LoanRules(own=1, most=3), Resources(cpu=1.0))
+    lending = Lending(store, pool, Book(clock=clock), clock=clock, told=lambda loan, now: None)
+    app = Serving(Forecaster(10.0), lending, clock=clock)
+    await app.plan(ask(kinds=[replace(HN, replicas=4, busy=1.0, waiting=900.0)], arrivals_per_s=10.0))
+    assert outlook(lending._fresh().values()).measured == 4, "a peak is over when what has come in it is answered"
 
 
 @pytest.mark.asyncio

@@ -37,6 +37,8 @@ class Served:
     """It tells so often."""
     is_known: bool = True
     """False: what a request takes is not known, and `measured` is what there is."""
+    pods: bool = False
+    """What a cluster tells to be free is without its HNs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ class Standing:
     used: int
     needed: int
     why: str
+
+
+def kept_back(held: int, rules: Rules, served: Iterable[Served]) -> int:
+    """Of so many units that training has given up, those that a cluster may tell to be free though they are not: HNs
+    that are pods count in what it tells, and serving's own room they take first."""
+    told = list(served)
+    beyond = max(0, sum(each.replicas for each in told) - rules.own)
+    return max(0, held - min(beyond, sum(each.replicas for each in told if each.pods)))
 
 
 def outlook(served: Iterable[Served]) -> Outlook:

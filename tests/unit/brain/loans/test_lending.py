@@ -16,7 +16,7 @@ from services.brain.domain.loans.interference import Tolerance
 from services.brain.domain.loans.ledger import Cause, Loan, State
 from services.brain.domain.loans.lenders import Lender
 from services.brain.domain.loans.planning import Rules
-from services.brain.domain.loans.pool import LendAsk, Owed, Pool, Served
+from services.brain.domain.loans.pool import LendAsk, Owed, Pool, Served, kept_back
 from services.brain.domain.model import Ask, Free, Job, RoleLimits, RolePlan
 from services.brain.domain.serving import Decision, Kind, Reason
 from services.brain.ops import View
@@ -46,15 +46,19 @@ class World:
         )
         return self.lending
 
-    async def job(self, workers: int = 6, lent: int = 0, *, settled: bool = True, node: str = "") -> Owed:
+    async def job(
+        self, workers: int = 6, lent: int = 0, *, settled: bool = True, node: str = "", worker: Resources = WORKER
+    ) -> Owed:
         """It asks."""
         nodes = (node,) if node else ()
-        lender = Lender("ads", 0, workers, 2, WORKER, lent, nodes=nodes)
+        lender = Lender("ads", 0, workers, 2, worker, lent, nodes=nodes)
         return await self.lending.lend(LendAsk(lender, settled))
 
-    def serve(self, replicas: int, need: int, *, latency_s: float = 0.0, node: str = "") -> None:
+    def serve(
+        self, replicas: int, need: int, *, latency_s: float = 0.0, node: str = "", pods: bool = False
+    ) -> None:
         """A gateway tells."""
-        told = Served(self.clock.now(), replicas, (need,) * 40, 60.0, need, latency_s, node)
+        told = Served(self.clock.now(), replicas, (need,) * 40, 60.0, need, latency_s, node, pods=pods)
         self.lending.saw("gateway", "flights", told)
 
     def room(self, wanted: int) -> Decision:
@@ -117,6 +121,32 @@ async def test_a_loan_is_planned_drained_used_and_returned(world: World) -> None
     assert not any(loan.is_late(world.clock.now()) for loan in ledger)
     steps = [loan.state for loan in world.told if loan.loan_id == ledger[0].loan_id and loan.renewals == 0]
     assert steps == [State.PLANNED, State.DRAINING, State.LENT, State.RETURNING, State.RETURNED]
+
+
+@pytest.mark.asyncio
+async def test_what_is_lent_is_kept_back_once_where_hns_are_pods_that_count_in_what_is_free(world: World) -> None:
+    await world.lent()
+    assert world.book.room(Free(cpu=10.0)).cpu == 6.0, "free until an HN is there"
+    world.serve(2, 3, pods=True)
+    assert world.book.room(Free(cpu=8.0)).cpu == 6.0, "one is in it, and of what is free one unit is kept"
+    world.serve(3, 3, pods=True)
+    assert world.book.room(Free(cpu=6.0)).cpu == 6.0, "both are"
+    world.clock.at += STALE_S + 1
+    await world.job(2, 4)
+    await world.lending.step()
+    assert world.book.room(Free(cpu=10.0)).cpu == 6.0, "of a gateway that is silent nothing is known"
+
+
+@pytest.mark.parametrize(
+    ("served", "kept"),
+    [
+        ([], 4), ([(1, True)], 4), ([(3, False)], 4), ([(3, True)], 2), ([(9, True)], 0),
+        ([(1, True), (2, False)], 3), ([(2, True), (4, False)], 2),
+    ],
+)
+def test_units_are_kept_back_that_no_hn_pod_is_in(served: list[tuple[int, bool]], kept: int) -> None:
+    told = [Served(0.0, replicas, (), 60.0, replicas, pods=pods) for replicas, pods in served]
+    assert kept_back(4, RULES, told) == kept
 
 
 @pytest.mark.asyncio
@@ -184,6 +214,43 @@ async def test_a_job_that_was_away_for_long_has_nothing_back_while_serving_is_in
     await world.lending.step()
     assert world.states == [State.RETURNING]
     assert (await world.job(2, 4)).workers == 2, "serving has left one of them"
+
+
+@pytest.mark.asyncio
+async def test_a_job_whose_workers_hold_nothing_of_a_unit_any_more_has_its_workers_back_when_serving_has_left(
+    world: World,
+) -> None:
+    await world.lent()
+    none = Resources(memory_bytes=1e9)
+    for _ in range(2):
+        assert (await world.job(2, 4, worker=none)).workers == 4, "serving is in the room of four"
+        world.serve(3, 3)
+        await world.lending.step()
+        assert world.states == [State.LENT] * 2 and world.room(3).replicas == 3
+    world.clock.at += 200.0
+    world.serve(3, 1)
+    await world.lending.step()
+    world.serve(2, 1)
+    await world.lending.step()
+    assert world.states == [State.RETURNING]
+    assert (await world.job(2, 4, worker=none)).workers == 4, "in the room of some of them"
+    world.serve(1, 1)
+    await world.lending.step()
+    assert world.states == [] and (await world.job(2, 4, worker=none)).workers == 0
+
+
+@pytest.mark.asyncio
+async def test_what_workers_that_hold_nothing_of_a_unit_had_not_given_up_comes_to_nothing(world: World) -> None:
+    none = Resources(memory_bytes=1e9)
+    await world.job()
+    world.serve(1, 3)
+    await world.lending.step()
+    await world.job()
+    assert world.states == [State.DRAINING] * 2
+    assert (await world.job(worker=none)).workers == 0
+    assert world.states == [] and world.room(3).replicas == 1
+    await world.lending.step()
+    assert world.states == [], "it is not asked again"
 
 
 @pytest.mark.asyncio
