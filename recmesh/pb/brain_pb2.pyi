@@ -190,9 +190,12 @@ class PlanRequest(google.protobuf.message.Message):
     FREE_CPU_FIELD_NUMBER: builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     FREE_GPUS_FIELD_NUMBER: builtins.int
+    CLUSTER_FIELD_NUMBER: builtins.int
     free_cpu: builtins.float
     free_memory_bytes: builtins.int
     """not set: unknown"""
+    cluster: builtins.str
+    """whose room that is, where there are several"""
     @property
     def job(self) -> Global___JobMeta: ...
     @property
@@ -209,9 +212,10 @@ class PlanRequest(google.protobuf.message.Message):
         free_cpu: builtins.float | None = ...,
         free_memory_bytes: builtins.int | None = ...,
         free_gpus: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        cluster: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "cluster", b"cluster", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
     @typing.overload
@@ -426,11 +430,14 @@ class DecideRequest(google.protobuf.message.Message):
     FREE_CPU_FIELD_NUMBER: builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     FREE_GPUS_FIELD_NUMBER: builtins.int
+    CLUSTER_FIELD_NUMBER: builtins.int
     samples_per_s: builtins.float
     remaining: builtins.int
     free_cpu: builtins.float
     free_memory_bytes: builtins.int
     """not set: unknown"""
+    cluster: builtins.str
+    """as in PlanRequest"""
     @property
     def job(self) -> Global___JobMeta: ...
     @property
@@ -452,9 +459,10 @@ class DecideRequest(google.protobuf.message.Message):
         free_cpu: builtins.float | None = ...,
         free_memory_bytes: builtins.int | None = ...,
         free_gpus: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        cluster: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "now", b"now", "remaining", b"remaining", "samples_per_s", b"samples_per_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "cluster", b"cluster", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "now", b"now", "remaining", b"remaining", "samples_per_s", b"samples_per_s"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
     @typing.overload
@@ -513,6 +521,7 @@ class FeedRequest(google.protobuf.message.Message):
     FREE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     NAMESPACE_FIELD_NUMBER: builtins.int
+    CLUSTER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     min: builtins.int
     max: builtins.int
@@ -528,6 +537,8 @@ class FeedRequest(google.protobuf.message.Message):
     owner: builtins.str
     namespace: builtins.str
     """whose quota bounds them"""
+    cluster: builtins.str
+    """as in PlanRequest"""
     @property
     def now(self) -> Global___RolePlan: ...
     def __init__(
@@ -545,9 +556,10 @@ class FeedRequest(google.protobuf.message.Message):
         free_memory_bytes: builtins.int | None = ...,
         owner: builtins.str = ...,
         namespace: builtins.str = ...,
+        cluster: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "now", b"now"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "buffer_fill", b"buffer_fill", "cpu_idle", b"cpu_idle", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job_id", b"job_id", "max", b"max", "memory", b"memory", "min", b"min", "namespace", b"namespace", "now", b"now", "owner", b"owner", "samples_per_s", b"samples_per_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "buffer_fill", b"buffer_fill", "cluster", b"cluster", "cpu_idle", b"cpu_idle", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job_id", b"job_id", "max", b"max", "memory", b"memory", "min", b"min", "namespace", b"namespace", "now", b"now", "owner", b"owner", "samples_per_s", b"samples_per_s"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
     @typing.overload
@@ -607,9 +619,12 @@ class ScheduleRequest(google.protobuf.message.Message):
     FREE_GPUS_FIELD_NUMBER: builtins.int
     RULES_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
+    CLUSTER_FIELD_NUMBER: builtins.int
     free_cpu: builtins.float
     free_memory_bytes: builtins.int
     """not set: unknown"""
+    cluster: builtins.str
+    """as in PlanRequest"""
     @property
     def job(self) -> Global___JobMeta: ...
     @property
@@ -635,9 +650,10 @@ class ScheduleRequest(google.protobuf.message.Message):
         free_gpus: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         rules: Global___ScalingRules | None = ...,
         measured: Global___Demand | None = ...,
+        cluster: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "measured", b"measured", "rules", b"rules"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "measured", b"measured", "now", b"now", "rules", b"rules"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_free_cpu", b"_free_cpu", "_free_memory_bytes", b"_free_memory_bytes", "cluster", b"cluster", "free_cpu", b"free_cpu", "free_gpus", b"free_gpus", "free_memory_bytes", b"free_memory_bytes", "job", b"job", "limits", b"limits", "measured", b"measured", "now", b"now", "rules", b"rules"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_free_cpu", b"_free_cpu"]) -> typing.Literal["free_cpu"] | None: ...
     @typing.overload

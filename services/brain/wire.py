@@ -59,6 +59,7 @@ def free(request: pb.PlanRequest | pb.DecideRequest | pb.FeedRequest | pb.Schedu
         cpu=request.free_cpu if request.HasField("free_cpu") else None,
         memory_bytes=request.free_memory_bytes if request.HasField("free_memory_bytes") else None,
         gpus=None if isinstance(request, pb.FeedRequest) else dict(request.free_gpus) or None,
+        cluster=request.cluster,
     )  # fmt: skip
 
 

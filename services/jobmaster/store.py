@@ -126,12 +126,12 @@ class JobStore:
 
     async def save_manifest(self, job_id: str, snapshot: int, manifest: dict[str, Any]) -> None:
         """Replaces what an earlier attempt left. Aborted when another writes it at the same time."""
-        await self._replace(job_id, f"manifest.{job_id}.{snapshot}", orjson.dumps(manifest))
+        key = f"manifest.{job_id}.{snapshot}"
+        await self._replace(job_id, key, orjson.dumps(manifest), await self._keys.get(key))
 
     async def delete_manifest(self, job_id: str, snapshot: int) -> None:
         """Of a snapshot that retention has deleted."""
-        self._fence(job_id)
-        await self._keys.delete(f"manifest.{job_id}.{snapshot}")
+        await self._drop(job_id, f"manifest.{job_id}.{snapshot}")
 
     async def events(self, job_id: str) -> list[dict[str, Any]]:
         """The newest events, oldest first."""
@@ -140,11 +140,13 @@ class JobStore:
 
     async def save_events(self, job_id: str, events: Sequence[dict[str, Any]]) -> None:
         """Replaces the list, cut to the newest. Aborted when another writes it at the same time."""
-        await self._replace(job_id, f"events.{job_id}", orjson.dumps(list(events)[-MAX_EVENTS:]))
+        key = f"events.{job_id}"
+        await self._replace(job_id, key, orjson.dumps(list(events)[-MAX_EVENTS:]), await self._keys.get(key))
 
     async def claim_request(self, request_id: str, job_id: str) -> str:
         """The job id that this submission has: the given one, or the one of an earlier try."""
         key = _request_key(request_id)
+        self._fence(job_id)
         try:
             await self._keys.create(key, job_id.encode())
         except AlreadyExists:
@@ -157,9 +159,16 @@ class JobStore:
         entry = await self._keys.get(_request_key(request_id))
         return "" if entry is None else entry.value.decode()
 
-    async def move_request(self, request_id: str, job_id: str) -> None:
-        """The submission gets another id, because the first is taken by another job."""
-        await self._keys.put(_request_key(request_id), job_id.encode())
+    async def move_request(self, request_id: str, job_id: str, *, taken: str) -> str:
+        """The submission gets another id, because `taken` is another job's; the id that it has from now on. Where it
+        was moved meanwhile, by whoever holds the job now, that stays: else one submission would be two jobs. Aborted
+        when another writes it at the same time."""
+        key = _request_key(request_id)
+        entry = await self._keys.get(key)
+        if entry is not None and entry.value.decode() != taken:
+            return entry.value.decode()
+        await self._replace(job_id, key, job_id.encode(), entry)
+        return job_id
 
     async def next_version(self, model: str, *, above: int) -> int:
         """A version of the model that nobody was given before, greater than `above`."""
@@ -178,22 +187,24 @@ class JobStore:
 
     async def delete(self, job_id: str) -> None:
         """Everything of the job; the job itself last, so that a half-done deletion is seen and repeated."""
-        self._fence(job_id)
         try:
             job = await self.job(job_id)
         except ValueError:  # it cannot be read
             job = None
         for key in await self._keys.keys(f"manifest.{job_id}."):
-            await self._keys.delete(key)
+            await self._drop(job_id, key)
         for kind in ("events", "record", "status"):
-            await self._keys.delete(f"{kind}.{job_id}")
+            await self._drop(job_id, f"{kind}.{job_id}")
         if job is not None and job.request_id:
-            await self._keys.delete(_request_key(job.request_id))
-        await self._keys.delete(f"job.{job_id}")
+            await self._drop(job_id, _request_key(job.request_id))
+        await self._drop(job_id, f"job.{job_id}")
 
-    async def _replace(self, job_id: str, key: str, value: bytes) -> None:
-        """As put, but never over what was written after this began."""
-        entry = await self._keys.get(key)
+    async def _drop(self, job_id: str, key: str) -> None:
+        self._fence(job_id)
+        await self._keys.delete(key)
+
+    async def _replace(self, job_id: str, key: str, value: bytes, entry: Entry | None) -> None:
+        """As put, but never over what was written after the entry was read."""
         self._fence(job_id)
         if entry is not None:
             await self._keys.update(key, value, entry.revision)

@@ -89,7 +89,8 @@ async def test_an_old_document_cannot_overwrite_a_newer(store: JobStore) -> None
 async def test_a_request_keeps_the_job_that_it_made(store: JobStore) -> None:
     assert await store.claim_request("r 1/ü", "ads") == "ads"
     assert await store.claim_request("r 1/ü", "ads-2") == "ads"
-    await store.move_request("r 1/ü", "ads-3")
+    assert await store.move_request("r 1/ü", "ads-3", taken="ads") == "ads-3"
+    assert await store.move_request("r 1/ü", "ads-4", taken="ads") == "ads-3", "another has moved it"
     assert await store.claim_request("r 1/ü", "ads") == "ads-3"
 
 

@@ -589,7 +589,7 @@ class FakeCluster:
     async def jobs(self) -> list[str]:
         return sorted(self.processes_of)
 
-    async def capacity(self, job_id: str = "") -> Capacity:
+    async def capacity(self, job_id: str = "", spec: TrainingJob | None = None) -> Capacity:
         return Capacity(4.0, 1 << 34)
 
     def alive(self, job_id: str, role: str = "") -> list[str]:

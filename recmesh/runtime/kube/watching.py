@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,9 +39,11 @@ class Change:
 
 async def follow(
     client: KubeClient, resource: Resource, *, namespace: str = "", labels: str = "", fields: str = "",
+    on_trouble: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Listing | Change]:
     """A Listing first, then Changes as they come; another Listing whenever some may have been missed. Ends when it is
-    closed or cancelled only: what fails is logged once and tried again, after pauses that double."""
+    closed or cancelled only: what fails is logged once and tried again, after pauses that double; `on_trouble` is
+    called each time that the server did not answer."""
     version, pause_s, told = "", _FIRST_PAUSE_S, ""
     while True:
         try:
@@ -61,8 +63,10 @@ async def follow(
         except MeshError as error:
             if error.reason == EXPIRED:
                 version = ""
-            elif told != error.message:
-                logger.warning("%s are not watched for a while: %s", resource.plural, error)
+            else:
+                on_trouble()
+                if told != error.message:
+                    logger.warning("%s are not watched for a while: %s", resource.plural, error)
             told = error.message
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))

@@ -38,6 +38,8 @@ class _Entry:
     """By role, as the job told it last; empty before that."""
     given: dict[str, tuple[float, RolePlan]] = field(default_factory=dict)
     """By role, what it was given and has not told to have: and when."""
+    cluster: str = ""
+    """Whose room that is."""
 
 
 class Book:
@@ -92,12 +94,13 @@ class Book:
                 if entry.has.get(role) == plan:
                     del entry.given[role]
 
-    def give(self, job_id: str, owner: str, roles: Iterable[RolePlan]) -> None:
-        """It may have these now."""
+    def give(self, job_id: str, owner: str, roles: Iterable[RolePlan], *, cluster: str = "") -> None:
+        """It may have these now, in this cluster where there are several."""
         with self._lock:
             if self.has_ended(job_id):
                 return
             entry = self._entry(job_id, owner)
+            entry.cluster = cluster
             for plan in roles:
                 entry.given[plan.role] = self._clock.now(), plan
 
@@ -119,8 +122,8 @@ class Book:
                 self._ended.pop(next(iter(self._ended)))
 
     def room(self, free: Free, *, but: str = "", kinds: Iterable[str] = ()) -> Resources:
-        """What is free less what others than `but` were promised. kinds: of accelerators that are used; where nothing
-        is known of them, they do not bound."""
+        """What is free less what others than `but` were promised in that cluster. kinds: of accelerators that are used;
+        where nothing is known of them, they do not bound."""
         gpus = dict.fromkeys(kinds, math.inf) if free.gpus is None else dict(free.gpus)
         room = Resources(
             math.inf if free.cpu is None else free.cpu,
@@ -130,7 +133,7 @@ class Book:
         room = room.plus(replace(self.lent, gpus=known), -1.0)
         with self._lock:
             for job_id, entry in self._entries.items():
-                if job_id != but:
+                if job_id != but and entry.cluster == free.cluster:
                     room = room.plus(self._promised(entry), -1.0)
         return room
 

@@ -228,8 +228,11 @@ class Deciding:
         proposed = within_bounds(self._planner.propose(seen, cluster, rng))
         made = without_avoided(proposed, changes, now=now)
         self._remember(made, now)
-        # 2. A choice among all of them, of which this job's part is the answer.
-        everybody = [proposal for _, proposal in list(self._live.values())]
+        # 2. A choice among all of its cluster, of which this job's part is the answer.
+        everybody = [
+            proposal for job_id, (_, proposal) in list(self._live.items())
+            if (other := self._asks.get(job_id)) is not None and other.free.cluster == ask.free.cluster
+        ]
         decided = next(
             each for each in self._planner.select(everybody, cluster, rng) if each.job_id == ask.job.job_id
         )
@@ -247,7 +250,7 @@ class Deciding:
             plan = Plan(roles, planner, why, plan_id=uuid.uuid4().hex, job_id=ask.job.job_id, at=now,
                         samples_per_s=expected)  # fmt: skip
             # What it was given is its own until it asks again; what else it could have had is free for others.
-            self._book.give(ask.job.job_id, ask.job.payer, roles)
+            self._book.give(ask.job.job_id, ask.job.payer, roles, cluster=ask.free.cluster)
             self._live[ask.job.job_id] = now, Proposal(seen, (), Reason.KEEP, "it was given a plan")
         look = Look(
             job_id=ask.job.job_id, at=now, planner=planner, reason=reason, why=why,

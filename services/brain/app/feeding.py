@@ -49,7 +49,8 @@ class Feeding:
                 rate_before=ask.samples_per_s,
             )  # fmt: skip
             history = (*history, tried)[-MAX_TRIED:]
-            self._book.give(ask.job_id, self._account(ask), [replace(ask.now, replicas=found.count)])
+            more = [replace(ask.now, replicas=found.count)]
+            self._book.give(ask.job_id, self._account(ask), more, cluster=ask.free.cluster)
         self._tried[ask.job_id] = history
         while len(self._tried) > MAX_LIVE:
             self._tried.pop(next(iter(self._tried)))

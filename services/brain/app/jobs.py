@@ -81,7 +81,7 @@ class Jobs:
             made = self._first(job, limits, free, past)
             plan = replace(made, plan_id=uuid.uuid4().hex, job_id=job.job_id, at=self._clock.now())
             await asyncio.to_thread(self._store.put_plan, plan)
-            self._book.give(job.job_id, job.payer, plan.roles)
+            self._book.give(job.job_id, job.payer, plan.roles, cluster=free.cluster)
         await self._told(plan)
         self._counts["plans"] += 1
         self._counts["plans_from_similar"] += plan.source == "similar"

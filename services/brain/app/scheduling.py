@@ -81,7 +81,7 @@ class Scheduling:
                 )
                 look, plan = await asyncio.to_thread(self._choose, planner, stream, ask, coming, rates.note, fit)
             if plan is not None and not ask.rules.dry_run:
-                self._book.give(job_id, ask.job.payer, plan.roles)
+                self._book.give(job_id, ask.job.payer, plan.roles, cluster=ask.free.cluster)
         self._refuse_ended(job_id)
         if plan is not None and not ask.rules.dry_run:
             await asyncio.to_thread(self._store.put_plan, plan)

@@ -68,6 +68,8 @@ class Free:
     memory_bytes: int | None = None
     gpus: Mapping[str, float] | None = None
     """By kind; a kind that is not named has none."""
+    cluster: str = ""
+    """Whose room it is, where jobs are spread over several."""
 
 
 @dataclass(frozen=True, slots=True)

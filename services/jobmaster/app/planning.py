@@ -35,7 +35,7 @@ async def plan(run: Run) -> None:
 
 
 async def _asked(run: Run) -> Planned:
-    free = await run.context.cluster.capacity(run.job_id)
+    free = await run.context.cluster.capacity(run.job_id, run.spec)
     try:
         async with run.life:
             planned = await run.context.peers.brain.plan(facts_of(run.spec, run.job), bounds_of(run), free=free)

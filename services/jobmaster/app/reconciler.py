@@ -1,22 +1,19 @@
 """The reconciler: every TrainingJob object becomes what it asks for, and says what became of it.
 
-A watch fills a map of the objects as they are; whatever changes, in the cluster or in a job, puts the object's name
-into a queue, and a few workers take names from it, each name by one at a time. A name whose turn failed comes again
-later, later each time. A jobmaster acts on objects of its own buckets; it watches all, so that it knows them when it
-takes more.
+Objects are looked at when they change (`recmesh.crd.reconciling`), and when their jobs do. A jobmaster acts on objects
+of its own buckets; it watches all, so that it knows them when it takes more.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from recmesh.crd.reconciling import Key, Reconciling
 from recmesh.crd.telling import MAX_NOTE, Told
 from recmesh.runtime.bucket import Bucket
 from recmesh.runtime.clock import Clock
-from recmesh.runtime.errors import Aborted, CallerError, MeshError, MeshFault, NotFound, ResourceExhausted
-from recmesh.runtime.kube import Listing
+from recmesh.runtime.errors import Aborted, CallerError, MeshFault, NotFound, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
 from services.jobmaster.app.jobs import SCALABLE, pinned_of, wanted_of
 from services.jobmaster.app.objects import ObjectJobs, name_of, ref_of
@@ -38,7 +35,6 @@ PROGRESS_S = 10.0
 """What changes all the time is told so often; all else at once."""
 LINGER_S = 0.5
 """An object that waits for the end of its job's processes is looked at so often."""
-FIRST_AGAIN_S, LAST_AGAIN_S = 0.5, 60.0
 DATASET_S = 30.0
 """An object whose dataset is not registered is tried again after so long, or once a TrainingDataset of the name is."""
 EVENTS_PER_S, EVENTS_BURST = 1 / 15, 25.0
@@ -46,16 +42,12 @@ EVENTS_PER_S, EVENTS_BURST = 1 / 15, 25.0
 EVENTS_SINCE_S = 120.0
 """A jobmaster that takes a bucket tells Events of this age at most: older ones were told, or are of no more use."""
 
-Key = tuple[str, str]
-"""(namespace, name)"""
-
 
 @dataclass(slots=True)
 class Known:
     """What is remembered of one object beside the object itself."""
 
     told_at: float = float("-inf")
-    failures: int = 0
     refused: tuple[str, int] = ("", 0)
     """The object and its generation that was refused: it would be again."""
     synced: Synced = field(default_factory=Synced)
@@ -71,86 +63,61 @@ class Reconciler:
 
     def __init__(self, jobs: ObjectJobs, *, clock: Clock, progress_s: float = PROGRESS_S) -> None:
         self._jobs, self._clock, self._progress_s = jobs, clock, progress_s
-        self.objects: dict[Key, Object] = {}
         self._known: dict[Key, Known] = {}
-        self._queue: asyncio.Queue[Key] = asyncio.Queue()
-        self._queued: set[Key] = set()
-        self._busy: set[Key] = set()
-        self._again: dict[Key, float] = {}
-        self._listed = False
+        self._reconciling = Reconciling("TrainingJob", jobs.objects, self.look, clock=clock, workers=WORKERS)
         self._since: dict[int, float] = {}
         """When each bucket that is held was taken."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._seer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begins to watch."""
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look())]
-        self._tasks += [asyncio.create_task(self._work()) for _ in range(WORKERS)]
+        await self._reconciling.start()
+        self._seer = asyncio.create_task(self._see_jobs())
 
     async def stop(self) -> None:
         """Whatever is under way is begun anew by the next holder, where there can be one."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._jobs.go_with_namespace(self.objects.values())
+        if self._seer is not None:
+            self._seer.cancel()
+            await asyncio.gather(self._seer, return_exceptions=True)
+        await self._reconciling.stop()
+        await self._jobs.go_with_namespace(self._reconciling.objects.values())
 
     async def wait(self) -> None:
         """Raises what ended one of its tasks."""
-        await asyncio.gather(*(asyncio.shield(task) for task in self._tasks))
+        seeing = [asyncio.shield(self._seer)] if self._seer is not None else []
+        await asyncio.gather(self._reconciling.wait(), *seeing)
 
     def known_objects(self) -> Collection[Object] | None:
         """All that there are; None before the first list of them."""
-        return self.objects.values() if self._listed else None
+        return self._reconciling.objects.values() if self._reconciling.is_listed else None
 
     def dataset_changed(self, namespace: str, name: str) -> None:
         """Objects that wait for the dataset are looked at."""
-        for key, thing in self.objects.items():
+        for key, thing in self._reconciling.objects.items():
             spec, status = thing.get("spec") or {}, thing.get("status") or {}
             if key[0] == namespace and spec.get("dataset") == name and not status.get("job_id"):
-                self._put(key)
+                self._reconciling.put(key)
 
     # -- what changes ------------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
-        async with contextlib.aclosing(self._jobs.objects.follow()) as changes:      # type: ignore[type-var]  # it is a generator
-            async for change in changes:
-                if isinstance(change, Listing):
-                    found = {_key(thing): thing for thing in change.objects}
-                    gone = self.objects.keys() - found.keys()
-                    self.objects, self._listed = found, True
-                    for key in (*found, *gone):
-                        self._put(key)
-                    continue
-                key = _key(change.object)
-                if change.kind == "DELETED":
-                    self.objects.pop(key, None)
-                else:
-                    self.objects[key] = change.object
-                self._put(key)
-
-    async def _look(self) -> None:
+    async def _see_jobs(self) -> None:
         """Jobs change without their objects; and buckets come and go."""
         while True:
             await self._clock.sleep(LOOK_S)
-            now = self._clock.monotonic()
-            if not self._listed:
+            if not self._reconciling.is_listed:
                 continue
             self._see_buckets()
-            for key, due in list(self._again.items()):
-                if now >= due:
-                    del self._again[key]
-                    self._put(key)
-            runs = self._jobs.runs()
-            for key, thing in self.objects.items():
+            runs, objects = self._jobs.runs(), self._reconciling.objects
+            for key, thing in objects.items():
                 is_here = _is_over(thing) and self._jobs.holds(name_of(thing))
                 if is_here and (thing.get("status") or {}).get("job_id") not in runs:
-                    self._put(key)
+                    self._reconciling.put(key)
             for run in runs.values():
                 if run.job.object is not None:
                     key = (run.job.object.namespace, run.job.object.name)
-                    known = self.objects.get(key)
+                    known = objects.get(key)
                     if known is None or self._has_news(key, known, run):
-                        self._put(key)
+                        self._reconciling.put(key)
 
     def _see_buckets(self) -> None:
         held = self._jobs.buckets
@@ -158,79 +125,40 @@ class Reconciler:
         if new or len(held) < len(self._since):
             now = self._clock.now()
             self._since = {bucket: self._since.get(bucket, now) for bucket in held}
-            for key, thing in self.objects.items():
+            for key, thing in self._reconciling.objects.items():
                 bucket = bucket_of(name_of(thing))
                 if bucket not in held:
                     self._known.pop(key, None)
-                    self._again.pop(key, None)
                 elif bucket in new:
-                    self._put(key)
-
-    def _put(self, key: Key) -> None:
-        if key not in self._queued:
-            self._queued.add(key)
-            self._queue.put_nowait(key)
-
-    async def _work(self) -> None:
-        while True:
-            key = await self._queue.get()
-            self._queued.discard(key)
-            if key in self._busy:
-                self._again[key] = self._clock.monotonic()      # it is looked at again after this turn
-                continue
-            self._busy.add(key)
-            try:
-                await self._turn(key)
-            finally:
-                self._busy.discard(key)
-
-    async def _turn(self, key: Key) -> None:
-        thing = self.objects.get(key)
-        if thing is not None and not self._jobs.holds(name_of(thing)):
-            return
-        known = self._known.setdefault(key, Known())
-        try:
-            again_s = await self.reconcile(key)
-            known.failures = 0
-        except Aborted:
-            again_s = FIRST_AGAIN_S     # the object was changed meanwhile, and comes by the watch
-        except NotFound:
-            again_s = None
-        except MeshError as error:
-            again_s = min(FIRST_AGAIN_S * 2.0**known.failures, LAST_AGAIN_S)
-            known.failures += 1
-            logger.warning("object %s/%s is tried again in %.1f s: %s", *key, again_s, error)
-        except Exception:
-            again_s = LAST_AGAIN_S
-            logger.exception("object %s/%s is tried again in %.1f s", *key, again_s)
-        if again_s is not None:
-            self._again[key] = self._clock.monotonic() + again_s
-        if key not in self.objects and key not in self._again:
-            self._known.pop(key, None)
+                    self._reconciling.put(key)
 
     # -- one object --------------------------------------------------------------------------------------
 
-    async def reconcile(self, key: Key) -> float | None:
+    async def look(self, key: Key, thing: Object | None) -> float | None:
         """Look, decide, act; seconds after which to look again, None when only news can change anything."""
-        thing = self.objects.get(key)
         if thing is None:
-            return await self._without_object(key)
+            again_s = await self._without_object(key)
+            if again_s is None:
+                self._known.pop(key, None)
+            return again_s
+        if not self._jobs.holds(name_of(thing)):
+            return None
+        known = self._known.setdefault(key, Known())     # its own until the end, also where the bucket goes meanwhile
         run = self._jobs.run_of_object(thing)
         if thing["metadata"].get("deletionTimestamp"):
             if run is not None:
-                await self._tell(key, thing, run, Synced())
+                await self._tell(thing, run, known, Synced())
             return None if await self._jobs.let_go(thing, run) else LINGER_S
         if run is None:
-            return await self._begin(key, thing)
-        known = self._known[key]
+            return await self._begin(key, thing, known)
         known.synced = await self._jobs.follow_object(thing, run)
-        await self._tell(key, thing, run, known.synced)
+        await self._tell(thing, run, known, known.synced)
         return None
 
-    async def _begin(self, key: Key, thing: Object) -> float | None:
+    async def _begin(self, key: Key, thing: Object, known: Known) -> float | None:
         if rules.is_foreign(thing):
             return None
-        known, generation = self._known[key], int(thing["metadata"].get("generation", 0))
+        generation = int(thing["metadata"].get("generation", 0))
         before = thing.get("status") or {}
         if before.get("job_id") and before.get("phase") in ENDED:
             await self._after_the_end(thing)
@@ -245,25 +173,25 @@ class Reconciler:
             if isinstance(error, Aborted):
                 raise
             told = rules.waits(error, generation=generation, before=conditions, now=self._clock.now())
-            await self._tell_if_new(key, thing, told)
+            await self._tell_if_new(thing, known, told)
             raise
         except NotFound:
             raise
         except CallerError as error:
             if error.reason == NO_DATASET:      # applied before its dataset, or misnamed: the status says which
                 told = rules.waits(error, generation=generation, before=conditions, now=self._clock.now())
-                await self._tell_if_new(key, thing, told)
+                await self._tell_if_new(thing, known, told)
                 return DATASET_S
             known.refused = this
             told = rules.refused(error, generation=generation, before=conditions, now=self._clock.now())
             logger.info("object %s/%s is refused: %s", *key, error)
-            await self._tell_if_new(key, thing, told)
+            await self._tell_if_new(thing, known, told)
             event = Told(f"{ref_of(thing).uid}.{generation}", self._clock.now(), told["reason"],
                                told["message"][: MAX_NOTE], is_warning=True)
             await self._jobs.objects.tell(ref_of(thing), event)
             return None
         logger.info("object %s/%s is job %s", *key, run.job_id)
-        await self._tell(key, thing, run, Synced())
+        await self._tell(thing, run, known, Synced())
         return None
 
     async def _after_the_end(self, thing: Object) -> None:
@@ -307,23 +235,20 @@ class Reconciler:
             return True
         return told != before and self._clock.monotonic() >= known.told_at + self._progress_s
 
-    async def _tell(self, key: Key, thing: Object, run: Run, synced: Synced) -> None:
+    async def _tell(self, thing: Object, run: Run, known: Known, synced: Synced) -> None:
         told, before = self._status(thing, run, synced), thing.get("status") or {}
-        known = self._known[key]
         is_due = self._clock.monotonic() >= known.told_at + self._progress_s
         if told != before and (is_due or rules.is_news(told, before)):
-            await self._tell_if_new(key, thing, told)
+            await self._tell_if_new(thing, known, told)
         await self._tell_events(ref_of(thing), run, known)
 
-    async def _tell_if_new(self, key: Key, thing: Object, told: dict[str, Any]) -> None:
+    async def _tell_if_new(self, thing: Object, known: Known, told: dict[str, Any]) -> None:
         if told == (thing.get("status") or {}):
             return
         self._jobs.context.may_write(name_of(thing))
         written = await self._jobs.objects.tell_status(ref_of(thing), told)
-        self._known[key].told_at = self._clock.monotonic()
-        current = self.objects.get(key)
-        if current is not None and current["metadata"]["resourceVersion"] == thing["metadata"]["resourceVersion"]:
-            self.objects[key] = written       # the watch will say the same
+        known.told_at = self._clock.monotonic()
+        self._reconciling.keep(thing, written)
 
     async def _tell_events(self, ref: ObjectRef, run: Run, known: Known) -> None:
         since = self._since.get(bucket_of(run.job_id), 0.0) - EVENTS_SINCE_S
@@ -344,7 +269,3 @@ def _is_over(thing: Object) -> bool:
     """Its job has ended and was not to be kept for ever."""
     ended = (thing.get("status") or {}).get("phase") in ENDED and not thing["metadata"].get("deletionTimestamp")
     return ended and (thing.get("spec") or {}).get("ttl_after_end_s") is not None
-
-
-def _key(thing: Object) -> Key:
-    return thing["metadata"]["namespace"], thing["metadata"]["name"]

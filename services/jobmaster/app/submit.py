@@ -224,9 +224,9 @@ async def create(
                 _check_digest(existing, spec_digest)
                 job = existing
                 break
-            job_id = other_name(context, wanted)
+            taken, job_id = job_id, other_name(context, wanted)
             if request_id:
-                await context.store.move_request(request_id, job_id)
+                job_id = await context.store.move_request(request_id, job_id, taken=taken)
     return job, first_record(job)
 
 

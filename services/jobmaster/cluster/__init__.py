@@ -151,8 +151,9 @@ class Controller(Protocol):
         """Jobs that have processes, living or ended."""
         ...
 
-    async def capacity(self, job_id: str = "") -> Capacity:
-        """What is free for this job, or for any."""
+    async def capacity(self, job_id: str = "", spec: TrainingJob | None = None) -> Capacity:
+        """What is free for this job, or for any. `spec`: of one that is about to be planned; where there are
+        several clusters, its own is chosen by it."""
         ...
 
 

@@ -66,6 +66,6 @@ class FencedController:
         """See `Controller`."""
         return await self._inner.jobs()
 
-    async def capacity(self, job_id: str = "") -> Capacity:
+    async def capacity(self, job_id: str = "", spec: TrainingJob | None = None) -> Capacity:
         """See `Controller`."""
-        return await self._inner.capacity(job_id)
+        return await self._inner.capacity(job_id, spec)

@@ -278,7 +278,7 @@ class LocalController:
         """See `Controller`."""
         return sorted({job_id for job_id, _ in self._handles})
 
-    async def capacity(self, job_id: str = "") -> Capacity:
+    async def capacity(self, job_id: str = "", spec: TrainingJob | None = None) -> Capacity:
         """Cores that no limit has promised yet (or the machine's less its load), the machine's available memory, and
         its accelerators: no process holds any."""
         if self._cores:

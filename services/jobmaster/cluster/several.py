@@ -1,7 +1,8 @@
-"""A controller made of controllers: each job is in one cluster, chosen when its first process starts, and stays there.
+"""A controller made of controllers: each job is in one cluster, chosen when it is planned, and stays there.
 
-Where a job is, its processes tell: nothing is kept besides. While a cluster does not answer, a job that no other has is
-not known to run or not, so that nothing is decided of it; jobs of the others go on.
+Where a job is, its processes tell: nothing is stored besides. What was chosen is booked until its processes have begun,
+so that jobs which come together do not all choose the same idle cluster. While a cluster does not answer, a job that no
+other has is not known to run or not, so that nothing is decided of it; jobs of the others go on.
 """
 
 import asyncio
@@ -13,13 +14,15 @@ from recmesh.runtime.errors import FailedPrecondition, MeshError, Unavailable, V
 from recmesh.runtime.telemetry import get_logger
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.cluster import Capacity, Controller, RoleProcess, StartOrder
-from services.jobmaster.domain.clusters import Needs, best, is_allowed, together
+from services.jobmaster.domain import plan as plans
+from services.jobmaster.domain.clusters import Bookings, Needs, best, is_allowed, together
+from services.jobmaster.domain.job import Intent
 
 logger = get_logger(__name__)
 T = TypeVar("T")
 
 AGAIN_S = 5.0
-"""A cluster that did not answer is asked for its processes so much later."""
+"""A cluster that did not answer is asked for its processes so much later, and chosen for no job as long."""
 ANSWER_S = 20.0
 """Of one that is asked what it has free, or for its processes."""
 
@@ -48,6 +51,9 @@ class SeveralClusters:
             raise ValueError("clusters need different names")
         self._members = {member.name: member for member in members}
         self._homes: dict[str, str] = {}
+        self._booked = Bookings()
+        self._silent: dict[str, float] = {}
+        """Until when clusters that did not tell what they have free are not asked for it again."""
         self._unknown: set[str] = set(self._members)
         """Of these it is not known what runs there."""
         self._locks: dict[str, asyncio.Lock] = {}
@@ -133,42 +139,90 @@ class SeveralClusters:
     # -- starts ------------------------------------------------------------------------------------------
 
     def refusals(self, spec: TrainingJob) -> list[Violation]:
-        """See `Controller`. Refused is what no cluster takes: with what is least wrong."""
+        """See `Controller`. Refused is what no cluster takes: with what each of them says of a field."""
         allowed = self._allowed(spec)
         if not allowed:
             known = "; ".join(f"{member.name} ({_words(member.labels)})" for member in self._members.values())
             return [Violation("labels", f"no cluster has what labels with `cluster.` ask for; there are: {known}")]
-        return min((member.controller.refusals(spec) for member in allowed), key=len)
+        refused = {member.name: member.controller.refusals(spec) for member in allowed}
+        return joined(refused) if all(refused.values()) else []
 
     def _allowed(self, spec: TrainingJob) -> list[Member]:
         return [member for member in self._members.values() if is_allowed(spec.labels, member.told)]
 
     async def start(self, order: StartOrder) -> RoleProcess:
-        """See `Controller`. A job's first process chooses its cluster."""
+        """See `Controller`. Of a job that has no cluster the first process brings it to the one that was chosen."""
+        own = together([(1, order.cpu, order.memory_bytes, order.gpu, order.gpu_kind)])
         async with self._locks.setdefault(order.job_id, asyncio.Lock()):
-            home = self._home(order.job_id) or await self._choose(order)
+            home = self._home(order.job_id)
+            if home is None:
+                home = await self._choose(order.job_id, order.spec, needs_of(order))
+            elif not await self._lives(home, order.job_id):     # it was suspended, or all of it has failed
+                self._book(order.job_id, home, needs_of(order))
             self._homes[order.job_id] = home.name
-        self._starting.append(order.job_id)
+            self._booked.ask(order.job_id, order.name, own)
+            self._starting.append(order.job_id)
         try:
             return _named(home, await home.controller.start(replace(order, env={**home.env, **order.env})))
         finally:
             self._starting.remove(order.job_id)
 
-    async def _choose(self, order: StartOrder) -> Member:
+    async def _lives(self, home: Member, job_id: str) -> bool:
+        if job_id in self._starting:
+            return True
+        return any(process.exit is None for process in await home.controller.processes(job_id))
+
+    def _book(self, job_id: str, home: Member, needs: Needs) -> None:
+        self._booked.book(job_id, home.name, needs, asyncio.get_running_loop().time())
+
+    async def _choose(self, job_id: str, spec: TrainingJob | None, needs: Needs) -> Member:
+        """The one that is booked for it, while that answers; else the best of those that do."""
         able = list(self._members.values())
-        if order.spec is not None:
-            able = [member for member in self._allowed(order.spec) if not member.controller.refusals(order.spec)]
+        if spec is not None:
+            able = [member for member in self._allowed(spec) if not member.controller.refusals(spec)]
         if not able:
-            raise FailedPrecondition(f"no cluster takes job {order.job_id}", reason="NO_CLUSTER")
-        free = {
-            member.name: found
-            for member, found in zip(able, await asyncio.gather(*map(_free, able)), strict=True) if found is not None
-        }
+            raise FailedPrecondition(f"no cluster takes job {job_id}", reason="NO_CLUSTER")
+        free = await self._free_of(able)
         if not free:
-            raise Unavailable("no cluster tells what it has free", reason="CLUSTER_AWAY")
-        chosen = self._members[best(needs_of(order), free)]
-        logger.info("job %s goes to cluster %s, of %s", order.job_id, chosen.name, ", ".join(free))
+            names = ", ".join(member.name for member in able)
+            raise Unavailable(f"no cluster that may have job {job_id} answers: {names}", reason="CLUSTER_AWAY")
+        await self._see_booked()
+        # No other job is chosen for between here and the booking.
+        now, before = asyncio.get_running_loop().time(), self._booked.cluster_of(job_id)
+        left = {name: self._booked.left(name, found, but=job_id, now=now) for name, found in free.items()}
+        chosen = self._members[before if before in free else best(needs, left)]
+        if chosen.name != before:
+            logger.info("job %s goes to cluster %s, of %s", job_id, chosen.name, ", ".join(free))
+        self._book(job_id, chosen, needs)
         return chosen
+
+    async def _see_booked(self) -> None:
+        """Which of those that were chosen for have begun."""
+        for job_id, name in self._booked.jobs():
+            try:
+                found = await self._members[name].controller.processes(job_id)
+            except MeshError as error:
+                logger.info("cluster %s does not tell how far job %s is: %s", name, job_id, error)
+                continue
+            living = {each.name for each in found if each.exit is None}
+            if job_id in self._starting or job_id not in self._homes:
+                living.add("")      # its processes may not be seen yet
+            begun = {each.name for each in found if each.begun and each.name in living}
+            self._booked.see(job_id, living=living, begun=begun, now=asyncio.get_running_loop().time())
+
+    async def _free_of(self, members: Sequence[Member]) -> dict[str, Capacity]:
+        """Of those that answer, by name. One that did not a moment ago is not waited for again, where others do."""
+        now = asyncio.get_running_loop().time()
+        asked = [member for member in members if self._silent.get(member.name, now) <= now] or members
+        found = await asyncio.gather(*map(_free, asked))
+        for member, each in zip(asked, found, strict=True):
+            self._silent.pop(member.name, None)
+            if each is None:
+                self._silent[member.name] = asyncio.get_running_loop().time() + AGAIN_S
+        return {
+            member.name: replace(each, cluster=member.name)
+            for member, each in zip(asked, found, strict=True) if each is not None
+        }
 
     # -- the rest is its cluster's -----------------------------------------------------------------------
 
@@ -193,20 +247,47 @@ class SeveralClusters:
         await self._at(job_id, lambda home: home.forget(job_id), None)
         self._homes.pop(job_id, None)
         self._locks.pop(job_id, None)
+        self._booked.forget(job_id)
 
     async def _at(self, job_id: str, act: Callable[[Controller], Awaitable[T]], otherwise: T) -> T:
         home = self._home(job_id)
         return otherwise if home is None else await act(home.controller)
 
-    async def capacity(self, job_id: str = "") -> Capacity:
-        """See `Controller`. Where the job is; of one that has no cluster yet, the most that one cluster has."""
-        home = self._homes.get(job_id)
+    async def capacity(self, job_id: str = "", spec: TrainingJob | None = None) -> Capacity:
+        """See `Controller`. Of the job's cluster, which is chosen now where it has none and `spec` tells what it needs;
+        without that, the most that one cluster has."""
+        home = self._members[self._homes[job_id]] if job_id in self._homes else None
+        if home is None and spec is not None:
+            async with self._locks.setdefault(job_id, asyncio.Lock()):
+                home = self._home(job_id) or await self._choose(job_id, spec, declared(spec))
         if home is not None:
-            return await self._members[home].controller.capacity(job_id)
-        found = [each for each in await asyncio.gather(*map(_free, self._members.values())) if each is not None]
+            return replace(await home.controller.capacity(job_id), cluster=home.name)
+        found = list((await self._free_of(list(self._members.values()))).values())
         if not found:
             raise Unavailable("no cluster tells what it has free", reason="CLUSTER_AWAY")
         return max(found, key=lambda each: (sum(each.gpus.values()), each.cpu))
+
+
+def declared(spec: TrainingJob) -> Needs:
+    """What a job begins with by its own words, where nothing is planned yet."""
+    intent, small = Intent(), plans.default_plan(spec)
+    return together(
+        (_least(spec, role), size.cpu, size.memory_bytes, size.gpu, size.gpu_kind)
+        for role, size in ((role, plans.size(spec, intent, small, role)) for role in plans.planned_roles(spec))
+    )
+
+
+def joined(refused: Mapping[str, Sequence[Violation]]) -> list[Violation]:
+    """One violation for each field: by whom, where they say different things."""
+    said: dict[str, dict[str, list[str]]] = {}
+    for name, violations in refused.items():
+        for each in violations:
+            said.setdefault(each.path, {}).setdefault(each.reason, []).append(name)
+    return [
+        Violation(path, next(iter(reasons)) if len(reasons) == 1 and len(*reasons.values()) == len(refused) else
+                  "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()))
+        for path, reasons in said.items()
+    ]
 
 
 def needs_of(order: StartOrder) -> Needs:
@@ -215,17 +296,17 @@ def needs_of(order: StartOrder) -> Needs:
     if order.spec is None or not order.sizes:
         return together([own])
     return together(
-        (_count(order, role), size.cpu, size.memory_bytes, size.gpu, size.gpu_kind)
+        (max(_least(order.spec, role), int(role == order.role)), size.cpu, size.memory_bytes, size.gpu, size.gpu_kind)
         for role, size in order.sizes.items()
     )
 
 
-def _count(order: StartOrder, role: str) -> int:
-    declared = getattr(order.spec.roles, role, None) if order.spec is not None else None
-    if declared is None:
+def _least(spec: TrainingJob, role: str) -> int:
+    own = getattr(spec.roles, role, None)
+    if own is None:
         return 0
-    least: int = declared.min if declared.replicas is None else declared.replicas
-    return max(least, 1 if role == order.role else 0)
+    count: int = own.min if own.replicas is None else own.replicas
+    return count
 
 
 async def _free(member: Member) -> Capacity | None:

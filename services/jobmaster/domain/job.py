@@ -1,5 +1,6 @@
 """What jobmaster remembers of a job: the accepted job, what users ask of it, and its status."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -100,6 +101,11 @@ class Capacity:
     memory_bytes: int
     gpus: Mapping[str, float] = field(default_factory=dict)
     """By kind; empty where there are none, or nobody tells."""
+    node_cpu: float = math.inf
+    """Of the node that has most; infinite: nobody tells."""
+    node_memory_bytes: float = math.inf
+    cluster: str = ""
+    """Whose room it is, where there are several."""
 
 
 class RolePlan(Stored):

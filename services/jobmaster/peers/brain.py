@@ -64,7 +64,7 @@ class GrpcBrain:
         request = brain_pb2.FeedRequest(
             job_id=ask.job_id, now=_role_messages({"data": ask.now})[0], min=ask.least, max=ask.most,
             buffer_fill=ask.buffer_fill, cpu_idle=ask.cpu_idle, memory=ask.memory, samples_per_s=ask.samples_per_s,
-            free_cpu=ask.free.cpu, free_memory_bytes=ask.free.memory_bytes, owner=ask.owner,
+            free_cpu=ask.free.cpu, free_memory_bytes=ask.free.memory_bytes, cluster=ask.free.cluster, owner=ask.owner,
             namespace=ask.namespace,
         )
         reply = await self._stub.Feed(request, timeout=5.0)
@@ -167,7 +167,10 @@ def _bounds_message(bound: RoleBounds) -> brain_pb2.RoleLimits:
 
 
 def _free(free: Capacity) -> dict[str, Any]:
-    return {"free_cpu": free.cpu, "free_memory_bytes": free.memory_bytes, "free_gpus": dict(free.gpus)}
+    return {
+        "free_cpu": free.cpu, "free_memory_bytes": free.memory_bytes, "free_gpus": dict(free.gpus),
+        "cluster": free.cluster,
+    }
 
 
 def _meta(facts: JobFacts) -> brain_pb2.JobMeta:

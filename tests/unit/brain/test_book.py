@@ -39,6 +39,14 @@ def test_a_first_plan_holds_until_the_job_tells_what_it_has() -> None:
     assert cores(made) == 8.0
 
 
+def test_what_was_promised_counts_in_its_own_cluster() -> None:
+    made = book(FakeClock())
+    made.give("a", "ads", [workers(8)], cluster="east")
+    assert made.room(Free(20.0, cluster="east")).cpu == 12.0
+    assert made.room(Free(20.0, cluster="west")).cpu == 20.0
+    assert cores(made) == 2.0, "a quota is for all of them"
+
+
 def test_a_job_that_is_silent_too_long_holds_nothing() -> None:
     clock = FakeClock()
     made = book(clock)

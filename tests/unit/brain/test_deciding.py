@@ -343,6 +343,17 @@ async def test_what_one_job_was_promised_another_does_not_get(store: SqlStore) -
     assert plan is not None
 
 
+async def test_what_was_promised_in_one_cluster_takes_nothing_from_another(store: SqlStore) -> None:
+    mesh = Mesh(store)
+    got = []
+    for name, cluster in (("b", "east"), ("a", "west"), ("c", "west")):
+        await mesh._measure(name, roles(1, 1), 1000.0)
+        free = Free(1.0, 500 * GIB, cluster=cluster)
+        _, plan = await mesh.deciding.decide(Ask(Job(name), LIMITS, roles(1, 1), 1000.0, 10**9, free))
+        got.append(plan is not None)
+    assert got == [True, True, False]
+
+
 async def test_servers_whose_memory_the_user_named_are_not_fewer_than_can_hold_their_rows(store: SqlStore) -> None:
     named = [RoleLimits("worker", 1, 8, pinned=1, cpu=1.0), RoleLimits("ps", 1, 4, cpu=1.0, memory_bytes=2 * GIB)]
     for used, least in ((int(1.9 * GIB), 4), (GIB // 4, 1), (0, 4)):

@@ -54,6 +54,7 @@ def test_a_look_tells_all_that_people_are_shown() -> None:
         ({"free_cpu": 0.0, "free_memory_bytes": 0}, Free(0.0, 0)),
         ({"free_cpu": 2.5}, Free(2.5, None)),
         ({"free_gpus": {"A10": 2.0}}, Free(gpus={"A10": 2.0})),
+        ({"free_cpu": 1.0, "cluster": "east"}, Free(1.0, cluster="east")),
     ],
 )
 def test_nothing_free_is_not_the_same_as_not_known(given: dict[str, float], free: Free) -> None:

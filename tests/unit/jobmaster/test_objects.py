@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from recmesh.crd.kinds import FINALIZER
 from recmesh.crd.objects import REQUEST
-from recmesh.crd.telling import duration
+from recmesh.crd.telling import Ref, duration
 from recmesh.runtime.errors import InvalidArgument, Unavailable
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.domain import objects as rules
@@ -333,3 +333,28 @@ async def test_objects_are_let_go_with_the_namespace_that_takes_jobmaster_along(
     world.objects.ending.add(NAMESPACE)
     await world.reconciler.stop()
     assert not any(thing["metadata"]["finalizers"] for thing in world.objects.things.values())
+
+
+async def test_a_turn_that_outlasts_its_bucket_ends_in_peace_and_the_next_holder_tells(
+    world: ObjectWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.begin()
+    await asyncio.sleep(3.0)            # it was seen which buckets are held
+    told, passes = asyncio.Event(), asyncio.Event()
+    tell = world.objects.tell_status
+
+    async def slowly(ref: Ref, status: dict[str, Any]) -> dict[str, Any]:
+        told.set()
+        await passes.wait()
+        return await tell(ref, status)
+
+    monkeypatch.setattr(world.objects, "tell_status", slowly)
+    world.objects.put("ads", body())
+    await told.wait()
+    await world.jobs.follow()           # all buckets are given away
+    await asyncio.sleep(3.0)            # and that was seen
+    passes.set()
+    await asyncio.sleep(3.0)
+    assert not [record for record in caplog.records if record.exc_info], "the turn failed by a mistake"
+    await world.jobs.lead()
+    await world.until_told("ads", phase="Succeeded")

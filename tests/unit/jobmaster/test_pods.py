@@ -305,6 +305,8 @@ def test_room_is_what_ready_nodes_have_less_what_pods_ask_for() -> None:
     ]
     found = free(nodes, pods, {"gpu": "nvidia.com/gpu"})
     assert (found.cpu, found.memory_bytes, found.gpus) == (2.0, 7 << 30, {"gpu": 1.0})
+    assert (found.node_cpu, found.node_memory_bytes) == (2.0, 7 << 30), "nobody has more of it in one place"
+    assert free([], pods, {}).node_cpu == 0.0
 
 
 def test_pods_need_an_image_and_an_address_that_they_reach() -> None:

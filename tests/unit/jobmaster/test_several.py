@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable
+from recmesh.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable, Violation
 from recmesh.spec.job import TrainingJob
 from services.jobmaster.__main__ import check, several
 from services.jobmaster.cluster import Amounts, Capacity, StartOrder
 from services.jobmaster.cluster.local import LocalController
-from services.jobmaster.cluster.several import Member, SeveralClusters, needs_of
+from services.jobmaster.cluster.several import Member, SeveralClusters, declared, joined, needs_of
 from services.jobmaster.config import JobmasterSettings
-from services.jobmaster.domain.clusters import Needs, best, is_allowed, together
+from services.jobmaster.domain.clusters import SETTLE_S, UNUSED_S, Bookings, Needs, best, is_allowed, together
 
 GIB = 1 << 30
 
@@ -26,13 +26,14 @@ class Machine(LocalController):
 
     def __init__(self, folder: Path, free: Capacity) -> None:
         super().__init__(folder, command=("sleep", "600"))
-        self.free, self.is_away = free, False
+        self.free, self.is_away, self.asked = free, False, 0
 
     async def find_again(self) -> None:
         self._answer()
         await super().find_again()
 
-    async def capacity(self, job_id: str = "") -> Capacity:
+    async def capacity(self, job_id: str = "", spec: TrainingJob | None = None) -> Capacity:
+        self.asked += 1
         self._answer()
         return self.free
 
@@ -99,6 +100,52 @@ async def test_a_job_goes_where_most_is_idle_and_stays_there(world: World) -> No
 
 
 @pytest.mark.asyncio
+async def test_jobs_that_are_planned_together_do_not_all_choose_the_idle_cluster(world: World) -> None:
+    await world.several.find_again()
+    asked = spec(roles={"worker": {"replicas": 1, "cpu": 2}, "ps": {"replicas": 1, "cpu": 1}})
+    rooms = await asyncio.gather(*(world.several.capacity(job, asked) for job in ("one", "two", "three")))
+    assert [room.cluster for room in rooms] == ["east", "west", "east"]
+    assert (await world.several.capacity("one", asked)).cluster == "east", "it is as it was chosen"
+    sizes = {"worker": Amounts(2), "ps": Amounts(1)}
+    for job, room in zip(("one", "two", "three"), rooms, strict=True):
+        assert room.cpu == {"east": 4, "west": 2}[room.cluster], "plans are bounded by what is free there"
+        started = await world.several.start(order(job, cpu=2, spec=asked, sizes=sizes))
+        assert started.handle.startswith(room.cluster)
+        assert (await world.several.capacity(job)).cluster == room.cluster
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_begins_anew_is_kept_room_where_it_is(world: World) -> None:
+    await world.several.find_again()
+    asked = spec(roles={"worker": {"replicas": 1, "cpu": 3}})
+    first = await world.several.start(order("one", cpu=3, spec=asked))
+    await world.several.stop("one", first.name, grace_s=0)
+    async with asyncio.timeout(10):
+        while (await world.several.processes("one"))[0].exit is None:  # noqa: ASYNC110  # a real process
+            await asyncio.sleep(0.02)
+    assert (await world.several.capacity("two", asked)).cluster == "east", "nothing of the first one is there now"
+    await world.several.forget("two")
+    await world.several.start(order("one", "worker-0-2", cpu=3, spec=asked))
+    assert (await world.several.capacity("two", asked)).cluster == "west"
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_that_tells_nothing_is_passed_over_and_not_waited_for_each_time(world: World) -> None:
+    await world.several.find_again()
+    world.east.is_away = True
+    for job in ("one", "two", "three"):
+        assert (await world.several.start(order(job))).handle.startswith("west/")
+    assert world.east.asked == 1
+    world.west.is_away = True
+    with pytest.raises(Unavailable, match="no cluster that may have job four answers: east, west"):
+        await world.several.start(order("four"))
+    with pytest.raises(Unavailable, match="no cluster that may have job five answers: east"):
+        await world.several.start(order("five", spec=spec(labels={"cluster.name": "east"})))
+    world.east.is_away = False
+    assert (await world.several.start(order("five"))).handle.startswith("east/"), "nobody else answers"
+
+
+@pytest.mark.asyncio
 async def test_labels_of_a_job_choose_its_cluster(world: World) -> None:
     await world.several.find_again()
     wanted = spec(labels={"cluster.region": "us", "team": "ads"})
@@ -158,14 +205,62 @@ def test_the_scarcest_need_decides() -> None:
     assert best(Needs(1, GIB, {"a100": 1}), free) == "c"
     assert best(Needs(), {"x": Capacity(1, GIB), "y": Capacity(1, GIB)}) == "x"
     assert is_allowed({"team": "ads"}, {}) and not is_allowed({"cluster.region": "eu"}, {"region": "us"})
-    assert together([(2, 1.5, GIB, 1, ""), (0, 9, 9, 9, "a100")]) == Needs(3.0, 2 * GIB, {"gpu": 2.0})
+    assert together([(2, 1.5, GIB, 1, ""), (0, 9, 9, 9, "a100")]) == Needs(3.0, 2 * GIB, {"gpu": 2.0}, 1.5, GIB)
 
 
 def test_a_job_needs_the_least_count_of_each_role() -> None:
     sizes = {"worker": Amounts(2, GIB, 1, "a100"), "ps": Amounts(1, GIB), "evaluator": Amounts(8, GIB)}
     roles = {"worker": {"min": 3}, "ps": {"replicas": 2}, "evaluator": {"min": 0}}
-    assert needs_of(order(spec=spec(roles=roles), sizes=sizes)) == Needs(8.0, 5 * GIB, {"a100": 3.0})
-    assert needs_of(order(cpu=2, memory_bytes=GIB)) == Needs(2.0, GIB)
+    assert needs_of(order(spec=spec(roles=roles), sizes=sizes)) == Needs(8.0, 5 * GIB, {"a100": 3.0}, 2, GIB)
+    assert needs_of(order(cpu=2, memory_bytes=GIB)) == Needs(2.0, GIB, {}, 2, GIB)
+    sized = {role: {**roles[role], "cpu": 2, "memory": "1Gi"} for role in ("worker", "ps")}
+    assert declared(spec(roles=sized)) == Needs(10.0, 5 * GIB, {}, 2, GIB)
+
+
+def test_a_process_needs_one_node_and_not_the_sum_of_many() -> None:
+    free = {"many": Capacity(64, 64 * GIB, node_cpu=8, node_memory_bytes=8 * GIB), "large": Capacity(16, 16 * GIB)}
+    assert best(Needs(8, GIB, most_cpu=8), free) == "many"
+    assert best(Needs(12, GIB, most_cpu=12), free) == "large"
+    assert best(Needs(1, 12 * GIB, most_memory_bytes=12 * GIB), free) == "large"
+    assert best(Needs(32, GIB, most_cpu=32), {"many": free["many"]}) == "many", "it waits there"
+
+
+def test_what_was_chosen_is_not_free_until_it_has_begun_for_a_while() -> None:
+    booked, idle = Bookings(), Capacity(8, 8 * GIB, {"gpu": 2, "a100": 2})
+    booked.book("ads", "east", Needs(5, 2 * GIB, {"a100": 1}), 0.0)
+    assert booked.left("east", idle, but="x", now=0.0) == Capacity(3, 6 * GIB, {"gpu": 1, "a100": 1})
+    assert booked.left("east", idle, but="ads", now=0.0) == booked.left("west", idle, but="x", now=0.0) == idle
+    booked.ask("ads", "ps-0-1", Needs(1, GIB))
+    booked.ask("ads", "worker-0-1", Needs(4, GIB, {"a100": 1}))
+    booked.see("ads", living={"ps-0-1", "worker-0-1"}, begun={"ps-0-1"}, now=1000.0)      # it waits for room
+    assert booked.left("east", idle, but="x", now=1000.0).cpu == 3, "what is free was measured before"
+    assert booked.left("east", idle, but="x", now=1000.0 + SETTLE_S).cpu == 4
+    booked.see("ads", living={"ps-0-1", "worker-0-1"}, begun={"ps-0-1", "worker-0-1"}, now=2000.0)
+    assert booked.jobs() == [("ads", "east")]
+    booked.see("ads", living={"ps-0-1", "worker-0-1"}, begun=set(), now=2000.0 + SETTLE_S)
+    assert booked.jobs() == []
+
+
+def test_a_job_that_ended_or_never_starts_is_kept_no_room() -> None:
+    booked = Bookings()
+    booked.book("ended", "east", Needs(5), 0.0)
+    booked.ask("ended", "ps-0-1", Needs(1))
+    booked.see("ended", living=set(), begun=set(), now=1.0)
+    booked.book("dropped", "east", Needs(5), 0.0)
+    booked.see("dropped", living=set(), begun=set(), now=UNUSED_S)
+    assert booked.jobs() == [("dropped", "east")]
+    booked.see("dropped", living=set(), begun=set(), now=UNUSED_S + 1.0)
+    booked.see("unknown", living=set(), begun=set(), now=0.0)
+    assert booked.jobs() == [] and booked.cluster_of("dropped") == ""
+
+
+def test_refusals_of_several_are_told_by_field_and_by_whom() -> None:
+    a, b, c = Violation("gpu", "none"), Violation("gpu", "whole ones"), Violation("image", "none")
+    assert joined({"east": [a], "west": [a]}) == [a]
+    assert joined({"east": [a]}) == [a]
+    assert joined({"east": [a], "west": [b, c]}) == [
+        Violation("gpu", "east: none; west: whole ones"), Violation("image", "west: none")
+    ]
 
 
 @pytest.mark.asyncio

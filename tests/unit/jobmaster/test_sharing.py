@@ -200,7 +200,10 @@ async def test_the_store_writes_nothing_of_jobs_beyond_the_fence() -> None:
     world = World()
     one = world.replica("one")
     store = JobStore(world.store, fence=one.fence.check)
-    for write in (store.save_events(JOB, []), store.save_manifest(JOB, 1, {}), store.delete(JOB)):
+    for write in (
+        store.save_events(JOB, []), store.save_manifest(JOB, 1, {}), store.delete(JOB), store.claim_request("r", JOB),
+        store.move_request("r", JOB, taken="ads"),
+    ):
         with pytest.raises(Unavailable, match="lease"):
             await write
     await settled(one)

@@ -102,13 +102,19 @@ class KubernetesController:
         self._watcher = None
 
     async def _follow(self) -> None:
-        async with aclosing(follow(self._client, PODS, namespace=self._settings.namespace, labels=SELECTOR)) as news:
+        async with aclosing(follow(
+            self._client, PODS, namespace=self._settings.namespace, labels=SELECTOR, on_trouble=self._forget_room
+        )) as news:
             async for item in news:
                 if isinstance(item, Listing):
                     self._known.take_all(item.objects, int(item.version))
                     self._listed.set()
                 else:
                     self._known.take(item.object, gone=item.kind == "DELETED")
+
+    def _forget_room(self) -> None:
+        """Of a cluster that is away nobody knows what it has free, though it told moments ago."""
+        self._room = None
 
     async def _ask_last_line(self, pod: Pod) -> None:
         """The end is told with what the process wrote last, and without it when nobody knows."""
@@ -339,7 +345,7 @@ class KubernetesController:
         )
         return text.splitlines()
 
-    async def capacity(self, job_id: str = "") -> Capacity:
+    async def capacity(self, job_id: str = "", spec: TrainingJob | None = None) -> Capacity:
         """See `Controller`. As of some seconds ago; nothing where nodes may not be read."""
         now = asyncio.get_running_loop().time()
         async with self._room_lock:

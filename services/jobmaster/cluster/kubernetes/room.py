@@ -14,17 +14,24 @@ ANY = "gpu"
 
 def free(nodes: Iterable[Object], pods: Iterable[Object], gpus: Mapping[str, str]) -> Capacity:
     """Over all nodes that take pods without special tolerations. `gpus`: extended resources by kind."""
-    able = {node["metadata"]["name"]: node["status"].get("allocatable") or {} for node in nodes if takes_pods(node)}
-    left: dict[str, float] = {}
-    for amounts in able.values():
-        _add(left, amounts, 1.0)
+    each: dict[str, dict[str, float]] = {}
+    for node in nodes:
+        if takes_pods(node):
+            _add(each.setdefault(node["metadata"]["name"], {}), node["status"].get("allocatable") or {}, 1.0)
     for pod in pods:
         is_over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-        if not is_over and pod["spec"].get("nodeName") in able:
-            _add(left, requests(pod["spec"]), -1.0)
+        if not is_over and pod["spec"].get("nodeName") in each:
+            _add(each[pod["spec"]["nodeName"]], requests(pod["spec"]), -1.0)
+    left: dict[str, float] = {}
+    for amounts in each.values():
+        _add(left, amounts, 1.0)
     kinds = {kind: max(0.0, left.get(resource, 0.0)) for kind, resource in gpus.items()}
     kinds[ANY] = sum({resource: max(0.0, left.get(resource, 0.0)) for resource in gpus.values()}.values())
-    return Capacity(max(0.0, left.get("cpu", 0.0)), max(0, int(left.get("memory", 0.0))), kinds)
+    return Capacity(
+        max(0.0, left.get("cpu", 0.0)), max(0, int(left.get("memory", 0.0))), kinds,
+        node_cpu=max((amounts.get("cpu", 0.0) for amounts in each.values()), default=0.0),
+        node_memory_bytes=max((amounts.get("memory", 0.0) for amounts in each.values()), default=0.0),
+    )
 
 
 def takes_pods(node: Object) -> bool:

@@ -274,7 +274,7 @@ class YarnController:
             text = str((note or {}).get("tail") or "")
         return text.splitlines()[-lines:]
 
-    async def capacity(self, job_id: str = "") -> Capacity:
+    async def capacity(self, job_id: str = "", spec: TrainingJob | None = None) -> Capacity:
         """See `Controller`. As of some seconds ago."""
         now = asyncio.get_running_loop().time()
         async with self._room_lock:
