@@ -231,7 +231,7 @@ class Deciding:
         # 2. A choice among all of its cluster, of which this job's part is the answer.
         everybody = [
             proposal for job_id, (_, proposal) in list(self._live.items())
-            if (other := self._asks.get(job_id)) is not None and other.free.cluster == ask.free.cluster
+            if self._asks.get(job_id, ask).free.cluster == ask.free.cluster     # this one may have ended meanwhile
         ]
         decided = next(
             each for each in self._planner.select(everybody, cluster, rng) if each.job_id == ask.job.job_id
