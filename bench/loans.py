@@ -126,7 +126,8 @@ def _real() -> tuple[dict[str, float], dict[str, Any]]:
         for name, scheme in promotion.SCHEMES.items():
             say(f"{name}:")
             per_s = next(iter(days.values())).per_s if days else None
-            days[name] = promotion.lived(folder, scheme, per_s)
+            day = days[name] = promotion.lived(folder, scheme, per_s)
+            say(f"  {day.trained:,} samples, {day.late_share():.1%} of requests late, {day.unit_s:,.0f} unit s lent")
     found: dict[str, float] = {}
     begin, end = promotion.QUIET_S, promotion.QUIET_S + promotion.PEAK_S
     for name, day in days.items():

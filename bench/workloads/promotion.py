@@ -1,8 +1,8 @@
 """A served model and a training job on one mesh through a short day with a promotion's peak, and who had the room.
 
 The peak is what three HNs bear at their target, which is low: an HN is a slice of a core. Outside it one is enough. Its
-height follows from what a request takes here. Workers of the job are paced: each is a slot of a fraction of a core, and what
-training does follows from how many it has. Requests come open loop, at drawn times.
+height follows from what a request takes here. Workers of the job are paced: each is a slot of a fraction of a core, and
+what training does follows from how many it has. Requests come open loop, at drawn times.
 """
 
 import json
@@ -62,7 +62,7 @@ ELASTIC = {"min": 1, "max": MOST}
 SCHEMES: Mapping[str, Scheme] = {
     "forecast": Scheme(LOANS, {"min": 1, "max": MOST}, ELASTIC, is_told=True),
     "reactive": Scheme(LOANS, {"min": 1, "max": MOST}, ELASTIC),
-    "fixed": Scheme({**LOANS, "own": MOST, "most": 0}, {"min": MOST, "max": MOST}, {"replicas": 1}),
+    "fixed": Scheme({**LOANS, "own": MOST, "most": 1}, {"min": MOST, "max": MOST}, {"replicas": 1}),
 }
 """`fixed`: a pool for the peak, and the job in what is left."""
 
