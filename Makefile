@@ -11,7 +11,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 2 ? n : 2)))
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-proto test test-cluster test-yarn demo up down proto bench
+.PHONY: help setup check check-proto test test-long test-cluster test-yarn demo up down proto bench
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,8 +23,11 @@ check: $(STAMP) check-proto  ## lint, types, layers, generated stubs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(STAMP)  ## run the tests (all but those marked slow); ARGS="-k name" narrows
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+test: $(STAMP)  ## run the tests (all but those marked slow or long); ARGS="-k name" narrows
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not long" $(ARGS)
+
+test-long: $(STAMP)  ## run those that take longest: faults, updates and loans on whole meshes
+	$(BIN)/python -m pytest -n $(WORKERS) -m "long and not slow" $(ARGS)
 
 test-cluster: $(STAMP)  ## the mesh in pods of a real Kubernetes node (needs root; docker for images)
 	$(BIN)/python -m pytest -n 0 -s tests/cluster $(ARGS)

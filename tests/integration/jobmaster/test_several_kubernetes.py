@@ -19,7 +19,7 @@ from tests.support.tiny_jobs import ROWS
 from tests.support.training_mesh import TrainingMesh, training_mesh
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 NODES = {"east": (2, ()), "west": (1, ("--gpu", "2"))}
 """How many, of 8 cores each, and what else they have."""
