@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from recmesh.runtime.bus import Bus
 from recmesh.runtime.clock import system_clock
 from recmesh.runtime.lifecycle import Component, main
+from recmesh.runtime.priority import step_back
 from recmesh.runtime.readiness import Readiness
 from recmesh.runtime.rpc import RpcServer, channel
 from recmesh.runtime.telemetry import Metrics
@@ -13,7 +14,7 @@ from services.ckptcache import ops, rpc
 from services.ckptcache.app.checkpoints import Checkpoints
 from services.ckptcache.app.entry import Entries
 from services.ckptcache.app.figures import Figures
-from services.ckptcache.app.flush import Flusher, step_back
+from services.ckptcache.app.flush import NICE, Flusher
 from services.ckptcache.app.life import CacheLife
 from services.ckptcache.app.ports import Policy
 from services.ckptcache.app.recover import Recovery
@@ -51,7 +52,8 @@ async def build(env: Mapping[str, str]) -> Sequence[Component]:
     catalogue = Catalogue(bus.kv(BUCKET))
     announce = BusAnnouncements(bus)
     figures = Figures(Metrics("ckptcache"), clock=system_clock)
-    pool = ThreadPoolExecutor(settings.checkpoint_flush_threads, thread_name_prefix="flush", initializer=step_back)
+    threads = settings.checkpoint_flush_threads
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="flush", initializer=step_back, initargs=(NICE,))
     entries = Entries()
     peers = GrpcPeers(
         settings.checkpoint_peers, lambda address: channel(address, tls=settings.tls, token=settings.token),

@@ -1,7 +1,6 @@
 """The background half of a snapshot: the marked state, block by block, into one file of shared memory."""
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from recmesh.formats.snapshot.rows import (
 )
 from recmesh.formats.snapshot.writing import Container, PlacedFile, arrow_sink
 from recmesh.runtime.gates import gate
+from recmesh.runtime.priority import step_back
 from recmesh.store import DenseRecord, RowBlock
 from recmesh.store.schema import dense_to_json, table_to_json
 from recmesh.trainer.ps.baseline import Changes
@@ -167,7 +167,7 @@ class Copy(threading.Thread):
 
     def run(self) -> None:
         """Write, stop saving pre-images, deliver; or say that there will be no part."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        step_back(_NICE)
         self._begun.wait()
         if self._order is None:              # cancelled before the mark
             self._reader.stop()

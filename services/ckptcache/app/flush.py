@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,11 +22,7 @@ log = logging.getLogger(__name__)
 
 
 NICE = 10
-
-
-def step_back() -> None:
-    """For the threads that write to storage: nobody waits for them, and training needs the processor."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+"""Of the threads that write to storage: nobody waits for them, and training needs the processor."""
 
 
 class Flusher:
