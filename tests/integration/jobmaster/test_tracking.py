@@ -2,7 +2,10 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,12 @@ import pytest_asyncio
 
 from recmesh.tracking import Report
 from services.jobmaster.peers.tracking import Tracker
+from tests.support.servers import free_port
+from tests.support.waiting import until_answers
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
+SERVER = "RECMESH_TEST_MLFLOW"
+"""A python of an environment with the package mlflow, whose pins are not recmesh's."""
 REPORT = Report(
     "ads", 1000.5, ("tensorboard", "mlflow"), "ranking", at=1010.0, step=100, metrics={"loss": 0.7, "auc": 0.6},
     params={"owner": "ads", "model.params.dim": "16"},
@@ -29,9 +36,27 @@ def libraries() -> tuple[Any, Any]:
     )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+@pytest.fixture(params=["file", "server"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """MLflow's, by its address."""
+    file = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    if request.param == "file":
+        yield file
+        return
+    python = os.environ.get(SERVER)
+    if not python:
+        pytest.skip(f"no MLflow server: {SERVER} names no python that has the package mlflow, whole")
+    port, log = free_port(), tmp_path / "server.log"
+    command = [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    environment = {**os.environ, "PYTHONPATH": ""}       # its packages are of its own
+    with log.open("wb") as out, subprocess.Popen(
+        [*command, "--backend-store-uri", file], stdout=out, stderr=out, env=environment, start_new_session=True
+    ) as server:
+        try:
+            until_answers(server, f"http://127.0.0.1:{port}/health", log=log, timeout_s=120.0)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
 
 
 @pytest_asyncio.fixture
