@@ -1,6 +1,7 @@
 """What CN and HN tell of themselves as Prometheus metrics: on a port of its own (`--metrics`), or by their gateway."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from socketserver import ThreadingMixIn
@@ -16,6 +17,7 @@ from recmesh.runtime import net
 from recmesh.runtime.authorization import shows
 from recmesh.runtime.errors import InvalidArgument, Violation
 from recmesh.runtime.loopback import is_loopback
+from recmesh.runtime.tls import Tls, renewing
 
 IDLE_S = 10.0
 """Who asks for nothing for so long is let go."""
@@ -92,11 +94,14 @@ class _Families:
         self.found[name].add_metric([*(of[each] for each in self._labels), *own.values()], value)
 
 
-def serve(address: str, state: Callable[[], Mapping[str, Any]], *, keys: Sequence[str] = ()) -> str:
-    """Answer scrapes (`/metrics`) and probes (`/healthz`) at `host:port` (0: a free one) from threads; where.
+def serve(
+    address: str, state: Callable[[], Mapping[str, Any]], *, keys: Sequence[str] = (), tls: Tls | None = None
+) -> str:
+    """Answer scrapes (`/metrics`) and probes (`/healthz`) at `host:port` (0: a free one) from threads; the URL of it.
 
-    Beyond loopback scrapes must show one of `keys` (bearer, or as the password of any user); probes need none.
-    InvalidArgument, also beyond loopback without a key; PortTaken.
+    With `tls` it is https, and nothing else. Beyond loopback scrapes must show one of `keys` (bearer, or as the
+    password of any user); probes need none. InvalidArgument, also beyond loopback without a key, or where certificates
+    cannot be used; PortTaken.
     """
     host, port = net.split(address, what="metrics", setting="--metrics")
     is_open = not is_loopback(address)
@@ -105,6 +110,7 @@ def serve(address: str, state: Callable[[], Mapping[str, Any]], *, keys: Sequenc
         raise InvalidArgument(f"metrics: {reason}", violations=[Violation("--metrics", reason)])
     if port:
         net.check_free(address, what="metrics", setting="--metrics")
+    context = renewing(tls) if tls else None
     registry = CollectorRegistry()
     registry.register(Told(state))
     family = _SixServer if ":" in host else _Server
@@ -113,8 +119,9 @@ def serve(address: str, state: Callable[[], Mapping[str, Any]], *, keys: Sequenc
         server = make_server(host, port, app, server_class=family, handler_class=_Handler)
     except OSError as error:
         raise InvalidArgument(f"metrics cannot be served at {address}: {error.strerror or error}") from None
+    server.tls = context
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return f"{host}:{server.server_port}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{server.server_port}"
 
 
 def _guarded(metrics: WSGIApplication, keys: Sequence[str] | None) -> WSGIApplication:
@@ -136,6 +143,21 @@ def _guarded(metrics: WSGIApplication, keys: Sequence[str] | None) -> WSGIApplic
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    tls: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In the request's own thread: a client that is slow to shake hands holds up no other."""
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(IDLE_S)
+        try:
+            secured = self.tls.wrap_socket(request, server_side=True)
+        except OSError:             # it speaks no TLS, trusts another authority, or has gone
+            return
+        with secured:
+            super().finish_request(secured, client_address)
+            self.shutdown_request(secured)      # what came in as `request` is no socket any more
 
 
 class _SixServer(_Server):

@@ -21,6 +21,7 @@ from recmesh.serving.programs import framework
 from recmesh.serving.transport.sockets import SocketTransport
 
 TOKEN_VARIABLE, METRICS_VARIABLE = "RECMESH_API_KEY", "RECMESH_METRICS_KEY"
+HTTP_TLS = "RECMESH_HTTP_TLS_"
 PARENT_STALL_S = 60.0
 """A parent's event loop may be busy for long; that is no reason to give it up."""
 NO_FRAMEWORK = BAD_SETTINGS = 78
@@ -66,6 +67,12 @@ def options(prog: str, doc: str) -> argparse.ArgumentParser:
 def tls(env: Mapping[str, str]) -> Tls | None:
     """The process' certificates, for TCP; those of its services' gRPC. InvalidArgument."""
     return Tls.from_env(env)
+
+
+def http_tls(env: Mapping[str, str]) -> Tls | None:
+    """The certificate of metrics and probes, by the names that services have for their HTTP ports. InvalidArgument."""
+    cert, key = (Path(env[f"{HTTP_TLS}{each}"]) if env.get(f"{HTTP_TLS}{each}") else None for each in ("CERT", "KEY"))
+    return Tls(cert=cert, key=key, prefix="http_tls") if cert or key else None
 
 
 def token(env: Mapping[str, str]) -> str | None:
@@ -115,7 +122,7 @@ def control(given: argparse.Namespace, environment: Mapping[str, str]) -> Contro
 
 def measured(address: str, state: Callable[[], Mapping[str, Any]], environment: Mapping[str, str]) -> bool:
     """Answer scrapes there, if it is given; False where that cannot be, which is logged. Beyond loopback for the key
-    of metrics or the mesh's token.
+    of metrics or the mesh's token; by https where there is a certificate for it.
 
     Probes ask the same address: who is told by them that this process is ready must be let in, so this comes last.
     """
@@ -123,7 +130,7 @@ def measured(address: str, state: Callable[[], Mapping[str, Any]], environment: 
         return True
     keys = [environment.get(name, "") for name in (METRICS_VARIABLE, TOKEN_VARIABLE)]
     try:
-        log(f"metrics at http://{metrics.serve(address, state, keys=keys)}/metrics")
+        log(f"metrics at {metrics.serve(address, state, keys=keys, tls=http_tls(environment))}/metrics")
     except MeshError as error:
         log(f"it cannot start: {error}")
         return False

@@ -231,6 +231,8 @@ async def test_gateway_cn_and_hn_show_each_other_certificates_and_speak_to_nobod
                 await asyncio.to_thread(_is_kept_out, endpoint, None)                    # in clear
                 await asyncio.to_thread(_is_kept_out, endpoint, Tls(ca=own.ca, server_name="recmesh-serving"))
                 await asyncio.to_thread(_is_kept_out, endpoint, own)                     # it is no service
+            told = await asyncio.to_thread(_metrics_of, pod["status"]["podIP"], Tls(ca=own.ca))
+            assert f"recmesh_{pod['metadata']['labels'][objects.KIND]}_" in told
 
         # killed: the CN finds the next one by TLS, too, and the gateway finds both
         hn = next(name for name, pod in pods.pods.items() if pod["metadata"]["labels"][objects.KIND] == "hn")
@@ -245,6 +247,16 @@ async def test_gateway_cn_and_hn_show_each_other_certificates_and_speak_to_nobod
         await runtimes.stop()
         await pods.stop()
         await kubelet.stop()
+
+
+def _metrics_of(ip: str, tls: Tls) -> str:
+    """As Prometheus asks for them: by https, expecting the name of pods of models."""
+    with (
+        socket.create_connection((ip, objects.HTTP_PORT), timeout=30.0) as plain,
+        tls.client_context().wrap_socket(plain, server_hostname="recmesh-serving") as secured,
+    ):
+        secured.sendall(f"GET /metrics HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        return b"".join(iter(lambda: secured.recv(65536), b"")).decode()
 
 
 def _is_kept_out(endpoint: Endpoint, who: Tls | None) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from recmesh.runtime import variables
-from tests.support.infra import Object, containers, name_of, of_kind, pods_of, reaches, variables_of
+from tests.support.infra import Object, containers, name_of, of_kind, pods_of, reaches, settings_of, variables_of
 from tests.support.kube import KubeCluster
 from tests.support.overlays import ROOT, Cluster, kubectl_of, objects_in, of
 
@@ -95,12 +95,14 @@ def test_metrics_are_asked_for_as_the_pods_serve_them(objects: list[Object]) -> 
     for monitor in of_kind(objects, "PodMonitor"):
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["authorization"]["credentials"] == {"name": asked["name"], "key": asked["key"]}
-        is_tls = "RECMESH_HTTP_TLS_CERT" in env and name_of(monitor) != "recmesh-serving"   # CNs and HNs speak none
+        is_tls = "RECMESH_HTTP_TLS_CERT" in env
         assert endpoint.get("scheme", "http") == ("https" if is_tls else "http")
         if is_tls:
             ca = endpoint["tlsConfig"]["ca"]["secret"]
             [certificate] = [x for x in of_kind(objects, "Certificate") if x["spec"]["secretName"] == ca["name"]]
             assert endpoint["tlsConfig"]["serverName"] in certificate["spec"]["dnsNames"]
+            if name_of(monitor) == "recmesh-serving":        # by their own, which the gateway has them mount
+                assert ca["name"] == settings_of(objects, "gateway")["RECMESH_GATEWAY_POD_TLS_SECRET"]
 
 
 def test_dashboards_are_there_for_grafana(objects: list[Object]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import yaml
 
+from recmesh.serving.process import http_tls
 from services.gateway.domain.devices import Wish
 from services.gateway.runtimes.pods.objects import HTTP_PORT, PodSettings, pod_of
 
@@ -25,3 +26,16 @@ def test_pods_know_the_key_by_which_they_are_scraped_and_probes_need_none() -> N
         assert ports[endpoint["port"]] == HTTP_PORT and f"0.0.0.0:{HTTP_PORT}" in container["command"]
         for probe in ("readinessProbe", "livenessProbe"):
             assert container[probe]["httpGet"] == {"path": "/healthz", "port": "http"}
+
+
+def test_pods_with_certificates_are_scraped_and_probed_by_https() -> None:
+    settings = PodSettings(
+        namespace="n", holder="g", images={"cn": "cn", "hn": "hn"}, tls_secret="serving-tls", tls_name="recmesh-serving"
+    )
+    for kind in ("cn", "hn"):
+        pod = pod_of([f"recmesh.serving.{kind}"], {}, settings, name="p", fleet="f", kind=kind, wish=Wish())
+        [container] = pod["spec"]["containers"]
+        told = http_tls({item["name"]: item["value"] for item in container["env"] if "value" in item})
+        assert told is not None and (str(told.cert), str(told.key)) == ("/tls/tls.crt", "/tls/tls.key")
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"] == {"path": "/healthz", "port": "http", "scheme": "HTTPS"}

@@ -266,6 +266,6 @@ def test_state_is_told_to_prometheus(tmp_path: Path) -> None:
 
 
 def scraped(state: Callable[[], dict[str, Any]]) -> str:
-    address = metrics.serve("127.0.0.1:0", state)
-    text: str = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    url = metrics.serve("127.0.0.1:0", state)
+    text: str = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
     return text

@@ -35,7 +35,8 @@ class PodSettings:
     secret: str = "recmesh"
     """A Secret that holds the mesh's token under `api-key`, and what lets Prometheus in under `metrics-key`."""
     tls_secret: str = ""
-    """A Secret with `tls.crt`, `tls.key` and `ca.crt`, which all mount at `TLS`; empty: they speak in clear."""
+    """A Secret with `tls.crt`, `tls.key` and `ca.crt`, which all mount at `TLS`; empty: they speak in clear.
+    Metrics and probes have it, too."""
     tls_name: str = ""
     """What its certificate is issued for: CNs expect it of HNs."""
     storage_claim: str = ""
@@ -96,8 +97,10 @@ def _spec(
         certificates = {
             "RECMESH_TLS_CERT": f"{TLS}/tls.crt", "RECMESH_TLS_KEY": f"{TLS}/tls.key",
             "RECMESH_TLS_CA": f"{TLS}/ca.crt", "RECMESH_TLS_SERVER_NAME": settings.tls_name,
+            "RECMESH_HTTP_TLS_CERT": f"{TLS}/tls.crt", "RECMESH_HTTP_TLS_KEY": f"{TLS}/tls.key",
         }
-    probe: Object = {"httpGet": {"path": "/healthz", "port": "http"}}
+    asked = {"path": "/healthz", "port": "http", **({"scheme": "HTTPS"} if certificates else {})}
+    probe: Object = {"httpGet": asked}
     return {
         "restartPolicy": "Never",                # another is another pod, and the gateway's to decide
         "terminationGracePeriodSeconds": settings.grace_s,
