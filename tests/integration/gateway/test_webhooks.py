@@ -428,7 +428,7 @@ def test_webhooks_outlive_kill_9_of_the_gateway_and_are_managed_by_the_command_l
         assert service.end(signal.SIGTERM) == 0
     told = [(each.verb, each.kind, each.object, each.outcome, each.actor) for each in asyncio.run(audit_of(nats))]
     assert told == [
-        ("create", "webhook", "", "refused", "anyone"), ("create", "webhook", "ci", "done", "anyone"),
+        ("create", "webhook", "x", "refused", "anyone"), ("create", "webhook", "ci", "done", "anyone"),
         ("test", "webhook", "ci", "done", "anyone"), ("rotate", "webhook", "ci", "done", "anyone"),
         *[("retry", "webhook", "ci", "done", "anyone")] * 3, *[("change", "webhook", "ci", "done", "anyone")] * 2,
         ("delete", "webhook", "ci", "done", "anyone"),

@@ -54,6 +54,8 @@ def test_after_a_rollback_each_batch_has_the_events_that_it_had_before(tmp_path:
         assert job.progress.samples == FIRST + MORE, mesh.logs(job_id)
         mesh.jobs.Stop(pb.StopRequest(job_id=job_id), timeout=10)
         again = Counter(log.read_text().splitlines()) - before
-    wanted = {" ".join(map(str, range(lo, lo + BATCH))) for lo in range(0, FIRST + MORE, BATCH)}
-    assert len(before) >= FIRST // BATCH // 4 and before.keys() <= wanted
-    assert again.keys() == wanted, "all of them, those of before as they were"
+    first = {" ".join(map(str, range(lo, lo + BATCH))) for lo in range(0, FIRST, BATCH)}
+    assert len(before) >= FIRST // BATCH // 4 and before.keys() <= first
+    assert first <= again.keys(), "those of before as they were"
+    # Events that come meanwhile are cut where the reader had caught up; a batch of before may be logged late.
+    assert sorted(int(number) for batch in again for number in batch.split()) == list(range(FIRST + MORE))
