@@ -46,6 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")    # two lines of log for each run
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)                      # what libraries print is no answer
     found = sinks(arguments)

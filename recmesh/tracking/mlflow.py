@@ -7,6 +7,8 @@ from recmesh.tracking import Report
 
 STATUS = {"Succeeded": "FINISHED", "Failed": "FAILED", "Stopped": "KILLED"}
 JOB, CREATED = "recmesh.job", "recmesh.created"
+SOURCE = "mlflow.source.name"
+"""Comes with the parameters, so a run without it lacks them: the server went away in between."""
 MAX_RUNS = 4096
 MAX_TEXT = 500
 """Of a parameter's value; servers of all versions take so much."""
@@ -48,15 +50,20 @@ class Mlflow:
             [experiment], f"tags.`{JOB}` = '{report.job_id}' and tags.`{CREATED}` = '{created}'", max_results=1
         )
         if found:
-            return str(found[0].info.run_id) if found[0].info.status == "RUNNING" else ""
+            run_id = str(found[0].info.run_id) if found[0].info.status == "RUNNING" else ""
+            if run_id and SOURCE not in found[0].data.tags:
+                self._describe(run_id, report)
+            return run_id
         made = self._client.create_run(
             experiment, start_time=int(report.created * 1000), run_name=report.job_id,
             tags={JOB: report.job_id, CREATED: created},
         )
-        run_id = str(made.info.run_id)
-        params = [Param(name, value[:MAX_TEXT]) for name, value in report.params.items()]
-        self._client.log_batch(run_id, params=params, tags=[RunTag("mlflow.source.name", "recmesh")])
+        self._describe(run_id := str(made.info.run_id), report)
         return run_id
+
+    def _describe(self, run_id: str, report: Report) -> None:
+        params = [Param(name, value[:MAX_TEXT]) for name, value in report.params.items()]
+        self._client.log_batch(run_id, params=params, tags=[RunTag(SOURCE, "recmesh")])
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)

@@ -30,6 +30,8 @@ class ApiProxy:
         """By method (`WATCH` is one): statuses that the next calls are answered with, instead of being passed on."""
         self.lost_answers: Counter[str] = Counter()
         """By method: so many calls are carried out, and their answers are lost."""
+        self.unversioned = False
+        """A DELETE answers as where another one of the same moment was first."""
         self.expired = 0
         """So many watches end with an event that says: too old a version."""
         self.seen: Counter[tuple[str, int]] = Counter()
@@ -97,6 +99,10 @@ class ApiProxy:
                 assert request.transport is not None
                 request.transport.abort()
             self.seen[method, answer.status] += 1
+            if method == "DELETE" and self.unversioned:
+                told = json.loads(body)
+                told["metadata"].pop("resourceVersion", None)
+                return web.json_response(told, status=answer.status)
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
             return web.Response(status=answer.status, body=body, headers=kept)
 

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.waiting import until
+
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "infra" / "base" / "crds"
 TTL_S = 7200
@@ -40,7 +42,14 @@ class KubeCluster:
         """`kill`, `stop` or `start` of a component, `nodes COUNT --cpu N ...`, `load IMAGE.tar`."""
         if self.folder is None:
             pytest.skip(f"{verb} is for a cluster of the test's own, and KUBECONFIG names another")
-        return _run(verb, str(self.folder), *args)
+        said = _run(verb, str(self.folder), *args)
+        if (verb, *args) == ("start", "kube-apiserver"):
+            until(self._answers, timeout_s=120.0, poll_s=0.2)
+        return said
+
+    def _answers(self) -> bool:
+        ask = [self._program, "--kubeconfig", str(self.kubeconfig), "get", "--raw", "/readyz"]
+        return subprocess.run(ask, capture_output=True, timeout=60).returncode == 0
 
     def follow(self, *args: str) -> "subprocess.Popen[str]":
         """kubectl with --watch, whose output is the caller's to read and whose end to bring about."""

@@ -135,6 +135,13 @@ async def test_a_deletion_that_is_refused_for_long_leaves_the_pod_known_as_livin
     assert (await world.end()).signal == 9
 
 
+async def test_a_pod_that_another_deletion_took_at_the_same_moment_is_gone(world: Behind) -> None:
+    await world.controller.start(order())
+    world.proxy.unversioned = True
+    await world.controller.drain("ads", "worker-0-1")
+    assert (await world.end()).cause == ""
+
+
 @pytest.mark.slow      # garbage of nodes is collected after 40 s
 async def test_nodes_that_go_take_their_pods_and_others_begin_elsewhere(world: Behind) -> None:
     """The node is deleted under them: Kubernetes' own garbage collector ends what was there."""

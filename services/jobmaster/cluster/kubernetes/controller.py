@@ -37,7 +37,7 @@ from services.jobmaster.cluster.kubernetes.pods import (
     secret_of,
 )
 from services.jobmaster.cluster.kubernetes.pods import size as quantities
-from services.jobmaster.cluster.kubernetes.reading import Pod, Size, read
+from services.jobmaster.cluster.kubernetes.reading import Pod, Size, is_gone, read
 
 logger = get_logger(__name__)
 
@@ -233,11 +233,14 @@ class KubernetesController:
             going = await self._client.delete(
                 PODS, pod.pod, namespace=self._settings.namespace, grace_s=grace_s, uid=pod.uid
             )
-            if going.get("kind") == "Pod":
-                self._known.take(going)
         except NotFound:
             self._known.lose(pod)
             return
+        if is_gone(going):
+            self._known.lose(pod)
+            return
+        if going.get("kind") == "Pod":
+            self._known.take(going)
         self._in_background(lambda: self._force_later(pod, grace_s + self._settings.force_after_s))
 
     async def _force_later(self, pod: Pod, delay_s: float) -> None:

@@ -66,6 +66,12 @@ class Pod:
     """Whose group it is placed with."""
 
 
+def is_gone(answer: Object) -> bool:
+    """What a DELETE answered says that it found nothing left: a pod whom another deletion took at the same moment comes
+    as it last was, without a version (k8s.io/apiserver, `Store.Delete`, where it ignores that it is not found)."""
+    return answer.get("kind") == "Pod" and not answer["metadata"].get("resourceVersion")
+
+
 def read(pod: Object, *, gone: bool = False, ours: bool = False) -> Pod | None:
     """None for a pod that is no role's. gone: it was deleted, and this is how it was; ours: we asked for that."""
     metadata, status = pod["metadata"], pod.get("status") or {}
