@@ -19,13 +19,14 @@ import pytest
 from recmesh.client.rows import predictions, request_for
 from recmesh.spec.dataset import DatasetSpec
 from tests.cluster.jobs import FLIGHTS, NAME, ROWS, TrainedJob, training_job
-from tests.cluster.mesh import Mesh, memory
+from tests.cluster.mesh import SERVICES, Mesh, memory
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 PODS_S = 240.0
 FED = "fed"
-FED_EPOCHS = 3
+FED_EPOCHS = 8
+"""So that it trains while every service is rolled out anew."""
 IMAGES = {"ps": "recmesh/ps:0.1.0", "worker": "recmesh/worker:0.1.0", "data": "recmesh/data:0.1.0"}
 """Of its roles."""
 EXAMPLES = 4
@@ -75,12 +76,14 @@ class Served:
 
     @contextmanager
     def under_requests(self) -> Iterator["Asked"]:
-        """One after another, each by a call of its own, without a second try."""
+        """One after another, each by a connection of its own, without a second try."""
         address, key = self.mesh.address("gateway"), self.mesh.secret("public-api-key")
         asked, ended = Asked(), threading.Event()
 
         def ask() -> None:
-            with httpx.Client(headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=30) as http:
+            once = httpx.Limits(max_keepalive_connections=0)
+            headers = {"Authorization": f"Bearer {key}"}
+            with httpx.Client(headers=headers, trust_env=False, timeout=30, limits=once) as http:
                 while not ended.is_set():
                     began = time.monotonic()
                     try:
@@ -216,6 +219,33 @@ def test_pods_of_models_outlive_their_gateways_pod(job: TrainedJob, served: Serv
         f"gateway's pod deleted: another ready after {took_s:.1f} s, its model after {took_s + ready_s:.1f} s, "
         "by the same pods of CN and HN"
     )
+
+
+def test_a_rollout_of_every_service_costs_no_request_and_no_pod_of_a_job(
+    job: TrainedJob, served: Served, fed: TrainedJob
+) -> None:
+    mesh = served.mesh
+    kinds = {name: "daemonset" if name == "ckptcache" else "deployment" for name in SERVICES}
+    old = {pod["metadata"]["uid"] for name in SERVICES for pod in mesh.pods(name)}
+    roles = {pod["metadata"]["uid"] for role in IMAGES for pod in fed.pods(role).values()}
+    assert len(roles) == len(IMAGES) and fed.status()["phase"] == "Running", "the job is too short for this machine"
+    began = time.monotonic()
+    with served.under_requests() as asked:
+        for name, kind in kinds.items():
+            mesh.kubectl("rollout", "restart", f"{kind}/{name}")
+        for name, kind in kinds.items():
+            mesh.kubectl("rollout", "status", f"{kind}/{name}", f"--timeout={PODS_S:.0f}s", timeout_s=PODS_S + 30)
+        took_s = time.monotonic() - began
+        served.until(lambda: not old & {pod["metadata"]["uid"] for name in SERVICES for pod in mesh.pods(name)})
+        on_s = fed.goes_on()
+    still = {pod["metadata"]["uid"] for role in IMAGES for pod in fed.pods(role).values()}
+    job.say(
+        f"all services rolled out anew in {took_s:.1f} s, more was trained {on_s:.1f} s later by the same pods; "
+        f"{len(asked.times)} requests, {len(asked.failures)} failed, slowest {max(asked.times) * 1e3:.0f} ms"
+    )
+    assert asked.failures == []
+    assert still == roles or fed.status()["phase"] == "Succeeded"
+    assert served.ask() == served.told
 
 
 def test_rows_of_a_job_come_from_a_data_executor_in_a_pod(fed: TrainedJob) -> None:

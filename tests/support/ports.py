@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from contextlib import suppress
 from pathlib import Path
 
 LISTENS = "0A"
@@ -9,8 +10,11 @@ LISTENS = "0A"
 
 def listening(pid: int) -> dict[int, str]:
     """Hosts by port, of TCP over IPv4 and IPv6; empty when the process is gone."""
+    links = []
     try:
-        links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):          # closed meanwhile
+                links.append(os.readlink(entry))
         tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
     except (FileNotFoundError, ProcessLookupError):
         return {}

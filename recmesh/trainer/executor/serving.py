@@ -79,13 +79,14 @@ class Executor:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Ends the threads; calls that wait are refused."""
+        """Ends the threads, also where none has begun; calls that wait are refused."""
         with self._changed:
             self._stopping = self._leaving = True
             self._changed.notify_all()
         until = monotonic() + 5.0
         for thread in self._threads:
-            thread.join(timeout=max(0.0, until - monotonic()))
+            if thread.ident is not None:
+                thread.join(timeout=max(0.0, until - monotonic()))
 
     # ---- what workers call
 

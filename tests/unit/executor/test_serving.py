@@ -132,6 +132,12 @@ def test_it_tells_how_long_somebody_waited_for_it() -> None:
         executor.stop()
 
 
+def test_one_that_never_began_can_be_stopped() -> None:
+    executor = Executor(Shelf([1.0], 1 << 20), [rows_of], thresholds=BOUNDS, reach=nobody)
+    executor.stop()
+    assert executor.announce([task(0)]) == 0
+
+
 def nobody(address: str) -> Near:
     raise AssertionError(f"there is no peer {address}")
 
