@@ -77,10 +77,14 @@ def count_once(step: Step) -> None:
 @contextmanager
 def mesh(
     *, servers: int = 2, total: int = TOTAL, shard: int = 12, in_flight: int = 2,
-    tasks: tuple[TaskRecord, ...] = (), kinds: tuple[SampleKind, ...] = ("batch",), **training: object,
+    tasks: tuple[TaskRecord, ...] = (), kinds: tuple[SampleKind, ...] = ("batch",), trained: bool = False,
+    **training: object,
 ) -> Iterator[Mesh]:
+    """trained: all positions are in the servers' ledgers before it begins."""
     slot_map = SlotMap.even(1, servers)
     fakes = [FakeServer(ps, slot_map) for ps in range(servers)]
+    for server in fakes if trained else ():
+        server.applied.add(0, total)
     shards, runs, meter = FakeShards(total, shard), FakeRuns(record_of(slot_map, servers)), Meter()
     spec = job_spec(in_flight=in_flight, **training)
     shards.tasks = tasks or shards.tasks
@@ -112,15 +116,20 @@ def mesh(
 
 
 def wait_for_end(made: Mesh) -> None:
-    """Steps stop only when the last push has landed: the condition is looked at by a thread beside the loop."""
-    threading.Thread(target=watch_until_complete, args=(made,), daemon=True).start()
+    """Steps stop only when the last push has landed."""
+    stop_once(made, made.complete)
     made.train(until=lambda: False)
 
 
-def watch_until_complete(made: Mesh) -> None:
-    while not made.complete() and not made.session.stopping:
-        threading.Event().wait(0.01)
-    made.session.stop()
+def stop_once(made: Mesh, condition: Callable[[], bool]) -> None:
+    """Looked at by a thread beside the loop, which may wait for its next step when it comes true."""
+
+    def watch() -> None:
+        while not condition() and not made.session.stopping:
+            threading.Event().wait(0.01)
+        made.session.stop()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def truth(modulus: int) -> dict[int, float]:
@@ -252,15 +261,11 @@ def test_after_a_rollback_the_new_generation_trains_everything_again() -> None:
 
 
 def test_a_lease_that_is_trained_already_is_only_completed() -> None:
-    with mesh() as made:
-        wait_for_end(made)
-    with mesh() as again:
-        for server, trained in zip(again.servers, made.servers, strict=True):
-            server.applied.add(0, TOTAL)
-            assert trained.applied.covers(0, TOTAL)
-        steps = again.train(until=lambda: True)
-        assert steps <= 2   # what was leased before the ledgers were full
-        assert not any(server.counts["ta"] for server in again.servers)
+    with mesh(trained=True) as made:
+        stop_once(made, lambda: not made.shards.queue and not made.shards.leased)
+        assert made.train(until=lambda: False) == 0
+        assert not made.shards.queue and not made.shards.leased
+        assert not any(server.counts["ta"] for server in made.servers)
 
 
 def test_never_more_than_in_flight_batches_are_between_pull_and_ack() -> None:
@@ -299,7 +304,7 @@ def test_a_batch_whose_values_have_become_too_old_is_pulled_and_computed_again()
 
         made.servers[0].before_push = others_go_on
         computed: list[int] = []
-        threading.Thread(target=lambda: watch_until_complete(made), daemon=True).start()
+        stop_once(made, made.complete)
         for step in made.session.steps():
             computed.append(int(step.batch.labels.size))
             count_once(step)
@@ -369,19 +374,19 @@ def test_numbers_that_are_not_finite_push_the_ids_with_zero_gradients_and_count(
 def test_a_worker_reports_batches_that_are_not_finite_and_leaves_the_verdict_to_jobmaster(action: str) -> None:
     with mesh(nan={"action": action, "limit": 1}) as made:
         skipped = 0
+        stop_once(made, made.complete)
         for step in made.session.steps():
             step.skip_nan()
             skipped += 1
-            made.end_when(made.complete)
         made.session.close()
         assert skipped > 1 and made.meter.beat(1).skipped_nan == skipped
 
 
 def test_the_ids_of_a_skipped_batch_are_pushed_and_its_values_are_not() -> None:
     with mesh(servers=1) as made:
+        stop_once(made, made.complete)
         for step in made.session.steps():
             step.skip_nan()
-            made.end_when(made.complete)
         made.session.close()
         assert made.servers[0].counts["ta"] and not any(made.servers[0].sums["ta"].values())
 
@@ -480,7 +485,7 @@ def test_batches_are_cut_where_samples_of_another_kind_begin() -> None:
 
 def test_nothing_is_pushed_of_tables_and_blocks_that_a_batch_does_not_train() -> None:
     with mesh(servers=3) as made:
-        threading.Thread(target=watch_until_complete, args=(made,), daemon=True).start()
+        stop_once(made, made.complete)
         trained = 0
         for step in made.session.steps():
             if step.batch.size % 2 or trained % 2:
