@@ -118,7 +118,12 @@ class SeveralClusters:
     async def processes(self, job_id: str) -> list[RoleProcess]:
         """See `Controller`. Handles begin with the cluster's name. Unavailable while it is not known where it is."""
         home = self._home(job_id)
-        return [] if home is None else [_named(home, each) for each in await home.controller.processes(job_id)]
+        if home is None:
+            return []
+        found = await home.controller.processes(job_id)
+        if self._booked.cluster_of(job_id) == home.name:
+            self._see(job_id, found)
+        return [_named(home, each) for each in found]
 
     async def jobs(self) -> list[str]:
         """See `Controller`."""
@@ -204,11 +209,14 @@ class SeveralClusters:
             except MeshError as error:
                 logger.info("cluster %s does not tell how far job %s is: %s", name, job_id, error)
                 continue
-            living = {each.name for each in found if each.exit is None}
-            if job_id in self._starting or job_id not in self._homes:
-                living.add("")      # its processes may not be seen yet
-            begun = {each.name for each in found if each.begun and each.name in living}
-            self._booked.see(job_id, living=living, begun=begun, now=asyncio.get_running_loop().time())
+            self._see(job_id, found)
+
+    def _see(self, job_id: str, found: Sequence[RoleProcess]) -> None:
+        living = {each.name for each in found if each.exit is None}
+        placed = {each.name for each in found if each.name in living and (each.begun or each.node)}
+        if job_id in self._starting:
+            living.add("")          # it may not be seen yet
+        self._booked.see(job_id, living=living, begun=placed, now=asyncio.get_running_loop().time())
 
     async def _free_of(self, members: Sequence[Member]) -> dict[str, Capacity]:
         """Of those that answer, by name. One that did not a moment ago is not waited for again, where others do."""
@@ -305,6 +313,8 @@ def _least(spec: TrainingJob, role: str) -> int:
     own = getattr(spec.roles, role, None)
     if own is None:
         return 0
+    if role == "evaluator":
+        return plans.wanted(spec, Intent(), {}, role)
     count: int = own.min if own.replicas is None else own.replicas
     return count
 

@@ -11,7 +11,10 @@ ANY = "gpu"
 SETTLE_S = 15.0
 """A process that has begun may be missing for so long in what its cluster says is free: it measures every 10 s."""
 UNUSED_S = 120.0
-"""A choice of which no process was asked for in so long is of a job that does not start."""
+"""A choice of which no process was asked for in so long is of a job that does not start; one whose processes have all
+begun so long ago, of a job that needs less than was thought."""
+LEAST = 1e-6
+"""Cores and GPUs below this are what is left of a sum of fractions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,13 @@ class Needs:
         gpus = {kind: count - other.gpus.get(kind, 0.0) for kind, count in self.gpus.items()}
         return replace(
             self, cpu=max(0.0, self.cpu - other.cpu), memory_bytes=max(0, self.memory_bytes - other.memory_bytes),
-            gpus={kind: count for kind, count in gpus.items() if count > 0},
+            gpus={kind: count for kind, count in gpus.items() if count > LEAST},
         )
 
     @property
     def is_nothing(self) -> bool:
         """Nothing is left of it."""
-        return not (self.cpu or self.memory_bytes or self.gpus)
+        return self.cpu <= LEAST and not self.memory_bytes and not self.gpus
 
 
 def together(amounts: Iterable[tuple[int, float, int, float, str]]) -> Needs:
@@ -103,6 +106,13 @@ class _Booking:
                 left = left.less(self.asked[name])
         return left
 
+    def is_over(self, now: float, *, lives: bool) -> bool:
+        """Nothing more will begin of it."""
+        if not self.asked:
+            return now - self.at > UNUSED_S
+        has_begun = self.asked.keys() <= self.begun.keys() and now - max(self.begun.values()) > UNUSED_S
+        return not lives or has_begun or self.waiting(now).is_nothing
+
 
 class Bookings:
     """Clusters that were chosen for jobs which have not wholly begun there: what these need is not free any more,
@@ -130,7 +140,7 @@ class Bookings:
             self._by_job[job_id].asked[name] = needs
 
     def see(self, job_id: str, *, living: Collection[str], begun: Collection[str], now: float) -> None:
-        """Which of its processes there are, and which of these have begun. A job that was started, and of which none
+        """Which of its processes there are, and which of these have a place. A job that was started, and of which none
         lives, is over; one of which none was asked for will not begin."""
         booking = self._by_job.get(job_id)
         if booking is None:
@@ -138,9 +148,7 @@ class Bookings:
         for name in begun:
             if name in booking.asked:
                 booking.begun.setdefault(name, now)
-        is_over = booking.asked and not living
-        is_unused = not booking.asked and now - booking.at > UNUSED_S
-        if is_over or is_unused or booking.waiting(now).is_nothing:
+        if booking.is_over(now, lives=bool(living)):
             del self._by_job[job_id]
 
     def forget(self, job_id: str) -> None:

@@ -254,6 +254,53 @@ def test_a_job_that_ended_or_never_starts_is_kept_no_room() -> None:
     assert booked.jobs() == [] and booked.cluster_of("dropped") == ""
 
 
+def test_a_job_that_begins_with_less_than_was_thought_is_kept_no_room_for_the_rest() -> None:
+    booked, idle = Bookings(), Capacity(8, 8 * GIB)
+    booked.book("ads", "east", Needs(4), 0.0)
+    booked.ask("ads", "worker-0-1", Needs(1))
+    booked.see("ads", living={"worker-0-1"}, begun={"worker-0-1"}, now=1.0)
+    booked.see("ads", living={"worker-0-1"}, begun={"worker-0-1"}, now=UNUSED_S)
+    assert booked.left("east", idle, but="x", now=UNUSED_S).cpu == 5
+    booked.ask("ads", "worker-1-1", Needs(1))
+    booked.see("ads", living={"worker-0-1", "worker-1-1"}, begun={"worker-0-1"}, now=UNUSED_S + 2.0)
+    assert booked.jobs() == [("ads", "east")], "one waits"
+    both = {"worker-0-1", "worker-1-1"}
+    booked.see("ads", living=both, begun=both, now=UNUSED_S + 3.0)
+    booked.see("ads", living=both, begun=both, now=2 * UNUSED_S + 4.0)
+    assert booked.jobs() == []
+    booked.book("tenths", "east", Needs(0.3), 0.0)
+    three = {f"worker-{index}-1" for index in range(3)}
+    for name in three:
+        booked.ask("tenths", name, Needs(0.1))
+    booked.see("tenths", living=three, begun=three, now=0.0)
+    booked.see("tenths", living=three, begun=three, now=SETTLE_S)
+    assert booked.jobs() == []
+
+
+@pytest.mark.asyncio
+async def test_looking_at_a_job_tells_that_it_has_begun(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.jobmaster.domain.clusters.SETTLE_S", 0.0)
+    await world.several.find_again()
+    asked = spec(roles={"worker": {"replicas": 1, "cpu": 3}})
+    await world.several.start(order("one", cpu=3, spec=asked, sizes={"worker": Amounts(3)}))
+    await world.several.processes("one")                # its cluster's own count has it from here on
+    assert (await world.several.capacity("two", asked)).cluster == "east"
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_ended_elsewhere_is_kept_no_room(world: World) -> None:
+    await world.several.find_again()
+    asked = spec(roles={"worker": {"replicas": 1, "cpu": 3}})
+    await world.several.start(order("one", cpu=3, spec=asked))
+    await world.east.stop("one", "worker-0-1", grace_s=0)
+    async with asyncio.timeout(10):
+        while (await world.east.processes("one"))[0].exit is None:  # noqa: ASYNC110  # a real process
+            await asyncio.sleep(0.02)
+    await world.east.forget("one")
+    await world.several.find_again()                    # its bucket was another's meanwhile
+    assert (await world.several.capacity("two", asked)).cluster == "east"
+
+
 def test_refusals_of_several_are_told_by_field_and_by_whom() -> None:
     a, b, c = Violation("gpu", "none"), Violation("gpu", "whole ones"), Violation("image", "none")
     assert joined({"east": [a], "west": [a]}) == [a]
