@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,13 @@ def decided(mesh: Mesh) -> tuple[int, int]:
 def lends(mesh: Mesh, tmp_path: Path) -> Iterator[TrainedJob]:
     """brain may lend, a model serves, a job of two workers trains; all of it is gone at the end."""
     mesh.kubectl("set", "env", "deploy/brain", f"RECMESH_LOANS={json.dumps(POOL)}")
-    mesh.kubectl("exec", "deploy/shardsvc", "--", "mkdir", "-p", "/storage/datasets", FOLDER)
-    storage = mesh.pods("shardsvc")[0]["metadata"]["name"]
-    mesh.kubectl("cp", str(FLIGHTS / "flights.parquet"), f"{storage}:{FILE}")
-    mesh.kubectl("cp", str(torch_model(tmp_path / "1", post=True)), f"{storage}:{FOLDER}/1")
-    mesh.kubectl("rollout", "status", "deploy/brain", "--timeout=100s")
     job = TrainedJob(mesh, JOB)
     try:
+        mesh.kubectl("exec", "deploy/shardsvc", "--", "mkdir", "-p", "/storage/datasets", FOLDER)
+        storage = mesh.pods("shardsvc")[0]["metadata"]["name"]
+        mesh.kubectl("cp", str(FLIGHTS / "flights.parquet"), f"{storage}:{FILE}")
+        mesh.kubectl("cp", str(torch_model(tmp_path / "1", post=True)), f"{storage}:{FOLDER}/1")
+        mesh.kubectl("rollout", "status", "deploy/brain", "--timeout=100s")
         serving = {"split": "always", "scaling": {"hn": {"min": 1, "max": 2}, "hold_s": 10}}
         registered = {"name": MODEL, "uri": f"{FOLDER}/1", "framework": "torch", "serving": serving}
         asked(mesh, lambda client: client.register_model(registered))
@@ -126,11 +127,12 @@ def lends(mesh: Mesh, tmp_path: Path) -> Iterator[TrainedJob]:
         until(lambda: asked(mesh, lambda client: client.model(MODEL))[-1].state == "ready", timeout_s=READY_S, poll_s=1)
         yield job
     finally:
-        mesh.kubectl("delete", "tj", JOB, "--ignore-not-found", "--timeout=100s")
-        asked(mesh, lambda client: client.unload_model(MODEL))
         mesh.kubectl("set", "env", "deploy/brain", "RECMESH_LOANS-")
+        mesh.kubectl("delete", "tj", JOB, "--ignore-not-found", "--timeout=100s")
         mesh.kubectl("exec", "deploy/shardsvc", "--", "rm", "-rf", FOLDER, FILE)
         mesh.kubectl("rollout", "status", "deploy/brain", "--timeout=100s")
+        with suppress(MeshError), mesh.client() as client:      # it may not have come so far
+            client.unload_model(MODEL)
 
 
 def test_an_hns_pod_has_the_room_of_a_workers_pod_through_a_peak_and_gives_it_back(

@@ -13,11 +13,11 @@ from tests.support.tiny_jobs import tiny_job
 from tests.support.waiting import until
 from tests.support.whole_mesh import STEP_S, WholeMesh
 
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 
-SEASON_S, PEAK_S, STEP = 450.0, 20.0, 5.0
+SEASON_S, PEAK_S, STEP = 450.0, 60.0, 5.0
 """Traffic repeats so often, and is high for so long of it."""
-AHEAD_S = 50.0
+AHEAD_S = 80.0
 """The peak begins so long after it is known. By `drain_s` and `start_s` the loan is begun at once: all of it is there
 for the worker to leave, on a machine that does much else. Most of it is waited for: the HN starts as late as it may."""
 POOL = {

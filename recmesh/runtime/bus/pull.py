@@ -28,6 +28,7 @@ _EPHEMERAL_S, _TO_END_S = 60.0, 5.0
 over within moments, and a stream has room for a thousand: listings would fill it."""
 _NO_ROOM = 10026
 """The server's code for a stream that has as many consumers as it may."""
+_FULL = "STREAM_FULL"
 _log = get_logger(__name__)
 
 
@@ -134,7 +135,8 @@ class Place:
 async def follow(link: Link, stream: str, place: Place, *, to_end: bool) -> AsyncGenerator[Msg, None]:
     """Messages in order, each once, through restarts. With `to_end` it stops at what was last at the start.
 
-    NotFound when the stream does not exist. When the stream was emptied or made anew behind the reader's
+    NotFound when the stream does not exist. One that has no room for another reader is waited for; with `to_end` for
+    the time of a call, then Unavailable (`STREAM_FULL`). When the stream was emptied or made anew behind the reader's
     back it starts over, from the beginning of what is there.
     """
     seen = 0
@@ -156,14 +158,20 @@ async def follow(link: Link, stream: str, place: Place, *, to_end: bool) -> Asyn
                     if to_end and meta.num_pending == 0:
                         return
         except (ConsumerGone, LinkLost, Unavailable) as error:
-            if isinstance(error, Unavailable) and error.reason == "BUS_CLOSED":
+            reason = error.reason if isinstance(error, Unavailable) else ""
+            if reason == "BUS_CLOSED" or (to_end and reason == _FULL):
                 raise
+            if reason == _FULL:
+                _log.warning("%s: that is waited for", error)
             _log.debug("reading %s goes on: %s", stream, error)
 
 
 async def _open(link: Link, stream: str, place: Place, seen: int, *, to_end: bool) -> tuple[Session, str, int]:
+    full = False
+
     async def create(session: Session) -> tuple[Session, str, int]:
-        start = place.from_sequence
+        nonlocal full
+        full, start = False, place.from_sequence
         if seen:
             info = await session.js.stream_info(stream)
             start = seen + 1 if info.state.last_seq >= seen else place.from_sequence
@@ -185,10 +193,16 @@ async def _open(link: Link, stream: str, place: Place, seen: int, *, to_end: boo
         except js_errors.BadRequestError as error:
             if error.err_code != _NO_ROOM:
                 raise
-            raise NoRoom(f"stream {stream} has no room for another reader") from None
+            full = True
+            raise NoRoom(str(error)) from None
         return session, str(made.name), int(made.num_pending or 0)
 
-    return await link.call(f"read {stream}", create, timeout_s=30)
+    try:
+        return await link.call(f"read {stream}", create, timeout_s=30)
+    except Unavailable:
+        if full:
+            raise Unavailable(f"stream {stream} has no room for another reader", reason=_FULL) from None
+        raise
 
 
 async def _room() -> int:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recmesh.crd.reconciling import Key, Reconciling
-from recmesh.crd.telling import MAX_NOTE, Told
-from recmesh.runtime.bucket import Bucket
+from recmesh.crd.telling import MAX_NOTE, Pace, Told
 from recmesh.runtime.clock import Clock
 from recmesh.runtime.errors import Aborted, CallerError, MeshFault, NotFound, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
@@ -37,8 +36,6 @@ LINGER_S = 0.5
 """An object that waits for the end of its job's processes is looked at so often."""
 DATASET_S = 30.0
 """An object whose dataset is not registered is tried again after so long, or once a TrainingDataset of the name is."""
-EVENTS_PER_S, EVENTS_BURST = 1 / 15, 25.0
-"""Of one object; what comes faster is left out, and stays in the job's own history (client-go: 25, then 1/300)."""
 EVENTS_SINCE_S = 120.0
 """A jobmaster that takes a bucket tells Events of this age at most: older ones were told, or are of no more use."""
 
@@ -51,7 +48,6 @@ class Known:
     refused: tuple[str, int] = ("", 0)
     """The object and its generation that was refused: it would be again."""
     synced: Synced = field(default_factory=Synced)
-    events: Bucket = field(default_factory=lambda: Bucket(per_s=EVENTS_PER_S, burst=EVENTS_BURST))
     seen: set[str] = field(default_factory=set)
     """Lines of the job's history that were told, or left out."""
 
@@ -67,6 +63,7 @@ class Reconciler:
         self._reconciling = Reconciling("TrainingJob", jobs.objects, self.look, clock=clock, workers=WORKERS)
         self._since: dict[int, float] = {}
         """When each bucket that is held was taken."""
+        self._pace = Pace()
         self._seer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -257,7 +254,7 @@ class Reconciler:
                 continue
             told = rules.event_of(entry)
             if told is not None and told.at >= since:
-                if known.events.take(self._clock.monotonic(), patience_s=0.0) is not None:
+                if self._pace.lets(ref, now_s=self._clock.monotonic()):     # the others stay in the job's own history
                     self._jobs.context.may_write(run.job_id)
                     await self._jobs.objects.tell(ref, told)
             known.seen.add(entry["id"])

@@ -6,11 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nats as nats_client
 import pytest
 import pytest_asyncio
+from nats.js import api
 
 from recmesh.runtime.bus import DEAD_STREAM, EVENT_STREAM, Bus
 from recmesh.runtime.bus.link import Link, Session
+from recmesh.runtime.deadline import deadline
 from recmesh.runtime.errors import (
     Aborted,
     AlreadyExists,
@@ -283,6 +286,25 @@ async def test_a_bucket_is_listed_more_often_than_a_stream_has_room_for_readers(
     await bucket.put("a", b"1")
     for _ in range(1100):       # the server lets a stream have 1,000
         assert await bucket.keys() == ["a"]
+
+
+async def test_a_listing_of_a_stream_whose_readers_stay_ends_and_says_why(bus: Bus, nats: NatsServer) -> None:
+    bucket = bus.kv("crowded")
+    await bucket.put("a", b"1")
+    client = await nats_client.connect(nats.url)
+    try:
+        stream = client.jetstream()
+        await asyncio.gather(*(
+            stream.add_consumer("KV_crowded", api.ConsumerConfig(name=f"stays-{each}", inactive_threshold=60.0))
+            for each in range(1000)
+        ))
+        with deadline(1.0), pytest.raises(Unavailable, match="no room for another reader") as raised:
+            await bucket.keys()
+        assert raised.value.reason == "STREAM_FULL"
+        await stream.delete_consumer("KV_crowded", "stays-0")
+        assert await bucket.keys() == ["a"]
+    finally:
+        await client.close()
 
 
 async def test_entries_and_keys_list_what_lives_under_a_prefix(bus: Bus) -> None:
