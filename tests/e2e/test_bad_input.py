@@ -228,6 +228,7 @@ def test_a_data_folder_on_a_full_file_system_is_refused_and_nothing_runs(tiny: W
     assert tiny.is_empty()
 
 
+@pytest.mark.long
 def test_storage_that_runs_full_is_told_in_the_job_which_goes_on_once_there_is_room(tmp_path: Path) -> None:
     mesh = WholeMesh(tmp_path)
     with mounted(mesh.home.storage, mebibytes=24):

@@ -14,7 +14,7 @@ from recmesh.chaos.schedule import SHIFT_S, TARGETS, Strike, usurp
 from recmesh.cli.mesh.chaos import chaos_mesh
 from tests.support.whole_mesh import COMMAND, ROOT, START_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 
 
 def chaos(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

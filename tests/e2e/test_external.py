@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from tests.support.whole_mesh import STEP_S, WholeMesh
 
 __all__ = ["postgres_address"]
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 
 TOKEN = "the-token-of-this-nats"
 

@@ -16,7 +16,7 @@ from recmesh.client.views import Event, Job
 from tests.support.waiting import until
 from tests.support.whole_mesh import STEP_S, WholeMesh, flights_job, flights_samples, role
 
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

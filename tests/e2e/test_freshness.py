@@ -17,7 +17,7 @@ from tests.e2e.test_topics import Clicks
 from tests.support.waiting import until
 from tests.support.whole_mesh import STEP_S, WholeMesh, role
 
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 ITEMS, UNKNOWN = 16, 10**12
 
 MODEL = '''"""Counts samples twice: in rows, and in a parameter."""

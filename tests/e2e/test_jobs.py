@@ -160,6 +160,7 @@ def watch_and_leave(mesh: WholeMesh, job_id: str, *, keys: str, code: int) -> No
         assert terminal.raw.rfind("\x1b[?25h") > terminal.raw.rfind("\x1b[?25l")                 # with a cursor
 
 
+@pytest.mark.long
 def test_top_has_a_document_and_scaling_is_waited_for(mesh: WholeMesh) -> None:
     spec = tiny_job(mesh, "waited", epochs=100, workers=1)
     spec["roles"]["worker"]["env"] = {"STEP_S": "0.25"}
@@ -181,6 +182,7 @@ def test_top_has_a_document_and_scaling_is_waited_for(mesh: WholeMesh) -> None:
     assert json.loads(mesh.ok("stop", job_id, "--wait", "--timeout", str(STEP_S), "--json"))["phase"] == "Stopped"
 
 
+@pytest.mark.long
 def test_a_job_that_is_followed_on_a_terminal_has_a_bar_with_the_time_left(mesh: WholeMesh) -> None:
     spec = tiny_job(mesh, "followed", epochs=5)
     spec["roles"]["worker"]["env"] = {"STEP_S": "0.2"}

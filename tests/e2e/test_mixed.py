@@ -10,7 +10,7 @@ import pytest
 from tests.support.hours import modes, write_hours
 from tests.support.whole_mesh import WholeMesh
 
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 HOURS, ROWS = 3, 200
 
 

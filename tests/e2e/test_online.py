@@ -72,6 +72,7 @@ def decided(mesh: WholeMesh, job_id: str) -> list[str]:
     return [item["decided"] for item in told if item["matter"] == "demand"]
 
 
+@pytest.mark.long
 def test_workers_come_with_the_traffic_and_go_with_it(mesh: WholeMesh) -> None:
     topic = Clicks(mesh, "tides")
     topic.make()
@@ -94,6 +95,7 @@ def test_workers_come_with_the_traffic_and_go_with_it(mesh: WholeMesh) -> None:
     assert mesh.ended(job_id).progress.samples == topic.sent
 
 
+@pytest.mark.long
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(mesh: WholeMesh) -> None:
     topic = Clicks(mesh, "drizzle")
     topic.make()

@@ -19,7 +19,7 @@ from tests.e2e.test_topics import Clicks
 from tests.support.waiting import until
 from tests.support.whole_mesh import STEP_S, WholeMesh
 
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 BATCH, BATCH_S = 64, 0.32
 """A worker trains 200 events/s, whatever else the machine does."""
 LOW, HIGH = 60, 320

@@ -29,7 +29,7 @@ from tests.support.tiny_jobs import ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 
 SERVICES = ("forecaster", "brain", "shardsvc", "ckptcache", "jobmaster")
 NEXT = ("-m", "tests.support.next_version")

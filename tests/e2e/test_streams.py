@@ -57,6 +57,7 @@ def hourly_job(mesh: WholeMesh, name: str, root: Path, *, end: int | None, step_
     return spec
 
 
+@pytest.mark.long
 def test_every_hour_is_trained_once_whatever_dies_while_it_comes(mesh: WholeMesh, tmp_path: Path) -> None:
     write_hour(tmp_path, 0)
     job_id = mesh.submit(hourly_job(mesh, "by-the-hour", tmp_path, end=BEGIN + 4 * 3600, step_s=0.05))

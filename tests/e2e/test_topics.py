@@ -111,6 +111,7 @@ def topic_job(mesh: WholeMesh, topic: Clicks, *, step_s: float = 0.0, **more: An
     return spec
 
 
+@pytest.mark.long
 def test_every_event_is_trained_once_whatever_dies_while_it_comes(mesh: WholeMesh) -> None:
     topic = Clicks(mesh, "clicks")
     topic.make()
@@ -165,6 +166,7 @@ def test_a_topic_that_is_not_there_is_refused(mesh: WholeMesh) -> None:
     assert refused.returncode != 0 and "nothing-*" in refused.stderr
 
 
+@pytest.mark.long
 def test_what_a_model_answered_is_trained_with_what_became_of_it(mesh: WholeMesh) -> None:
     """The loop: raw columns are served and logged, labels posted, both joined, and a job trains on the samples."""
     folder = torch_model(mesh.home.storage / "models" / "served" / "1")

@@ -72,6 +72,7 @@ def endless(mesh: WholeMesh, name: str, **workers: Any) -> dict[str, Any]:
     return spec
 
 
+@pytest.mark.long
 def test_a_job_that_began_too_small_grows_to_what_its_machine_allows(mesh: WholeMesh) -> None:
     job_id = mesh.submit(endless(mesh, "small", replicas=1))
     until(lambda: mesh.job(job_id).phase == "Running", timeout_s=STEP_S, poll_s=0.2)
@@ -90,6 +91,7 @@ def test_a_job_that_began_too_small_grows_to_what_its_machine_allows(mesh: Whole
 
 
 # All workers share one pace here: where a busy machine holds it up, that is no fault of the change.
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [{"RECMESH_PLAN_TOLERANCE": "0.5"}], indirect=True)
 def test_a_job_that_began_too_large_gives_back_while_it_trains_and_loses_nothing(mesh: WholeMesh) -> None:
     hurry, epochs = mesh.folder / "hurry", 75

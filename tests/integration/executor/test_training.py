@@ -76,6 +76,7 @@ def decoded(job: pb.Job) -> int:
     return sum(role.serving.decoded for role in executors(job) if role.state == "running")
 
 
+@pytest.mark.long
 def test_rows_come_from_executors_though_one_is_killed_and_every_sample_is_trained_once(mesh: TrainingMesh) -> None:
     job_id = mesh.submit(job_of(mesh, "served", executors=2, epochs=30, step_s=0.02))
     total = 30 * ROWS
@@ -112,6 +113,7 @@ def test_executors_come_and_go_while_a_job_trains(mesh: TrainingMesh) -> None:
     assert job.progress.samples == job.progress.total == 40 * ROWS
 
 
+@pytest.mark.long
 def test_two_jobs_that_read_alike_share_an_executor_which_reads_each_task_once_for_both(mesh: TrainingMesh) -> None:
     """Once for each order of its rows, that is, for each epoch: what the buffer has room for is kept."""
     epochs = 2

@@ -67,6 +67,7 @@ async def answered(made: Gateway, version: int) -> list[float]:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("halves", [False, True], ids=["whole", "halves"])
 async def test_a_kill_in_the_middle_leaves_old_or_new_and_never_a_mixture(
     tmp_path: Path, runtimes: Runtimes, *, halves: bool
@@ -106,6 +107,7 @@ async def test_a_kill_in_the_middle_leaves_old_or_new_and_never_a_mixture(
     assert sum(each.restarts for each in runtimes.status()) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("halves", [False, True], ids=["whole", "halves"])
 async def test_a_rollback_by_rest_holds_over_restarts_until_it_is_resumed(
     tmp_path: Path, runtimes: Runtimes, *, halves: bool

@@ -123,6 +123,7 @@ def test_what_is_wrong_is_told_and_may_be_mended(cluster: KubeCluster, service: 
     cluster.kubectl("delete", "msvc", "bad", "-n", "recmesh", "--timeout=60s")
 
 
+@pytest.mark.long
 def test_two_gateways_serve_it_and_the_death_of_the_one_that_tells_is_made_good(
     cluster: KubeCluster, service: Service, root: Path, nats: NatsServer, settings: dict[str, str], tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_two_gateways_serve_it_and_the_death_of_the_one_that_tells_is_made_good(
     until(lambda: service.answers("/readyz"), timeout_s=240.0)
 
 
+@pytest.mark.long
 def test_of_two_objects_with_rules_of_one_model_the_older_s_count_until_it_is_deleted(
     cluster: KubeCluster, service: Service
 ) -> None:
@@ -169,6 +171,7 @@ def test_of_two_objects_with_rules_of_one_model_the_older_s_count_until_it_is_de
     cluster.kubectl("delete", "msvc", "another", "-n", "recmesh", "--timeout=60s")
 
 
+@pytest.mark.long
 def test_objects_do_not_hold_up_the_deletion_of_the_gateways_namespace(cluster: KubeCluster, service: Service) -> None:
     apply(cluster, "tiny", uri="models/tiny/1")
     until_status(cluster, service, "tiny", lambda told: told.get("phase") == "Ready")

@@ -29,7 +29,7 @@ from tests.support import split_models
 from tests.support.certificates import certificates
 from tests.support.kube import KubeCluster, kube_cluster, tool
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.long]
 TOKEN = "of-this-mesh"
 KUBELET = "test.recmesh.dev/kubelet"
 """A finalizer: pods without a node are else gone as soon as they are deleted."""

@@ -102,6 +102,7 @@ async def answered(client: httpx.AsyncClient) -> float:
     return value
 
 
+@pytest.mark.long
 async def test_an_hn_may_be_killed_under_load_and_no_request_fails(
     stack: ExitStack, mesh: dict[str, str], storage: Path, model: Path
 ) -> None:
@@ -173,6 +174,7 @@ async def test_an_hn_may_be_killed_under_load_and_no_request_fails(
         await runtimes.stop()
 
 
+@pytest.mark.long
 async def test_a_model_that_follows_its_job_is_of_one_version_while_an_hn_dies_and_comes_back(
     stack: ExitStack, mesh: dict[str, str], tmp_path: Path
 ) -> None:
@@ -293,6 +295,7 @@ async def test_why_a_model_waits_for_its_hn_or_is_not_let_in_is_told_at_once(
         await runtimes.stop()
 
 
+@pytest.mark.long
 async def test_connections_to_hns_of_unloaded_models_end(
     stack: ExitStack, mesh: dict[str, str], model: Path
 ) -> None:

@@ -109,6 +109,7 @@ async def test_the_last_unloaded_model_ends_the_process(runtimes: Runtimes, mode
     assert runtimes.status() == []
 
 
+@pytest.mark.long
 async def test_a_savedmodel_is_served_with_its_strings_and_one_that_hangs_stops_no_other(
     runtimes: Runtimes, tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ async def _untold(*_: object) -> None:
     """Rates are of no interest here."""
 
 
+@pytest.mark.long
 async def test_an_hn_comes_with_load_and_goes_with_it_and_no_request_fails(runtimes: Runtimes, tmp_path: Path) -> None:
     """The target is so low that any load is too much for one HN."""
     settings = ServingSettings.parse(
@@ -236,6 +237,7 @@ async def test_brain_is_asked_over_the_wire_for_each_kind() -> None:
     await away.stop()
 
 
+@pytest.mark.long
 async def test_cns_and_whole_models_come_and_go_without_a_failed_request(runtimes: Runtimes, tmp_path: Path) -> None:
     folder = split_models.torch_model(tmp_path / "1", post=True)
     for split, kind in (("always", "cn"), ("never", "hn")):
@@ -257,6 +259,7 @@ async def test_cns_and_whole_models_come_and_go_without_a_failed_request(runtime
         assert [item.models for item in runtimes.status() if item.kind == kind] == [("ctr/1", "ctr/2")]
 
 
+@pytest.mark.long
 async def test_versions_that_run_in_two_ways_have_processes_apart_that_grow_apart(
     runtimes: Runtimes, tmp_path: Path
 ) -> None:
@@ -284,6 +287,7 @@ async def test_versions_that_run_in_two_ways_have_processes_apart_that_grow_apar
         await runtimes.grow(keys["torch, whole"], "hn")
 
 
+@pytest.mark.long
 async def test_a_process_that_cannot_bring_its_model_back_leaves_and_another_comes_when_it_can(
     runtimes: Runtimes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

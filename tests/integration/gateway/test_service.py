@@ -101,6 +101,7 @@ def predictions(service: Service) -> Any:
     return reply.json()["outputs"][0]["data"]
 
 
+@pytest.mark.long
 def test_a_registered_model_survives_kill_9_of_the_gateway(tmp_path: Path, nats: NatsServer) -> None:
     torch_model(tmp_path / "storage/models/tiny/1")
     with running(Service(tmp_path, nats)) as service:
@@ -137,6 +138,7 @@ def register(service: Service, folder: Path) -> str:
     return version
 
 
+@pytest.mark.long
 def test_what_one_gateway_is_told_another_one_does_too_and_no_request_fails(tmp_path: Path, nats: NatsServer) -> None:
     folders = [torch_model(tmp_path / f"storage/models/tiny/{bias}", bias=bias) for bias in (0, 10)]
     traffic = "/v1/models/tiny/traffic"

@@ -83,6 +83,7 @@ async def under_way(runtimes: Runtimes, which: str) -> int:
     return sum(hn["in_flight"] for hn in told["hns"].values())
 
 
+@pytest.mark.long
 async def test_either_process_may_be_killed_under_load_and_the_model_serves_again(
     runtimes: Runtimes, model: Path
 ) -> None:
@@ -132,6 +133,7 @@ async def test_versions_whole_and_split_follow_each_other(runtimes: Runtimes, mo
     assert pid(runtimes, "HN") and runtimes.status()[0].restarts == 0
 
 
+@pytest.mark.long
 async def test_what_recmesh_partition_made_is_registered_and_served_in_halves(
     runtimes: Runtimes, tmp_path: Path
 ) -> None:
@@ -179,6 +181,7 @@ async def test_what_recmesh_partition_made_is_registered_and_served_in_halves(
     await served.models.stop()
 
 
+@pytest.mark.long
 async def test_a_model_that_serves_takes_halves_up_when_it_is_loaded_again_and_no_request_fails(
     runtimes: Runtimes, tmp_path: Path
 ) -> None:
@@ -220,6 +223,7 @@ async def test_a_model_that_serves_takes_halves_up_when_it_is_loaded_again_and_n
     await served.models.stop()
 
 
+@pytest.mark.long
 async def test_a_split_savedmodel_is_served(runtimes: Runtimes, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     folder = tmp_path / "tf"

@@ -369,6 +369,7 @@ async def audit_of(nats: NatsServer) -> list[access.AuditRecorded]:
     return found
 
 
+@pytest.mark.long
 def test_webhooks_outlive_kill_9_of_the_gateway_and_are_managed_by_the_command_line(
     tmp_path: Path, nats: NatsServer, hooked: Receiver
 ) -> None:

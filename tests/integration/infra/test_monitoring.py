@@ -164,6 +164,7 @@ def test_promtool_takes_every_query_of_a_dashboard(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in promtool("check", "rules", tmp_path / "queries.yaml")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_prometheus_reads_services_and_tells_of_one_that_is_gone(nats: NatsServer, tmp_path: Path) -> None:
     with service("brain", tmp_path / "brain", env={"RECMESH_NATS_URL": nats.url}) as brain:

@@ -21,7 +21,7 @@ from tests.support.tiny_jobs import BATCH, ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh, training_mesh
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 LEASE_TTL_S = 3600.0
 """Longer than any test: whatever waits for a lease to expire fails by its timeout."""

@@ -92,6 +92,7 @@ def reasons(cluster: KubeCluster, name: str) -> set[str]:
     return {item["reason"] for item in found}
 
 
+@pytest.mark.long
 def test_an_object_is_trained_to_its_end_and_says_so(cluster: KubeCluster, mesh: TrainingMesh) -> None:
     cluster.kubectl("apply", "--server-side", "-f", "-", body=thing_of(small(mesh, "whole")))
     told = until_status(cluster, "whole", lambda told: told.get("phase") == "Succeeded")
@@ -109,6 +110,7 @@ def test_an_object_is_trained_to_its_end_and_says_so(cluster: KubeCluster, mesh:
     assert "whole" not in [job.job_id for job in mesh.jobs.List(pb.ListRequest(), timeout=10).jobs]
 
 
+@pytest.mark.long
 def test_kubectl_scales_and_deletes_a_job_that_trains(cluster: KubeCluster, mesh: TrainingMesh) -> None:
     job = small(mesh, "scaled", epochs=50)
     cluster.kubectl("apply", "--server-side", "-f", "-", body=thing_of(job, step_s=0.2))
@@ -172,6 +174,7 @@ def test_what_the_mesh_refuses_is_told_and_may_be_mended(cluster: KubeCluster, m
     cluster.kubectl("delete", "tj", "mended", "-n", "ads", "--timeout=60s")
 
 
+@pytest.mark.long
 def test_kubectl_suspends_a_job_and_lets_it_go_on(cluster: KubeCluster, mesh: TrainingMesh) -> None:
     cluster.kubectl("apply", "--server-side", "-f", "-", body=thing_of(small(mesh, "paused", epochs=8), step_s=0.1))
     mesh.until_job("paused", lambda job: job.phase == "Running" and job.progress.samples > 0)
@@ -193,6 +196,7 @@ def test_kubectl_suspends_a_job_and_lets_it_go_on(cluster: KubeCluster, mesh: Tr
     cluster.kubectl("delete", "tj", "paused", "-n", "ads", "--timeout=60s")
 
 
+@pytest.mark.long
 def test_an_object_of_another_controller_gets_no_job_and_no_word(cluster: KubeCluster, mesh: TrainingMesh) -> None:
     thing = thing_of(small(mesh, "theirs"))
     thing["spec"]["managed_by"] = "kueue.x-k8s.io/multikueue"
@@ -212,6 +216,7 @@ def dataset_of(job: dict[str, Any], name: str, **changes: Any) -> dict[str, Any]
     }
 
 
+@pytest.mark.long
 def test_a_dataset_is_named_by_jobs_held_while_they_live_and_then_let_go(
     cluster: KubeCluster, mesh: TrainingMesh
 ) -> None:
@@ -247,6 +252,7 @@ def test_a_dataset_is_named_by_jobs_held_while_they_live_and_then_let_go(
     cluster.kubectl("wait", "--for=delete", "tds/clicks", "-n", "ads", "--timeout=60s")
 
 
+@pytest.mark.long
 def test_what_a_job_measures_lies_beside_it_and_goes_with_it(cluster: KubeCluster, mesh: TrainingMesh) -> None:
     cluster.kubectl("apply", "--server-side", "-f", "-", body=thing_of(small(mesh, "seen", epochs=50), step_s=0.1))
 
@@ -271,6 +277,7 @@ def answers(cluster: KubeCluster) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_an_api_server_that_goes_away_costs_a_job_nothing(cluster: KubeCluster, mesh: TrainingMesh) -> None:
     cluster.kubectl("apply", "--server-side", "-f", "-", body=thing_of(small(mesh, "lonely", epochs=8), step_s=0.1))
     mesh.until_job("lonely", lambda job: job.phase == "Running" and job.progress.samples > 0)

@@ -16,7 +16,7 @@ from recmesh.pb import jobmaster_pb2 as pb
 from tests.support.training_mesh import TrainingMesh, training_mesh
 from tests.support.whole_mesh import PACED
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 ROWS, EPOCHS = 60_000, 16
 STEP_S = 0.05

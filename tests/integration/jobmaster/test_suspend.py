@@ -16,7 +16,7 @@ from recmesh.runtime.events import Event, catalog
 from tests.support.tiny_jobs import ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh, training_mesh
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 EPOCHS = 10
 

@@ -108,6 +108,7 @@ async def tracker(tmp_path: Path, store: str) -> AsyncIterator[Tracker]:
     await made.stop()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")     # MLflow's, of SQLAlchemy
 async def test_a_job_is_seen_by_tensorboard_and_is_one_run_of_mlflow_also_after_a_restart(
     tracker: Tracker, store: str, tmp_path: Path
@@ -160,6 +161,7 @@ async def test_a_process_that_cannot_start_is_told_and_not_waited_for() -> None:
     assert "process" in (await Tracker(tensorboard="", mlflow="", command=("/no/program",)).tell(REPORT))["mlflow"]
 
 
+@pytest.mark.long
 async def test_a_run_that_was_made_and_not_described_is_when_it_is_found(tracker: Tracker, store: str) -> None:
     mlflow, _ = libraries()
 

@@ -49,6 +49,7 @@ def trained(job: pb.Job, samples: int) -> bool:
     return job.phase == "Running" and job.progress.samples >= samples
 
 
+@pytest.mark.long
 def test_kill_9_of_every_part_one_after_another_loses_no_sample(mesh: TrainingMesh) -> None:
     job_id = mesh.submit(tiny(mesh, "survivor", epochs=10))
 
@@ -79,6 +80,7 @@ def test_kill_9_of_every_part_one_after_another_loses_no_sample(mesh: TrainingMe
     assert job.gen == 2
 
 
+@pytest.mark.long
 def test_scaling_stop_and_logs_of_a_running_job(mesh: TrainingMesh) -> None:
     job_id = mesh.submit(tiny(mesh, "elastic", epochs=200))
 
@@ -127,6 +129,7 @@ def test_a_mistake_in_the_users_code_fails_the_job_with_its_message(mesh: Traini
     assert all(role.state == "exited" for role in job.roles)
 
 
+@pytest.mark.long
 def test_a_clean_stop_of_jobmaster_leaves_training_alone(mesh: TrainingMesh) -> None:
     job_id = mesh.submit(tiny(mesh, "calm", epochs=4))
     before = mesh.until_job(job_id, lambda job: trained(job, 10_000))

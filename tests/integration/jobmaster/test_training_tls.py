@@ -16,7 +16,7 @@ from tests.support.tiny_jobs import ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh, training_mesh
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """What a client without TLS begins with: HTTP/2's preface, and empty settings."""
 

@@ -25,7 +25,7 @@ from tests.support.tiny_jobs import ROWS, tiny_job
 from tests.support.training_mesh import TrainingMesh
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 EPOCHS = 40
 """At two workers and a twentieth of a second for each step: more than half a minute."""

@@ -198,6 +198,7 @@ def test_what_is_there_is_joined_to_the_end_and_once_only(nats: NatsServer, tmp_
     check(data, nats, ended(started(path, "--to-end"), path))
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_and_started_again_every_sample_comes_out_once(
     nats: NatsServer, tmp_path: Path
 ) -> None:
@@ -336,6 +337,7 @@ def replayed(server: NatsServer, file: Path, topic: str, speed: str) -> "subproc
     ], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.long
 def test_a_file_s_labels_are_the_same_live_and_from_what_is_there(nats: NatsServer, tmp_path: Path) -> None:
     shown, clicks = tmp_path / "shown.parquet", tmp_path / "clicks.parquet"
     data = Synthetic(ids=100, rows_per_day=2000 * 48, start=START)

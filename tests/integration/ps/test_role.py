@@ -293,6 +293,7 @@ def test_deltas_are_restored_onto_other_servers_and_damage_in_their_base_is_foun
             mesh.ckptcache.Get(ckptcache_pb2.GetRequest(job_id="job", snapshot=3))
 
 
+@pytest.mark.long
 def test_kill_9_in_the_middle_of_a_copy_leaves_nothing_in_shared_memory(nats: NatsServer, tmp_path: Path) -> None:
     """Of two servers one is killed while its part grows; its node's ckptcache, not its successor, cleans up."""
     with world(nats, tmp_path) as mesh:

@@ -47,6 +47,7 @@ def spec_of(mesh: TrainingMesh, name: str, model: dict[str, Any], **changes: Any
     } | changes
 
 
+@pytest.mark.long
 def test_a_job_is_evaluated_while_it_trains_and_its_export_predicts(mesh: TrainingMesh) -> None:
     model = {"zoo": "torch_dcn_v2", "params": {"embedding_dim": 8, "hidden": [32]}}
     job_id = mesh.submit(spec_of(mesh, "judged", model))

@@ -12,7 +12,7 @@ from recmesh.trainer.local import local_job
 from recmesh.trainer.usercode import resolve
 from tests.support.training_mesh import TrainingMesh, training_mesh
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 ROWS, BATCH, BATCHES = 24_000, 128, 4
 
 

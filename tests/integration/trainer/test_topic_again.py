@@ -12,7 +12,7 @@ from recmesh.pb import jobmaster_pb2 as pb
 from tests.support.tiny_jobs import BATCH, MODEL, tiny_job
 from tests.support.training_mesh import training_mesh
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 TOPIC, FIRST, MORE = "clicks", 40 * BATCH, 10 * BATCH
 LOGGED = """        with open(os.environ["BATCHES"], "a") as log:
             log.write(" ".join(str(int(number)) for number in step.batch.dense[:, 0]) + "\\n")

@@ -274,6 +274,7 @@ def test_documents_of_a_stream_can_be_told_apart() -> None:
     assert [json.loads(output.line(each, output.Shape.JSON)) for each in events] == events
 
 
+@pytest.mark.long
 def test_contexts_are_named_used_and_forgotten(tmp_path: Path) -> None:
     def context(*words: str, code: int = 0) -> str:
         result = recmesh("context", *words, home=tmp_path, env={"RECMESH_CONTEXTS": str(tmp_path / "c.json")})
@@ -368,6 +369,7 @@ def test_errors_say_what_to_do_next_where_their_words_do_not(
     assert told in said and bool(told) == bool(said)
 
 
+@pytest.mark.long
 def test_a_mesh_that_does_not_answer_is_one_block_with_the_next_step(tmp_path: Path) -> None:
     result = recmesh("jobs", home=tmp_path, env={"RECMESH_URL": "http://127.0.0.1:9"})
     *_, said, then = result.stderr.splitlines()  # before them, on a slow machine: that it tries again

@@ -184,6 +184,7 @@ async def test_while_brain_is_away_they_stay(world: JobWorld) -> None:
     await world.until(lambda: len(executors(world, job_id)) == 3)
 
 
+@pytest.mark.long
 async def test_those_that_do_not_start_are_given_up_and_nothing_else_waits_for_them(world: JobWorld) -> None:
     world.serving, world.waited_share = Serving(), 1.0
     world.brain.fed = [2]

@@ -99,6 +99,7 @@ async def test_lag_stays_as_it_was_told_until_a_shardsvc_that_has_just_begun_has
     await world.until(lambda: run.status.lag_messages == 7)
 
 
+@pytest.mark.long
 async def test_lag_of_which_shardsvc_tells_nothing_for_minutes_is_not_known_any_more(world: JobWorld) -> None:
     world.shards.total, world.shards.arrivals_per_s, world.shards.lag_messages = 1_000_000, 10.0, 40
     job_id = await world.submit(spec(checkpoint={"every_s": 1000.0}))
