@@ -26,7 +26,7 @@ check: $(STAMP) check-proto  ## lint, types, layers, generated stubs
 test: $(STAMP)  ## run the tests (all but those marked slow or long); ARGS="-k name" narrows
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not long" $(ARGS)
 
-test-long: $(STAMP)  ## run those that take longest: faults, updates and loans on whole meshes
+test-long: $(STAMP)  ## run those that take longest: faults, scaling, updates, loans on whole meshes
 	$(BIN)/python -m pytest -n $(WORKERS) -m "long and not slow" $(ARGS)
 
 test-cluster: $(STAMP)  ## the mesh in pods of a real Kubernetes node (needs root; docker for images)
