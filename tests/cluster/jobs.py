@@ -16,7 +16,7 @@ from tests.support.waiting import until
 FLIGHTS = ROOT / "examples" / "flights"
 FILE = "/storage/datasets/flights.parquet"
 NAME = "late-flights"
-ROWS, EPOCHS = 480_000, 40
+ROWS, EPOCHS = 480_000, 28
 STARTS_S, LIFE_S = 240.0, 1800.0
 
 
