@@ -25,7 +25,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 PODS_S = 240.0
 FED = "fed"
-FED_EPOCHS = 8
+FED_EPOCHS = 5
 """So that it trains while every service is rolled out anew."""
 IMAGES = {"ps": "recmesh/ps:0.1.0", "worker": "recmesh/worker:0.1.0", "data": "recmesh/data:0.1.0"}
 """Of its roles."""
