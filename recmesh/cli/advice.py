@@ -37,6 +37,8 @@ def next_step(error: MeshError, place: "Context | None") -> str:
     match error:
         case Unauthenticated():
             return _of_key(place)
+        case PermissionDenied(reason="ADDRESS_REFUSED"):    # of a webhook, by the mesh's settings, whoever asks
+            return ""
         case PermissionDenied():
             return "The key that was given does not allow it: whoever keeps gateway's keys gives it the scope."
         case NotFound():

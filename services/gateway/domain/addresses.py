@@ -61,7 +61,8 @@ def check(host: str, found: Sequence[str], *, allowed: Sequence[Network], secure
         if is_allowed(address, allowed):
             continue
         if not is_public(address):
-            raise _refused(f"{host} is {text}, an address that is not public")
+            named = text if host == text else f"{host} is {text}, which"
+            raise _refused(f"{named} is an address that is not public")
         if not secure:
             raise _refused(f"{host} is in the internet, and is reached by https:// only")
     return found[0]

@@ -22,6 +22,7 @@ from recmesh.runtime.errors import (
     InvalidArgument,
     MeshError,
     NotFound,
+    PermissionDenied,
     Unauthenticated,
     Unavailable,
 )
@@ -361,6 +362,8 @@ def test_a_reader_that_goes_away_is_no_failure(tmp_path: Path, unbuffered: str) 
     (Unavailable("it cannot be reached"), Context(namespace="lab"), "`kubectl -n lab get pods`"),
     (Unavailable("there is no mesh: start one with `recmesh up`"), Context(home="/m"), ""),
     (InvalidArgument("x"), Context(url="http://x"), ""),
+    (PermissionDenied("not yours"), Context(url="http://x"), "whoever keeps gateway's keys gives it the scope"),
+    (PermissionDenied("10.0.0.1 is no public one", reason="ADDRESS_REFUSED"), Context(url="http://x"), ""),
 ])
 def test_errors_say_what_to_do_next_where_their_words_do_not(
     error: MeshError, place: Context | None, told: str

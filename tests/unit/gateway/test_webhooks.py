@@ -1,5 +1,6 @@
 """Webhooks: signatures, addresses, filters, patience, and what the API shows of them."""
 
+import re
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -65,9 +66,11 @@ def test_an_address_that_is_not_of_the_internet_is_refused_unless_it_is_allowed(
     assert not addresses.is_public(ip_address(address))
     with pytest.raises(PermissionDenied, match="not public") as caught:
         addresses.check("h.example", ["93.184.216.34", address], allowed=(), secure=True)
-    assert caught.value.reason == "ADDRESS_REFUSED"
+    assert caught.value.reason == "ADDRESS_REFUSED" and str(caught.value).startswith(f"h.example is {address}, which")
     allowed = addresses.networks(f"{addresses._inside(ip_address(address)) or address}")
     assert addresses.check("h.example", [address], allowed=allowed, secure=False) == address
+    with pytest.raises(PermissionDenied, match=f"^{re.escape(address)} is an address"):
+        addresses.check(address, [address], allowed=(), secure=True)
 
 
 def test_without_tls_only_networks_that_are_named_are_reached() -> None:
