@@ -519,6 +519,7 @@ def test_an_option_that_kafka_does_not_take_is_named_without_its_value(option: t
         assert "hidden" not in str(refused.value)
 
 
+@pytest.mark.long
 def test_a_call_of_kafka_ends_by_its_deadline_also_while_another_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("confluent_kafka")
     from recmesh.data.topics.kafka import KafkaTopic

@@ -69,6 +69,7 @@ def refused(result: subprocess.CompletedProcess[str], code: ExitCode, *words: st
 # -- a model ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("entrypoint", "reason"),
     [("nowhere:main", "there is no module nowhere"), ("paced:nothing", "paced has no function nothing")],
@@ -121,6 +122,7 @@ def test_a_missing_file_of_the_evaluation_is_named(mesh: WholeMesh) -> None:
     assert "unjudged" not in [job.name for job in mesh.client.jobs().jobs]
 
 
+@pytest.mark.long
 def test_a_file_that_goes_away_during_training_fails_the_job_with_its_name(mesh: WholeMesh) -> None:
     data = mesh.folder / "going.parquet"
     shutil.copy(FLIGHTS, data)

@@ -44,6 +44,7 @@ def killed(mesh: WholeMesh, job: Job) -> int:
 # -- quarantine -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_batch_that_kills_three_workers_is_set_aside_and_everything_else_is_trained(mesh: WholeMesh) -> None:
     spec = tiny_job(mesh, "deadly")
     spec["model"]["params"]["deadly"] = [777]
@@ -112,6 +113,7 @@ def test_too_many_batches_without_finite_numbers_fail_the_job(
 # -- early stopping ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_job_whose_evaluation_stagnates_ends_early_with_the_reason_and_an_honest_count(mesh: WholeMesh) -> None:
     spec = tiny_job(
         mesh, "stagnant", workers=1, epochs=100, early_stopping={"metric": "auc", "patience": 2}
@@ -136,6 +138,7 @@ def test_a_job_whose_evaluation_stagnates_ends_early_with_the_reason_and_an_hone
 # -- watching ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_top_shows_the_running_job_anew_and_leaves_the_terminal_as_it_was(mesh: WholeMesh) -> None:
     spec = tiny_job(mesh, "watched", epochs=100)
     spec["roles"]["worker"]["env"] = {"STEP_S": "0.25"}
@@ -195,6 +198,7 @@ def test_a_job_that_is_followed_on_a_terminal_has_a_bar_with_the_time_left(mesh:
     assert "followed Succeeded" in terminal.text and "Pending → Starting" in terminal.text
 
 
+@pytest.mark.long
 def test_features_by_a_function_of_the_users_are_trained_evaluated_and_carried_by_the_model(mesh: WholeMesh) -> None:
     spec = flights_job("own-features", mesh.folder, rows=0.02, epochs=1, step_s=0.0)
     code = mesh.folder / "own-features"
@@ -231,6 +235,7 @@ def with_bad_lines(mesh: WholeMesh, name: str, *, limit: int) -> dict[str, Any]:
     return spec
 
 
+@pytest.mark.long
 def test_records_that_cannot_be_read_are_left_out_and_written_down(mesh: WholeMesh) -> None:
     job = run(mesh, with_bad_lines(mesh, "bad-lines", limit=102))
     assert job.phase == "Succeeded", job.message

@@ -82,6 +82,7 @@ def test_every_hour_is_trained_once_whatever_dies_while_it_comes(mesh: WholeMesh
     assert job.progress.waits_for == ""
 
 
+@pytest.mark.long
 def test_a_job_without_an_end_trains_what_comes_until_it_is_stopped(mesh: WholeMesh, tmp_path: Path) -> None:
     write_hour(tmp_path, 0)
     job_id = mesh.submit(hourly_job(mesh, "for-ever", tmp_path, end=None))

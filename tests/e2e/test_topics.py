@@ -145,6 +145,7 @@ def test_every_event_is_trained_once_whatever_dies_while_it_comes(mesh: WholeMes
     assert mesh.ended(following).progress.samples == 200, "it went on where the other job had come to"
 
 
+@pytest.mark.long
 def test_a_topic_of_another_server_is_read_by_a_variable_that_workers_are_given_too(
     mesh: WholeMesh, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from tests.support.tiny_jobs import ROWS, tiny_job
 from tests.support.waiting import until
 from tests.support.whole_mesh import STEP_S, WholeMesh
 
-pytestmark = [pytest.mark.integration, pytest.mark.e2e]
+pytestmark = [pytest.mark.integration, pytest.mark.e2e, pytest.mark.long]
 
 SETTINGS = {
     "RECMESH_CORES": "1.4", "RECMESH_PLAN_INTERVAL_S": "1", "RECMESH_PLAN_SETTLE_S": "2", "RECMESH_PLAN_WINDOW_S": "6",
@@ -72,7 +72,6 @@ def endless(mesh: WholeMesh, name: str, **workers: Any) -> dict[str, Any]:
     return spec
 
 
-@pytest.mark.long
 def test_a_job_that_began_too_small_grows_to_what_its_machine_allows(mesh: WholeMesh) -> None:
     job_id = mesh.submit(endless(mesh, "small", replicas=1))
     until(lambda: mesh.job(job_id).phase == "Running", timeout_s=STEP_S, poll_s=0.2)
@@ -91,7 +90,6 @@ def test_a_job_that_began_too_small_grows_to_what_its_machine_allows(mesh: Whole
 
 
 # All workers share one pace here: where a busy machine holds it up, that is no fault of the change.
-@pytest.mark.long
 @pytest.mark.parametrize("mesh", [{"RECMESH_PLAN_TOLERANCE": "0.5"}], indirect=True)
 def test_a_job_that_began_too_large_gives_back_while_it_trains_and_loses_nothing(mesh: WholeMesh) -> None:
     hurry, epochs = mesh.folder / "hurry", 75

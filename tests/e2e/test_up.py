@@ -105,6 +105,7 @@ def test_a_second_up_prints_the_addresses(mesh: Mesh) -> None:
     assert "is running" in text and "REST API  http://127.0.0.1:" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", ["nats", "valkey", "brain", "gateway"])
 def test_what_is_killed_comes_back_at_the_same_address(mesh: Mesh, service: str) -> None:
     before = mesh.up()["components"][service]
@@ -118,6 +119,7 @@ def test_what_is_killed_comes_back_at_the_same_address(mesh: Mesh, service: str)
     ]
 
 
+@pytest.mark.long
 def test_what_was_acknowledged_survives_kill_9_of_everything(mesh: Mesh) -> None:
     mesh.ok("dataset", "register", "data.yaml", "--name", "kept")
     keeper = stop.supervisor(mesh.home)

@@ -171,6 +171,7 @@ async def test_a_long_poll_ends_before_its_callers_deadline(shared: ServiceProce
         assert reply.state == pb.AwaitReply.UNKNOWN
 
 
+@pytest.mark.long
 async def test_kill_9_while_parts_are_written_leaves_no_snapshot_that_looks_complete(
     nats: NatsServer, ckptcache: ServiceProcess, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def test_rows_come_from_executors_though_one_is_killed_and_every_sample_is_train
     assert sum(role.restarts for role in job.roles if role.role == "worker") == 0
 
 
+@pytest.mark.long
 def test_executors_come_and_go_while_a_job_trains(mesh: TrainingMesh) -> None:
     job_id = mesh.submit(job_of(mesh, "elastic", executors=1, epochs=40, step_s=0.02))
 

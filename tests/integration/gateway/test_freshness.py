@@ -143,6 +143,7 @@ async def test_a_rollback_by_rest_holds_over_restarts_until_it_is_resumed(
     await after.freshness.measure()
 
 
+@pytest.mark.long
 async def test_a_model_may_only_follow_snapshots_below_the_storage_root(tmp_path: Path, runtimes: Runtimes) -> None:
     made, _ = await served(tmp_path / "root", runtimes, FakeBucket())
     card = made.root / "models" / "sum" / "1" / "model.json"

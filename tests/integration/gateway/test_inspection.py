@@ -42,6 +42,7 @@ def bought(file: Path) -> None:
     torch.export.save(program, str(file))
 
 
+@pytest.mark.long
 async def test_a_pt2_by_its_path_is_served(tmp_path: Path) -> None:
     bought(tmp_path / "bought" / "ctr.pt2")
     runtimes = Runtimes(environment=child_environment(os.environ), limits=Limits(), log=print)

@@ -33,6 +33,7 @@ def recmesh(service: Service, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_versions_are_registered_loaded_and_unloaded_by_command(service: Service) -> None:
     code, said, wrong = recmesh(service, "register", "tiny", "models/tiny/1")
     assert (code, said) == (0, "tiny version 1 serves.\n"), wrong

@@ -85,6 +85,7 @@ def until_status(cluster: KubeCluster, service: Service, name: str, what: Any) -
     return last
 
 
+@pytest.mark.long
 def test_a_model_from_apply_to_delete(cluster: KubeCluster, service: Service) -> None:
     apply(cluster, "tiny", uri="models/tiny/1")
     told = until_status(cluster, service, "tiny", lambda told: told.get("phase") == "Ready" and told["ready"] == "1/1")

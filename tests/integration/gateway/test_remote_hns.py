@@ -235,6 +235,7 @@ async def test_a_model_that_follows_its_job_is_of_one_version_while_an_hn_dies_a
         await runtimes.stop()
 
 
+@pytest.mark.long
 async def test_an_hn_says_which_models_it_has_and_loads_from_its_folders_alone(
     stack: ExitStack, mesh: dict[str, str], model: Path, tmp_path: Path
 ) -> None:
@@ -253,6 +254,7 @@ async def test_an_hn_says_which_models_it_has_and_loads_from_its_folders_alone(
         await runtimes.stop()
 
 
+@pytest.mark.long
 async def test_why_a_model_waits_for_its_hn_or_is_not_let_in_is_told_at_once(
     stack: ExitStack, mesh: dict[str, str], storage: Path, model: Path
 ) -> None:

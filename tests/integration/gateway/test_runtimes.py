@@ -54,6 +54,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_a_killed_model_server_comes_back_with_its_models(runtimes: Runtimes, model: Path) -> None:
     await runtimes.load("torch", "m/1", model, settings=SETTINGS, timeout_s=LOAD_S)
     assert await predict(runtimes, "m/1") == [3.5]
@@ -69,6 +70,7 @@ async def test_a_killed_model_server_comes_back_with_its_models(runtimes: Runtim
     assert (runtimes.status()[0].restarts, runtimes.status()[0].pid == pid) == (1, False)
 
 
+@pytest.mark.long
 async def test_a_model_that_is_gone_after_a_crash_is_reported_and_the_others_serve(
     runtimes: Runtimes, model: Path, tmp_path: Path
 ) -> None:

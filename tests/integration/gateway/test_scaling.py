@@ -311,6 +311,7 @@ async def test_a_process_that_cannot_bring_its_model_back_leaves_and_another_com
     assert world.failed == [] and [item.models for item in runtimes.status()] == [("ctr/1",)] * 2
 
 
+@pytest.mark.long
 async def test_a_model_that_asks_for_a_gpu_is_refused_where_there_is_none(tmp_path: Path) -> None:
     bare = {**child_environment(os.environ), "PATH": str(tmp_path)}
     runtimes = Runtimes(environment=bare, limits=Limits(), log=print)

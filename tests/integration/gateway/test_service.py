@@ -169,6 +169,7 @@ def test_what_one_gateway_is_told_another_one_does_too_and_no_request_fails(tmp_
         assert predictions(second) == [13.5]
 
 
+@pytest.mark.long
 def test_a_taken_port_and_a_missing_key_end_with_one_clear_line(tmp_path: Path, nats: NatsServer) -> None:
     with running(Service(tmp_path, nats)) as service:
         second = Service(tmp_path, nats, RECMESH_HTTP_ADDRESS=service.http)

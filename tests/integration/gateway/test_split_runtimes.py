@@ -115,6 +115,7 @@ async def test_either_process_may_be_killed_under_load_and_the_model_serves_agai
     await until(lambda: not any(map(psutil.pid_exists, both)) and runtimes.status() == [])
 
 
+@pytest.mark.long
 async def test_versions_whole_and_split_follow_each_other(runtimes: Runtimes, model: Path, tmp_path: Path) -> None:
     await runtimes.load("torch", "m/1", model, settings=NEVER, timeout_s=LOAD_S)
     assert [item.framework for item in runtimes.status()] == ["torch"]

@@ -121,6 +121,7 @@ def all_well(asked: Asked) -> None:
     assert all(str(computed) == said for said, computed in asked.answers)
 
 
+@pytest.mark.long
 def test_versions_are_swapped_under_load_and_every_request_is_answered(service: Service) -> None:
     register(service, "swapped", 1)
     service.serves("swapped")
@@ -151,6 +152,7 @@ def test_a_canary_gets_its_share_when_it_is_ready_and_nothing_before(service: Se
     assert asked.by(2) == 0
 
 
+@pytest.mark.long
 def test_a_shadow_gets_copies_and_answers_nobody(service: Service) -> None:
     register(service, "shadowed", 1)
     service.serves("shadowed")

@@ -97,6 +97,7 @@ def collector(folder: Path, traces: str) -> Iterator[Collector]:
             process.wait(20)
 
 
+@pytest.mark.long
 def test_spans_of_a_service_and_metrics_of_models_pass(
     nats: NatsServer, storage: tuple[Storage, str], tmp_path: Path
 ) -> None:

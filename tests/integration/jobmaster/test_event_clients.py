@@ -68,6 +68,7 @@ def run(mesh: TrainingMesh, command: Sequence[str], *arguments: str) -> subproce
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", [python, javascript])
 def test_a_program_with_a_nats_client_submits_watches_and_stops_a_job(
     mesh: TrainingMesh, tmp_path: Path, client: Any

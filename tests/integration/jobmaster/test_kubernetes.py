@@ -196,6 +196,7 @@ def training_job(world: World, name: str) -> Owner:
     return Owner(world.namespace, made["name"], made["uid"])
 
 
+@pytest.mark.long
 async def test_pods_go_with_the_object_of_their_job(world: World) -> None:
     named = training_job(world, "ads")
     await world.controller.start(order())

@@ -16,7 +16,7 @@ from tests.support.tiny_jobs import ROWS
 from tests.support.training_mesh import TrainingMesh, training_mesh
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 JOB, STUCK = "recmesh.dev/job", {"metadata": {"annotations": {"test.recmesh.dev/stuck": "true"}}}
 OOM = {"metadata": {"annotations": {"test.recmesh.dev/fate": "OOMKilled"}}}
@@ -88,7 +88,6 @@ def calm(world: World) -> Iterator[None]:
         world.cluster.kubectl("delete", "tj", thing["metadata"]["name"], "-n", "ads", "--timeout=55s")
 
 
-@pytest.mark.long
 def test_kubectl_scales_pods_up_and_down_and_each_sample_is_trained_once(world: World) -> None:
     world.apply("scaled", epochs=20, step_s=0.1)
     world.trains("scaled")
@@ -103,7 +102,6 @@ def test_kubectl_scales_pods_up_and_down_and_each_sample_is_trained_once(world: 
     assert all(pod["status"]["phase"] != "Running" for pod in world.pods("scaled"))
 
 
-@pytest.mark.long
 def test_pods_that_others_evict_kill_and_delete_cost_a_job_time_alone(world: World) -> None:
     world.apply("struck", epochs=20, step_s=0.1, worker={"replicas": 3})
     until_status(world.cluster, "struck", lambda told: told.get("ready_workers") == "3/3")
@@ -207,7 +205,6 @@ STAGES = (
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: str(stage.__name__).strip("_"))
 def test_a_job_is_deleted_at_every_stage_and_leaves_nothing(world: World, stage: Any) -> None:
     name = f"gone-{stage.__name__.strip('_')}"
@@ -215,7 +212,6 @@ def test_a_job_is_deleted_at_every_stage_and_leaves_nothing(world: World, stage:
     world.delete(name)
 
 
-@pytest.mark.long
 def test_a_deletion_is_carried_out_by_the_next_jobmaster_where_this_one_dies(world: World) -> None:
     _running(world, "orphan")
     world.mesh.services["jobmaster"].kill()
@@ -224,7 +220,6 @@ def test_a_deletion_is_carried_out_by_the_next_jobmaster_where_this_one_dies(wor
     world.delete("orphan")
 
 
-@pytest.mark.long
 def test_conflicts_and_lost_answers_change_nothing_of_a_jobs_end(world: World) -> None:
     """Every other write is answered with a conflict, or carried out and its answer lost, while others write, too."""
     world.proxy.refusals["PATCH"] = [409] * 25
@@ -244,7 +239,6 @@ def test_conflicts_and_lost_answers_change_nothing_of_a_jobs_end(world: World) -
     world.delete("fought")
 
 
-@pytest.mark.long
 def test_a_job_outlasts_a_restart_of_the_api_server_and_its_pods_are_watched_again(world: World) -> None:
     world.apply("lonely", epochs=20, step_s=0.1, worker={"replicas": 2})
     until_status(world.cluster, "lonely", lambda told: told.get("ready_workers") == "2/2")
@@ -259,7 +253,6 @@ def test_a_job_outlasts_a_restart_of_the_api_server_and_its_pods_are_watched_aga
     assert told["samples"] == told["total"] == 20 * ROWS
 
 
-@pytest.mark.long
 def test_a_slow_api_server_delays_and_does_no_more(world: World) -> None:
     world.proxy.delay_s = 0.7
     world.apply("slowly", epochs=2, step_s=0.0, worker={"replicas": 3})

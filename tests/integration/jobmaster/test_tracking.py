@@ -145,6 +145,7 @@ async def test_a_job_is_seen_by_tensorboard_and_is_one_run_of_mlflow_also_after_
     await asyncio.to_thread(runs)
 
 
+@pytest.mark.long
 async def test_a_server_that_is_away_hinders_no_other_sink(tmp_path: Path) -> None:
     tracker = Tracker(tensorboard=str(tmp_path / "tensorboard"), mlflow="http://127.0.0.1:9")
     try:

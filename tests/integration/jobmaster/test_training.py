@@ -120,6 +120,7 @@ def test_a_job_with_a_wrong_column_and_a_missing_file_is_refused_and_creates_not
     assert "refused" not in [job.job_id for job in mesh.jobs.List(pb.ListRequest(), timeout=10).jobs]
 
 
+@pytest.mark.long
 def test_a_mistake_in_the_users_code_fails_the_job_with_its_message(mesh: TrainingMesh, tmp_path: Path) -> None:
     model = {"entrypoint": "nowhere.at.all:main"}
     job_id = mesh.submit(tiny(mesh, "mistaken", model=model))

@@ -190,6 +190,7 @@ def check(data: Data, server: NatsServer, counts: dict[str, int]) -> None:
     assert counts["duplicate"] == counts["unreadable"] == counts["waiting_samples"] == counts["held_labels"] == 0
 
 
+@pytest.mark.long
 def test_what_is_there_is_joined_to_the_end_and_once_only(nats: NatsServer, tmp_path: Path) -> None:
     data = Data(3000)
     published(nats, data.messages())
@@ -219,6 +220,7 @@ def test_killed_at_any_moment_and_started_again_every_sample_comes_out_once(
     check(data, nats, ended(started(path, "--to-end"), path))
 
 
+@pytest.mark.long
 def test_with_a_window_of_duplicates_that_is_over_nothing_is_doubled(nats: NatsServer, tmp_path: Path) -> None:
     """The outputs' own ends tell what was stored and not written down."""
     data = Data(8000, seed=3)
@@ -243,6 +245,7 @@ def test_with_a_window_of_duplicates_that_is_over_nothing_is_doubled(nats: NatsS
     check(data, nats, ended(started(path, "--to-end"), path))
 
 
+@pytest.mark.long
 def test_a_second_process_takes_over_and_the_first_one_ends(nats: NatsServer, tmp_path: Path) -> None:
     data = Data(500, seed=4)
     messages = data.messages()
@@ -284,6 +287,7 @@ def test_who_takes_a_record_wins_against_who_writes_it_all_the_time(nats: NatsSe
     asyncio.run(with_link(nats, race))
 
 
+@pytest.mark.long
 def test_less_room_than_a_window_needs_costs_no_label_and_far_too_little_ends_it(
     nats: NatsServer, tmp_path: Path
 ) -> None:
@@ -298,6 +302,7 @@ def test_less_room_than_a_window_needs_costs_no_label_and_far_too_little_ends_it
     check(data, nats, ended(started(path, "--to-end"), path))
 
 
+@pytest.mark.long
 def test_files_of_windows_are_whole_and_complete_when_their_marker_is_there(
     nats: NatsServer, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def world(nats: NatsServer, folder: Path) -> Iterator[World]:
         yield World(folder, ckptcache, stack)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shares_memory", [True, False])
 def test_a_killed_server_is_rolled_back_from_a_snapshot_onto_other_servers(
     nats: NatsServer, tmp_path: Path, shares_memory: bool

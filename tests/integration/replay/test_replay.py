@@ -93,6 +93,7 @@ def test_rows_go_to_their_partitions_in_order_and_once(nats: NatsServer, tmp_pat
     assert stored(nats, 3) == found
 
 
+@pytest.mark.long
 def test_a_replay_that_was_killed_goes_on_where_it_was(nats: NatsServer, tmp_path: Path) -> None:
     file = written(tmp_path, 60_000)
     options = ("--time", "at", "--speed", "max", "--partitions", "2", "--key", "user")
@@ -116,6 +117,7 @@ def _there(server: NatsServer) -> int:
         return 0
 
 
+@pytest.mark.long
 def test_a_server_that_dies_meanwhile_loses_nothing(nats: NatsServer, tmp_path: Path) -> None:
     file = written(tmp_path, 60_000)
     options = ("--time", "at", "--speed", "max", "--partitions", "2", "--json")

@@ -150,6 +150,7 @@ def watched(name: str, x: str) -> Object:
     return config_map(name, x=x) | {"metadata": {"name": name, "labels": {"watched": "yes"}}}
 
 
+@pytest.mark.long
 async def test_a_watch_goes_on_behind_a_restart_of_the_api_server(tmp_path: Path) -> None:
     tool()
     with kube_cluster(tmp_path / "cluster", "--without", "kube-scheduler,kube-controller-manager") as cluster:

@@ -73,6 +73,7 @@ def test_the_page_lives_through_the_service_being_killed_and_runs_nothing_it_sho
         process.wait(20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("browser_page", ["dark", "light"], indirect=True)
 def test_a_job_is_chosen_by_its_link_and_left_again_without_a_word_to_other_machines(
     nats: NatsServer, tmp_path: Path, browser_page: Any, request: pytest.FixtureRequest

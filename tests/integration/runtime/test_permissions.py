@@ -226,6 +226,7 @@ async def test_who_is_nobody_is_let_do_nothing(server: NatsServer) -> None:
             await Link(wrong, name="gateway").open(1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gateway", "jobmaster", "forecaster"])
 def test_a_real_service_becomes_ready_with_its_own_rights_alone(server: NatsServer, tmp_path: Path, name: str) -> None:
     env = {"RECMESH_NATS_URL": url(server, name), "RECMESH_DATABASE_URL": f"sqlite:///{tmp_path}/{name}.sqlite"}

@@ -32,6 +32,7 @@ VALUES = {"brain": "ads", "forecaster": "topic.clicks"}
 KEPT = {"brain": "SELECT owner FROM brain_jobs", "forecaster": "SELECT name FROM forecaster_series"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", ["brain", "forecaster"])
 def test_replicas_that_start_together_upgrade_once_and_keep_the_rows(
     service: str, database_url: str, tmp_path: Path

@@ -72,6 +72,7 @@ def ledger(done: IntervalSet) -> common.Ledger:
     return common.Ledger(intervals=[common.Piece(lo=lo, hi=hi) for lo, hi in done])
 
 
+@pytest.mark.long
 async def test_every_task_is_the_plans_whoever_gives_it_and_whatever_dies(
     services: list[Service], data: DatasetSpec, nats: NatsServer, valkey: ValkeyServer
 ) -> None:

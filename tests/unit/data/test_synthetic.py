@@ -25,6 +25,7 @@ def whole() -> Any:
     return Synthetic(seed=3, ids=1000, churn=0.5, drift=0.1, rows_per_day=100_000).table(0, 4 * BLOCK)
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(lo=st.integers(0, 2 * BLOCK), count=st.integers(0, BLOCK + 10))
 def test_any_part_is_what_the_whole_has_there(lo: int, count: int) -> None:

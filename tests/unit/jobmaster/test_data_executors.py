@@ -160,6 +160,7 @@ async def test_their_number_follows_their_buffers_and_is_carried_out_and_told(wo
     await world.until(lambda: len(world.jobs.run_of(job_id).status.live("data")) == 1)
 
 
+@pytest.mark.long
 async def test_a_count_that_the_user_fixed_or_did_not_ask_for_is_not_brains_to_change(world: JobWorld) -> None:
     world.serving, world.waited_share = Serving(), 1.0
     for number, job in enumerate((with_executors(1), between(0, 6), between(2, 2))):

@@ -20,6 +20,7 @@ def scraped(world: JobWorld) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
+@pytest.mark.long
 async def test_a_job_tells_of_itself_while_it_trains_and_for_an_hour_after(world: JobWorld) -> None:
     world.shards.total = 5000
     job_id = await world.submit(spec())

@@ -193,6 +193,7 @@ SMALL = {
 OOM = Exit(oom=True, signal=9, reason="OOMKilled: out of memory, limit 100 MiB")
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 @pytest.mark.looptime
 async def test_a_server_that_was_killed_for_memory_comes_back_with_more_up_to_the_users_bound(world: JobWorld) -> None:
@@ -284,6 +285,7 @@ async def test_where_memory_is_pinned_another_server_is_asked_for(world: JobWorl
     assert "one more parameter server is asked for" in run.status.timeline[0].decided
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 @pytest.mark.looptime
 async def test_a_second_server_is_asked_for_only_once_the_first_has_its_slots(world: JobWorld) -> None:

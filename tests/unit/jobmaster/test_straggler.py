@@ -204,6 +204,7 @@ FOUR = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 @pytest.mark.looptime
 async def test_a_slow_worker_gets_small_shards_then_help_and_loses_both_when_it_keeps_up_again(world: JobWorld) -> None:

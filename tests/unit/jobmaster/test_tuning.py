@@ -97,6 +97,7 @@ async def test_what_brain_missed_while_it_was_away_it_is_told_before_it_is_asked
     assert not world.jobs.run_of(job_id).status.untold
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 @pytest.mark.looptime
 @pytest.mark.parametrize(("slowness", "level"), [(2.5, 2), (60.0, BACKUP_LEVEL)], ids=["held", "with a backup worker"])
@@ -155,6 +156,7 @@ async def test_a_role_that_the_user_has_taken_away_does_not_keep_changes_from_be
     assert outcome.verdict == "kept" and set(outcome.after) == {"worker", "ps"}
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 @pytest.mark.looptime
 async def test_what_the_user_fixed_is_not_changed(world: JobWorld) -> None:
@@ -178,6 +180,7 @@ async def test_a_job_that_ends_during_a_change_is_remembered_as_it_was(world: Jo
     assert world.brain.ends[0].plan["worker"].replicas == 1
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 @pytest.mark.looptime
 async def test_a_change_that_cannot_be_measured_does_not_last_for_ever(world: JobWorld) -> None:

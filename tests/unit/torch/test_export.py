@@ -89,6 +89,7 @@ def padded(job: LocalJob, rows: int) -> tuple[dict[str, np.ndarray], Any]:
     return inputs, batch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ZOO)
 def test_an_exported_model_predicts_alike_without_recmesh(tmp_path: Path, which: str) -> None:
     module, params = ZOO[which]

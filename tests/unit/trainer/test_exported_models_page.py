@@ -44,6 +44,7 @@ def run(script: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("heading", "zoo"), [("torch", "torch.torch_dcn_v2"), ("TensorFlow", "keras.wide_deep")])
 def test_the_page_says_how_an_exported_model_is_asked(tmp_path: Path, heading: str, zoo: str) -> None:
     table = {

@@ -13,6 +13,7 @@ from tests.support.certificates import certificates
 ENV = {"RECMESH_ROLE": "worker", "RECMESH_JOB_ID": "j", "RECMESH_JOBMASTER": "127.0.0.1:1"}
 
 
+@pytest.mark.long
 def test_a_role_takes_only_roles_for_roles_and_only_services_for_services(tmp_path: Path) -> None:
     of_service, folder = certificates(tmp_path / "service"), tmp_path / "role"
     of_role = certificates(folder, names=["recmesh-role"], authority=tmp_path / "service")

@@ -103,6 +103,7 @@ def test_clusters_and_spans_are_read() -> None:
         minutes("30..10")
 
 
+@pytest.mark.long
 def test_the_verb_hands_its_options_and_its_exit_code_through(trace: Path, tmp_path: Path) -> None:
     helped = recmesh("simulate", "--help", home=tmp_path)
     assert helped.returncode == 0 and "usage: recmesh simulate" in helped.stdout and "--stop-restart" in helped.stdout

@@ -87,6 +87,7 @@ def requests(batch: int, length: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own future
 def test_halves_of_a_zoo_model_of_torch_are_the_model_to_the_bit(tmp_path: Path) -> None:
     from recmesh.zoo.torch import dlrm

@@ -31,6 +31,7 @@ def test_a_comparison_has_a_table_plots_and_figures(
     assert json.loads((out / "figures.json").read_text())["planners"]["adequate"]["lag_minutes"] == 0
 
 
+@pytest.mark.long
 def test_json_is_one_document_and_the_same_again(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for _ in range(2):
@@ -42,6 +43,7 @@ def test_json_is_one_document_and_the_same_again(series: Path, capsys: pytest.Ca
     )
 
 
+@pytest.mark.long
 def test_the_command_line_leads_to_it(series: Path) -> None:
     done = recmesh("simulate", "--online", str(series), "--planner", "adequate", home=series.parent)
     assert done.returncode == 0 and done.stdout.startswith("planner")

@@ -100,6 +100,7 @@ def test_nothing_waits_with_as_many_workers_as_the_peak_needs() -> None:
     assert linear(np.array([planner.count - 1.0]))[0] <= case.arriving.max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(STREAM_PLANNERS))
 def test_what_comes_later_changes_no_decision_before_it(name: str) -> None:
     arriving, changed = days(10), days(10)
@@ -150,6 +151,7 @@ def test_a_burst_that_no_forecast_knows_is_over_sooner_with_a_fallback() -> None
     assert lags[1].sum() < 0.5 * lags[0].sum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("times", "minutes"), [(1.6, 300), (5.0, 20)])
 def test_with_long_stops_a_fallback_is_never_much_worse_than_none(times: float, minutes: int) -> None:
     quiet = judged("days", days(), step_s=300.0, share=(0.95, 1.0))
