@@ -215,6 +215,10 @@ class Acts:
             }
         )
         run.put_role(ended)
+        if delay_s and verdict.is_uncommanded and run.status.ending is None:
+            again = f"{role.place} ended "
+            how = f"{streak} times in a row, last: {verdict.text[:500]}"
+            run.note(f"{again}{how}; it starts again in {delay_s:.0f} s", instead_of=again)
         if beat is not None:
             run.update(
                 skipped_nan=run.status.skipped_nan + beat.skipped_nan,

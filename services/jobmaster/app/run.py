@@ -163,9 +163,9 @@ class Run:
             self.telling.scaled(role="ps", before=before, after=len(servers), reason=self.why_scaled)
         self.update(settled_ps=servers, rebalance="", relief=None, placed_at=self.context.clock.now())
 
-    def note(self, text: str) -> None:
-        """A line for the user, once."""
-        self.status = self.status.with_note(text)
+    def note(self, text: str, *, instead_of: str = "") -> None:
+        """A line for the user, once, in place of older ones that begin as `instead_of`."""
+        self.status = self.status.with_note(text, instead_of=instead_of)
 
     def move(self, target: Phase, *, reason: str, message: str = "") -> None:
         """Another phase, in memory, and the event that says so."""

@@ -449,8 +449,9 @@ class JobStatus(Stored):
             update={"deadly": (*others, Deadly(batch=batch, deaths=count, told=bool(known and known.told)))}
         )
 
-    def with_note(self, note: str) -> "JobStatus":
-        """The status with a line for the user, once."""
+    def with_note(self, note: str, *, instead_of: str = "") -> "JobStatus":
+        """The status with a line for the user, once, in place of older ones that begin as `instead_of`."""
         if note in self.notes:
             return self
-        return self.model_copy(update={"notes": (*self.notes, note)[-MAX_NOTES:]})
+        kept = [each for each in self.notes if not instead_of or not each.startswith(instead_of)]
+        return self.model_copy(update={"notes": (*kept, note)[-MAX_NOTES:]})

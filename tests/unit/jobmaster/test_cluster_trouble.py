@@ -54,6 +54,18 @@ async def test_processes_that_others_end_are_replaced_without_being_counted(worl
     assert world.jobs.run_of(job_id).status.failures == 0
 
 
+async def test_a_process_that_dies_again_and_again_is_told_of_with_the_time_of_its_next_start(world: JobWorld) -> None:
+    job_id = await world.submit(spec(backoff_limit=10))
+    for attempt in range(1, 5):
+        await world.until(lambda name=f"worker-0-{attempt}": name in world.cluster.started)    # type: ignore[misc]  # bound now
+        world.cluster.kill(job_id, f"worker-0-{attempt}", Exit(code=70, last_line="KeyError: 'item'"))
+    run = world.jobs.run_of(job_id)
+    await world.until(lambda: any("worker 0 ended 4 times" in note for note in run.status.notes))
+    told = [note for note in run.status.notes if note.startswith("worker 0 ended")]
+    assert len(told) == 1 and told[0].endswith("it starts again in 4 s") and "KeyError: 'item'" in told[0]
+    await world.until_phase(job_id, "Succeeded")
+
+
 async def test_processes_belong_to_the_object_of_their_job(world: JobWorld) -> None:
     job_id = await world.submit(spec())
     await world.until(lambda: world.phase(job_id) == "Running")
