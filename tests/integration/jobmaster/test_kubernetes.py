@@ -225,6 +225,27 @@ async def test_a_size_that_no_node_confirms_is_taken_back(world: World) -> None:
     assert not await world.controller.resize("ads", "worker-0-1", cpu=0.0, memory_bytes=GIB), "a limit is for life"
 
 
+async def test_a_size_that_its_node_finds_infeasible_is_taken_back_at_once(world: World) -> None:
+    await world.controller.start(order(cpu=1.0, memory_bytes=GIB))
+    await world.until(lambda process: process.begun)
+    told = "Node didn't have enough capacity: cpu"
+
+    async def kubelet() -> None:
+        while (await world.pod())["spec"]["containers"][0]["resources"]["limits"]["cpu"] != "64":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        pending = {"type": "PodResizePending", "status": "True", "reason": "Infeasible", "message": told}
+        body = {"status": {"conditions": [*(await world.pod())["status"].get("conditions", []), pending]}}
+        await world.client.patch(PODS, "ads-worker-0-1", body, namespace=world.namespace, subresource="status")
+
+    playing = asyncio.create_task(kubelet())
+    world.controller._settings = replace(world.controller._settings, resize_wait_s=600.0)   # its answer ends the wait
+    async with asyncio.timeout(60.0):
+        assert not await world.controller.resize("ads", "worker-0-1", cpu=64.0, memory_bytes=GIB)
+    await playing
+    (container,) = (await world.pod())["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
+
+
 async def test_a_size_that_its_node_gives_is_kept(world: World) -> None:
     await world.controller.start(order(cpu=1.0, memory_bytes=GIB))
     await world.until(lambda process: process.begun)
