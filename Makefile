@@ -11,7 +11,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 2 ? n : 2)))
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-proto test test-long test-cluster test-yarn demo up down proto bench
+.PHONY: help setup check check-proto test test-long test-cluster test-node test-yarn demo up down proto bench
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-long: $(STAMP)  ## run those that take longest: faults, scaling, updates, l
 
 test-cluster: $(STAMP)  ## the mesh in pods of a real Kubernetes node (needs root; docker for images)
 	$(BIN)/python -m pytest -n 0 -s tests/cluster $(ARGS)
+
+test-node: $(STAMP)  ## jobmaster's controller against a real Kubernetes node, and nodes that go away (needs root)
+	$(BIN)/python -m pytest -n 0 -m slow tests/integration/jobmaster/test_kubernetes_node.py tests/integration/jobmaster/test_kubernetes_api_faults.py $(ARGS)
 
 test-yarn: $(STAMP)  ## roles in containers of a real YARN (needs Java)
 	$(BIN)/python -m pytest -n 0 -m "slow or not slow" -k yarn tests/contract/test_controllers.py tests/integration/jobmaster/test_yarn.py tests/e2e/test_yarn.py $(ARGS)
