@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from recmesh.runtime.errors import MeshError, MeshFault, ResourceExhausted
 from recmesh.runtime.telemetry import get_logger
@@ -215,10 +216,6 @@ class Acts:
             }
         )
         run.put_role(ended)
-        if delay_s and verdict.is_uncommanded and run.status.ending is None:
-            again = f"{role.place} ended "
-            how = f"{streak} times in a row, last: {verdict.text[:500]}"
-            run.note(f"{again}{how}; it starts again in {delay_s:.0f} s", instead_of=again)
         if beat is not None:
             run.update(
                 skipped_nan=run.status.skipped_nan + beat.skipped_nan,
@@ -236,6 +233,12 @@ class Acts:
                 message = f"{role.place}: {verdict.text} ({rule})"[:2000]
                 cancel(EVERYTHING)
                 run.update(ending=Ending(phase=Phase.FAILED, reason="PodFailurePolicy", message=message))
+        has_tries = run.status.failures <= run.spec.backoff_limit and not run.status.mistakes
+        if verdict.is_uncommanded and delay_s and has_tries and run.status.ending is None:
+            again = f"{role.place} ended "
+            how = f"{streak} times in a row, last: {verdict.text[:500]}"
+            at = datetime.fromtimestamp(ended.retry_at, UTC)
+            run.note(f"{again}{how}; the next start is at {at:%H:%M:%S} UTC, after {delay_s:.0f} s", instead_of=again)
         if role.role == "ps":
             run.context.peers.servers.forget(role.address)
             cancel(_concerned(run, role))

@@ -62,8 +62,17 @@ async def test_a_process_that_dies_again_and_again_is_told_of_with_the_time_of_i
     run = world.jobs.run_of(job_id)
     await world.until(lambda: any("worker 0 ended 4 times" in note for note in run.status.notes))
     told = [note for note in run.status.notes if note.startswith("worker 0 ended")]
-    assert len(told) == 1 and told[0].endswith("it starts again in 4 s") and "KeyError: 'item'" in told[0]
+    assert len(told) == 1 and told[0].endswith(" UTC, after 4 s") and "KeyError: 'item'" in told[0]
     await world.until_phase(job_id, "Succeeded")
+
+
+async def test_of_the_end_that_ends_the_job_no_next_start_is_told(world: JobWorld) -> None:
+    job_id = await world.submit(spec(backoff_limit=1))
+    for name in ("worker-0-1", "worker-0-2"):
+        await world.until(lambda name=name: name in world.cluster.started)    # type: ignore[misc]  # bound now
+        world.cluster.kill(job_id, name, Exit(code=70, last_line="KeyError: 'item'"))
+    await world.until_phase(job_id, "Failed")
+    assert not [note for note in world.jobs.run_of(job_id).status.notes if "next start" in note]
 
 
 async def test_processes_belong_to_the_object_of_their_job(world: JobWorld) -> None:
